@@ -75,7 +75,6 @@ def test_tokens_become_the_pieces_of_each_answer() -> None:
         waiting = answers.num_waiting
         for number in (0, 1):
             answers.added(number, None)
-        await reply.admitted()
         for token in (7, 8, 9):
             for number in (0, 1):
                 answers.token(number, token + 10 * number)
@@ -122,7 +121,7 @@ def test_a_refusal_is_an_error_for_the_call_and_withdraws_the_rest() -> None:
         answers.added(0, None)
         answers.added(1, "too long")
         with pytest.raises(ServiceError, match="prompt and max_tokens: too long") as error:
-            await reply.admitted()
+            await pieces_of(reply)
         assert error.value.status == 400
         answers.withdraw(reply)
         answers.token(0, 1)
@@ -147,11 +146,9 @@ def test_a_queue_that_is_full_and_a_server_that_stops_refuse() -> None:
         answers.added(0, None)
         answers.added(1, None)
         answers.fail("a worker died")
-        await first.admitted()
-        with pytest.raises(ServiceError, match="a worker died"):
-            await pieces_of(first)
-        with pytest.raises(ServiceError, match="a worker died"):
-            await second.admitted()
+        for reply in (first, second):
+            with pytest.raises(ServiceError, match="a worker died"):
+                await pieces_of(reply)
 
     asyncio.run(main())
 

@@ -80,17 +80,12 @@ class Piece(NamedTuple):
 
 
 class Reply:
-    """The answers to one call, as the event loop hears of them."""
+    """The answers to one call, as the event loop hears of them: pieces, or why there are none."""
 
     def __init__(self, first_id: int, count: int) -> None:
         self.request_ids = range(first_id, first_id + count)
-        self._missing = count
-        self._admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pieces: asyncio.Queue[Piece | ServiceError] = asyncio.Queue()
-
-    async def admitted(self) -> None:
-        """Wait until all requests are admitted; ServiceError if one is not."""
-        await self._admitted
+        self.add = self._pieces.put_nowait
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Iterate over the pieces of all answers; ServiceError if there are no more."""
@@ -101,21 +96,6 @@ class Reply:
                 raise piece
             missing -= piece.finish_reason is not None
             yield piece
-
-    def admit(self) -> None:
-        self._missing -= 1
-        if not self._missing and not self._admitted.done():
-            self._admitted.set_result(None)
-
-    def add(self, piece: Piece) -> None:
-        self._pieces.put_nowait(piece)
-
-    def fail(self, error: ServiceError) -> None:
-        if self._admitted.done():
-            self._pieces.put_nowait(error)
-        else:
-            self._admitted.set_exception(error)
-            self._admitted.exception()  # asyncio would log one that nobody asked for
 
 
 class _Answer:
@@ -226,7 +206,7 @@ class Answers:
         """Refuse what is submitted from now on, and give up what is open."""
         self.failure = why
         for answer in self._answers.values():
-            answer.reply.fail(ServiceError(why, 503))
+            answer.reply.add(ServiceError(why, 503))
         self._answers.clear()
 
     def added(self, request_id: int, refusal: str | None) -> None:
@@ -236,18 +216,17 @@ class Answers:
             return
         if refusal is None:
             self.counted.admit(len(answer.generation.prompt_ids))
-            answer.reply.admit()
             return
         del self._answers[request_id]
         message = f"prompt and max_tokens: {refusal}"
-        answer.reply.fail(ServiceError(message, 400, "context_length_exceeded", "max_tokens"))
+        answer.reply.add(ServiceError(message, 400, "context_length_exceeded", "max_tokens"))
 
     def given_up(self, request_id: int) -> None:
         """Hear that the policy ended a request before its time."""
         answer = self._answers.pop(request_id, None)
         if answer is not None:
             self.counted.finished["abort"].inc()
-            answer.reply.fail(ServiceError(GIVEN_UP, 503))
+            answer.reply.add(ServiceError(GIVEN_UP, 503))
 
     def token(self, request_id: int, token: int) -> None:
         """Hand out a token, unless its client has left."""

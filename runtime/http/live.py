@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -51,20 +52,14 @@ def listening(host: str, port: int) -> socket.socket:
         if find_spec(module) is None:
             raise UsageError(f"a server needs {module}: pip install 'evenflow[server]'")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
+        kind, how = socket.SOCK_STREAM, socket.AI_PASSIVE
+        family, *_, address = socket.getaddrinfo(host, port, type=kind, flags=how)[0]
     except OSError as error:
         raise UsageError(f"--host {host}: {error.strerror}") from None
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind(address)
-        bound.listen()
+        return socket.create_server(address, family=family)
     except OSError as error:
-        bound.close()
-        raise UsageError(f"--port {port} on {host}: {error.strerror}") from None
-    return bound
+        raise UsageError(f"--port {port} on {host}: {os.strerror(error.errno or 0)}") from None
 
 
 @dataclass(slots=True)

@@ -67,8 +67,6 @@ HEAD_LIMIT_S = 10.0
 OTHER_FILES = 64
 """What the server has open besides connections, and the most that are accepted in one go."""
 
-FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-
 NAME = "evenflow-http"
 """What the system calls the process."""
 
@@ -175,10 +173,11 @@ class _Call:
     async def respond(self, request: Request) -> Response:
         """Answer in one piece or as a stream; a client that leaves takes its requests along."""
         try:
-            await _unless_left(request, self.reply.admitted())
-            if self.body.stream:
-                return StreamingResponse(self._events(), media_type="text/event-stream")
-            return await _unless_left(request, self._whole())
+            if not self.body.stream:
+                return await _unless_left(request, self._whole())
+            pieces = self.reply.pieces()
+            first = await _unless_left(request, anext(pieces))  # or what refuses it, as a status
+            return StreamingResponse(self._events(first, pieces), media_type="text/event-stream")
         except BaseException:
             self.answers.withdraw(self.reply)
             raise
@@ -207,7 +206,7 @@ class _Call:
         counts = {"usage": usage(self._prompt_tokens, tokens)}
         return JSONResponse(self.body.answer(self._head, pieces, whole=True) | counts)
 
-    async def _events(self) -> AsyncIterator[str]:
+    async def _events(self, first: Piece, later: AsyncIterator[Piece]) -> AsyncIterator[str]:
         """A chunk a token; at the end, if asked for, the counts; then the word that it is over.
 
         A stream that breaks ends with the error.
@@ -217,7 +216,7 @@ class _Call:
         unopened = set(range(len(self.generations)))
         counts: dict[str, Any] = {"usage": None} if options.include_usage else {}
         try:
-            async for piece in self.reply.pieces():
+            async for piece in _one_more(first, later):
                 if piece.choice in unopened and (opening := body.first(head, piece.choice)):
                     yield _event(opening | counts)
                 unopened.discard(piece.choice)
@@ -233,6 +232,12 @@ class _Call:
             yield _event(error_body(error))
         finally:
             self.answers.withdraw(self.reply)
+
+
+async def _one_more(first: T, later: AsyncIterator[T]) -> AsyncIterator[T]:
+    yield first
+    async for each in later:
+        yield each
 
 
 async def _unless_left(request: Request, answer: Awaitable[T]) -> T:
@@ -352,17 +357,13 @@ class AllowedHosts:
 
 
 class HttpConnection(H11Protocol):
-    """A client's connection: sent away where there are too many, or when no head comes in time."""
+    """A client's connection, which is ended when no head of a request comes in time."""
 
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > most_connections():
-            transport.write(FULL)
-            transport.close()
-        else:
-            self._await_head()
+        self._await_head()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -461,6 +462,7 @@ class FrontEnd(uvicorn.Server):
             access_log=False,
             lifespan="off",
             http=HttpConnection,
+            limit_concurrency=most_connections(),
             backlog=OTHER_FILES,
             timeout_graceful_shutdown=int(DRAIN_LIMIT_S),
         )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -18,11 +21,24 @@ http_app = pytest.importorskip("evenflow.runtime.http.server")
 HEAD = {"content-type": "application/json"}
 
 
+BEGUN = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+HALVES = (b"", BEGUN[:9], BEGUN, BEGUN + b'content-length: 99\r\n\r\n{"prompt": [1')
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A server for many tests; ended by Ctrl-C once, it has written down all they did."""
-    with serving("--allowed-host", "its.name") as found:
+    """A server for many tests; ended by Ctrl-C once, it has written down all they did.
+
+    Clients that send half a request, and stay, keep nobody waiting, nor the end.
+    """
+    with serving("--allowed-host", "its.name") as found, ExitStack() as stack:
+        address = urlsplit(found.url)
+        for index in range(40):
+            half = socket.create_connection((address.hostname, address.port))
+            stack.enter_context(half).sendall(HALVES[index % len(HALVES)])
         yield found
+        half = socket.create_connection((address.hostname, address.port))
+        stack.enter_context(half).sendall(HALVES[-1])  # the others' time may be over by now
         status, errors = found.interrupted()
         assert status == 0, errors
         assert errors == ""

@@ -56,7 +56,7 @@ class Counted:
     """All that a server of `model` counts; `finished` are requests, by their reason."""
 
     def __init__(self, model: str) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         labels = {"model_name": model, "engine": "0"}
         self._of: dict[str, Any] = {}

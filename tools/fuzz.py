@@ -726,15 +726,38 @@ def _count(rows: list[Any], status: str) -> int:
 # -- odd clients ----------------------------------------------------------------------------------
 
 BODY = b'{"prompt": [1, 2], "max_tokens": 3}'
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
 
 def _asks(rng: random.Random) -> bytes:
     """Return a well-formed request of something odd."""
-    odd: tuple[Any, ...] = (None, -1, 0, 1e308, "x" * 1000, [], [[]], [[1], "a"], {}, True, 2**70)
+    odd: tuple[Any, ...] = (
+        None,
+        -1,
+        0,
+        1e308,
+        "x" * 1000,
+        [],
+        [[]],
+        [[1], "a"],
+        {},
+        True,
+        2**70,
+        "\ud800",
+    )
     body: dict[str, Any] = {"prompt": [1], "max_tokens": 2, "stream": rng.random() < 0.5}
-    names = ("prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream", "n")
+    names = (
+        "prompt",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "seed",
+        "stop",
+        "stream",
+        "model",
+    )
     body[rng.choice(names)] = rng.choice(odd)
     text = json.dumps(body).encode()
     return HEAD + b"content-length: %d\r\n\r\n" % len(text) + text
@@ -793,7 +816,7 @@ def _wrong_server(server: subprocess.Popen[str], url: str, folder: Path) -> str 
     try:
         limit_s = time.monotonic() + 60
         while not re.search(
-            r"num_requests_running\S* 0\n(.*\n)*.*pages_free\S* 200\n",
+            r"num_requests_running\S* 0\.0\n(.*\n)*.*pages_free\S* 200\.0\n",
             urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode(),
         ):
             if time.monotonic() > limit_s:

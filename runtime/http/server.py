@@ -67,6 +67,8 @@ HEAD_LIMIT_S = 10.0
 OTHER_FILES = 64
 """What the server has open besides connections, and the most that are accepted in one go."""
 
+FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
 NAME = "evenflow-http"
 """What the system calls the process."""
 
@@ -357,13 +359,20 @@ class AllowedHosts:
 
 
 class HttpConnection(H11Protocol):
-    """A client's connection, which is ended when no head of a request comes in time."""
+    """A client's connection: sent away where there are too many, or when no head comes in time.
+
+    uvicorn's own limit counts requests: clients that are silent would take all descriptors.
+    """
 
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_head()
+        if len(self.connections) > most_connections():
+            transport.write(FULL)
+            transport.close()
+        else:
+            self._await_head()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -462,7 +471,6 @@ class FrontEnd(uvicorn.Server):
             access_log=False,
             lifespan="off",
             http=HttpConnection,
-            limit_concurrency=most_connections(),
             backlog=OTHER_FILES,
             timeout_graceful_shutdown=int(DRAIN_LIMIT_S),
         )

@@ -218,7 +218,8 @@ class _Call:
         unopened = set(range(len(self.generations)))
         counts: dict[str, Any] = {"usage": None} if options.include_usage else {}
         try:
-            async for piece in _one_more(first, later):
+            piece: Piece | None = first
+            while piece is not None:
                 if piece.choice in unopened and (opening := body.first(head, piece.choice)):
                     yield _event(opening | counts)
                 unopened.discard(piece.choice)
@@ -226,6 +227,7 @@ class _Call:
                 if options.include_usage and options.continuous_usage_stats:
                     counts = {"usage": usage(self._prompt_tokens, tokens)}
                 yield _event(body.answer(head, [piece], whole=False) | counts)
+                piece = await anext(later, None)
             if options.include_usage:
                 counts = {"usage": usage(self._prompt_tokens, tokens)}
                 yield _event(body.answer(head, [], whole=False) | counts)
@@ -234,12 +236,6 @@ class _Call:
             yield _event(error_body(error))
         finally:
             self.answers.withdraw(self.reply)
-
-
-async def _one_more(first: T, later: AsyncIterator[T]) -> AsyncIterator[T]:
-    yield first
-    async for each in later:
-        yield each
 
 
 async def _unless_left(request: Request, answer: Awaitable[T]) -> T:
@@ -506,8 +502,7 @@ class FrontEnd(uvicorn.Server):
         self._asked.append(asked)  # answered in this order
         self._tell("gauges")
         try:
-            async with asyncio.timeout(ANSWER_LIMIT_S):
-                return await asked
+            return await asyncio.wait_for(asked, ANSWER_LIMIT_S)
         except TimeoutError:
             raise ServiceError("the server's driver does not answer", 503) from None
 

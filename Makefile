@@ -1,7 +1,7 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
 .PHONY: help demo test test-twice test-sdist mutants newest constraints reference test-gllm test-sglang test-vllm vllm-table \
-	test-compiled test-serve-long test-fuzz test-systems freeze freeze-update bench gpu-report clean lint
+	test-compiled test-serve-long test-fuzz test-systems freeze freeze-update pythons oldest bench gpu-report clean lint
 .DEFAULT_GOAL := help
 
 help:
@@ -16,11 +16,12 @@ help:
 	@echo "make test-gllm  record what gLLM's own scheduler decides, and compare (fetches its package)"
 	@echo "make test-sglang  record what SGLang's own scheduler decides, and compare (2.3 GB of packages)"
 	@echo "make test-systems  every system from its own file, by torch workers on tiny models; the long tests"
-	@echo "make test-fuzz  odd values, files, HTTP clients and random worlds, CASES of each (half an hour)"
+	@echo "make test-fuzz  odd values, files, figures, HTTP clients and random worlds, CASES of each (half an hour)"
 	@echo "make test-serve-long  50,000 requests to a server, kill -9, recover: nothing grows or is lost"
 	@echo "make test-vllm  record what vLLM 0.32.0 decides under random loads, and compare (3.5 GB, Python 3.11)"
 	@echo "make vllm-table  serve with real vLLM and each policy in it, beside the simulator (18 minutes)"
 	@echo "make gpu-report  measure a CUDA machine: profiles, tokens, serving, validation (needs torch there)"
+	@echo "make pythons  compare them on Python 3.11, 3.12 and 3.13; make oldest  test the lowest versions allowed"
 	@echo "make freeze  compare what runs write with the bytes that are held (minutes)"
 	@echo "make bench  how fast the simulator is on this machine, as it is and compiled"
 
@@ -39,6 +40,7 @@ test: .venv-test/installed
 lint: .venv-test/installed
 	.venv-test/bin/ruff check .
 	.venv-test/bin/ruff format --check .
+	.venv-test/bin/lint-imports
 	.venv-test/bin/mypy
 
 # Empty where nothing can be compiled.
@@ -141,6 +143,27 @@ reference: .venv-test/installed
 freeze: .venv-test/installed
 	.venv-test/bin/python -m tools.freeze
 
+# The same bytes on every Python that is here; no pictures, whose case takes long.
+PYTHONS = python3.11 python3.12 python3.13
+pythons:
+	@for name in $(PYTHONS); do \
+		$$name -c 'import ensurepip, venv' >/dev/null 2>&1 || { echo "$$name: not here"; continue; }; \
+		echo "$$name"; [ -e .venv-$$name/installed ] || { $$name -m venv --clear .venv-$$name && \
+		.venv-$$name/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+			--no-compile --constraint constraints.txt --editable ".[fit,predict,tune]" && \
+		touch .venv-$$name/installed; } && \
+		.venv-$$name/bin/python -m tools.freeze --quick || exit 1; done
+
+# The lowest versions that pyproject.toml allows; a warning of what is to come fails nothing there.
+OLDEST = tests/test_config.py tests/test_cli.py tests/test_mistakes.py tests/test_outputs.py tests/test_metrics.py \
+	tests/test_specs.py tests/test_batcher.py tests/test_traces.py
+oldest:
+	@rm -rf .venv-oldest && python3.11 -m venv .venv-oldest
+	@.venv-oldest/bin/python -m pip install --quiet --quiet --disable-pip-version-check uv
+	@.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct \
+		--editable ".[fit,predict,tune,server]" "pytest>=8.0" "hypothesis>=6.100" "httpx>=0.27" "jsonschema>=4.18"
+	.venv-oldest/bin/python -m pytest -W ignore::DeprecationWarning $(OLDEST)
+
 freeze-update: .venv-test/installed
 	.venv-test/bin/python -m tools.freeze --update
 
@@ -158,7 +181,7 @@ bench: .venv-test/installed
 		$(if $(compiler),--against "$(CURDIR)"/.venv-compiled-3/bin/python) || exit 1; done
 
 clean:
-	rm -rf .venv-demo .venv-test .venv-newest .venv-sglang .venv-vllm .venv-compiled* build demo-out mutants-out out *.egg-info \
+	rm -rf .venv-demo .venv-test .venv-newest .venv-oldest .venv-python* .venv-sglang .venv-vllm .venv-compiled* build demo-out mutants-out out *.egg-info \
 		.hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 .venv-test/installed .venv-newest/installed: extras = test$(if $(TORCH),$(comma)oracle)
@@ -183,7 +206,7 @@ comma := ,
 
 # In a copy, so that nothing compiled lies beside the sources here; with the packages of .venv-test.
 .venv-compiled-%/installed: .venv-test/installed setup.py $(shell find \
-	evenflow sim traces profiler runtime experiments tools tests examples -type f ! -name '*.pyc')
+	evenflow/ sim traces profiler runtime experiments tools tests examples -type f ! -name '*.pyc')
 	@echo "compiling evenflow into $(@D)"
 	@.venv-test/bin/python -m venv --clear --without-pip $(@D)
 	@echo "$(CURDIR)"/.venv-test/lib/python*/site-packages >$$(echo $(@D)/lib/python*/site-packages)/test.pth

@@ -1,10 +1,13 @@
 """`EVENFLOW_COMPILE=1 pip install .` compiles the modules of the hot loop with mypyc."""
 
 import gc
+import gzip
 import os
 import sys
+import tarfile
 
 from setuptools import setup
+from setuptools.command.sdist import sdist
 
 HOT = """
 evenflow/core/batch.py evenflow/core/batcher.py evenflow/core/decodes.py evenflow/core/kv.py
@@ -15,11 +18,39 @@ evenflow/engines/speculation.py evenflow/engines/swap.py evenflow/engines/view.p
 evenflow/results/recorder.py evenflow/schedulers/admission.py
 evenflow/schedulers/limits.py evenflow/schedulers/reserving.py evenflow/schedulers/sarathi.py
 evenflow/schedulers/td_pipe.py evenflow/schedulers/token_throttling.py evenflow/schedulers/vllm.py
-sim/arrivals.py sim/clock.py sim/driver.py
-sim/stages.py sim/tandem.py
+evenflow/core/scheduling.py evenflow/sim/arrivals.py evenflow/sim/clock.py evenflow/sim/driver.py
+evenflow/sim/stages.py evenflow/sim/tandem.py
 """
 
-options: dict[str, list[object]] = {}
+
+class Sdist(sdist):
+    """A source distribution whose bytes are those of its files only, if SOURCE_DATE_EPOCH is set.
+
+    As of a wheel: no time, owner or mask of the machine that builds it is in it.
+    """
+
+    def make_archive(self, base_name, format, root_dir=None, base_dir=None, **owner):
+        epoch = os.environ.get("SOURCE_DATE_EPOCH")
+        if epoch is None or format != "gztar":
+            return super().make_archive(base_name, format, root_dir, base_dir, **owner)
+
+        def plain(member):
+            member.mtime, member.mode = int(epoch), 0o755 if member.mode & 0o100 else 0o644
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            return member
+
+        path = f"{base_name}.tar.gz"
+        self.mkpath(os.path.dirname(path))
+        with (
+            gzip.GzipFile(path, "wb", mtime=int(epoch)) as file,
+            tarfile.open(fileobj=file, mode="w") as tar,
+        ):
+            tar.add(base_dir, filter=plain)
+        return path
+
+
+options: dict[str, object] = {"cmdclass": {"sdist": Sdist}}
 if os.environ.get("EVENFLOW_COMPILE") == "1":
     options["setup_requires"] = ["mypy>=2,<3", "numpy", "pydantic", "simpy"]  # whose types it reads
     if not {"egg_info", "dist_info"}.intersection(sys.argv):  # which only ask for names

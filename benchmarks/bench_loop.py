@@ -21,9 +21,9 @@ from evenflow.core import batcher
 from evenflow.costs import AffineCost
 from evenflow.results.run import RunResult
 from evenflow.schedulers import create
+from evenflow.sim import World, simulate
+from evenflow.traces import Poisson, load_trace, make_requests
 from evenflow.types import Request
-from sim import World, simulate
-from traces import Poisson, load_trace, make_requests
 
 DEPTH = 4
 OWN_RATE_PER_S = 5.9

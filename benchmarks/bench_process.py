@@ -91,7 +91,7 @@ def compare(label: str, words: list[str], pythons: list[str], runs: int, folder:
 
 def cpu_of(python: str, words: list[str], out: Path) -> tuple[float, float]:
     """Return CPU seconds and peak memory (MB) of a simulation with these words."""
-    command = ["-m", "experiments.cli", "simulate", "run.yaml", "--out", str(out), *words]
+    command = ["-m", "evenflow", "simulate", "run.yaml", "--out", str(out), *words]
     child = subprocess.Popen([python, *command], stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
@@ -102,7 +102,7 @@ def cpu_of(python: str, words: list[str], out: Path) -> tuple[float, float]:
 
 def imports(folder: Path) -> None:
     """Print the modules that take longest to import, without what they import themselves."""
-    command = [sys.executable, "-X", "importtime", "-m", "experiments.cli", "simulate", "run.yaml"]
+    command = [sys.executable, "-X", "importtime", "-m", "evenflow", "simulate", "run.yaml"]
     words = COMMANDS["start-up: one request, summary"]
     done = subprocess.run(
         [*command, "--out", str(folder / "imports"), *words],

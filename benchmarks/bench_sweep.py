@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.runs import Job
-from experiments.study.points import simulate_point, workload_of
-from experiments.study.sweep_file import load_sweep
-from sim import simulate_replicas
+from evenflow.sim import simulate_replicas
+from evenflow.study.points import simulate_point, workload_of
+from evenflow.study.runs import Job
+from evenflow.study.sweep_file import load_sweep
 
 SWEEP = """\
 run:
@@ -69,7 +69,7 @@ def seconds(call: Callable[..., Any], *arguments: Any) -> float:
 
 def command(file: Path, out: Path) -> tuple[float, float]:
     """Return CPU seconds of `evenflow sweep` and all its processes, and those of the clock."""
-    words = [sys.executable, "-m", "experiments.cli", "sweep", str(file), "--out", str(out)]
+    words = [sys.executable, "-m", "evenflow", "sweep", str(file), "--out", str(out)]
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(words, check=True, capture_output=True)
     after, wall_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - started

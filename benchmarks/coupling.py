@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from evenflow.config.run import RunConfig
+from evenflow.report.plots import finish, key, panels, plain_decades
 from evenflow.results.run import RunResult
-from experiments.real import real_workload, serve_job
-from experiments.report.plots import finish, key, panels, plain_decades
-from experiments.run_file.run import RunConfig
-from experiments.runs import Job
+from evenflow.runtime.real import real_workload, serve_job
+from evenflow.study.runs import Job
 
 MODES = {"ahead": "#0b5fa5", "with_activations": "#d9730d"}
 SHAPE = {

@@ -82,7 +82,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         out = Path(name) / "out"
         (Path(name) / "RUN.yaml").write_text(RUN, encoding="utf-8")
-        command = [sys.executable, "-m", "experiments.cli", "serve", f"{name}/RUN.yaml"]
+        command = [sys.executable, "-m", "evenflow", "serve", f"{name}/RUN.yaml"]
         server = subprocess.Popen(
             [*command, "--port", "0", "--out", str(out)], stdout=subprocess.PIPE, text=True
         )

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.real import serve_job
-from experiments.run_file.build import load_workload
-from experiments.run_file.run import RunConfig
-from experiments.runs import Job
+from evenflow.config.build import load_workload
+from evenflow.config.run import RunConfig
+from evenflow.runtime.real import serve_job
+from evenflow.study.runs import Job
 
 REQUESTS, ROWS = 5000, 256
 CONFIG = {

@@ -99,7 +99,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.0, help="spread them over this long")
     options = parser.parse_args()
     total = options.requests
-    evenflow = [sys.executable, "-m", "experiments.cli"]
+    evenflow = [sys.executable, "-m", "evenflow"]
     with tempfile.TemporaryDirectory() as name:
         out = Path(name) / "out"
         (Path(name) / "RUN.yaml").write_text(RUN)

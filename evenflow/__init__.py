@@ -1,9 +1,9 @@
 """Scheduling of pipeline-parallel LLM inference: one core for the simulated and the real world.
 
 `import evenflow as ef` gives what a policy is written with, and the front door: `ef.simulate`,
-`ef.compare`, `ef.diff`, `ef.sweep`, `ef.capacity`, `ef.tune`, `ef.plan`, `ef.figures`,
-`ef.intervals`, `ef.reproduce` and `ef.calibrate`, which are loaded when they are first asked for.
-They live upstairs, in `experiments`; no other module looks up there.
+`ef.compare`, `ef.diff`, `ef.sweep`, `ef.capacity`, `ef.plan`, `ef.figures`, `ef.intervals`,
+`ef.reproduce` and `ef.calibrate`, which are loaded when they are first asked for. They live
+upstairs, in `evenflow.api`; no other module looks up there.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,6 @@ FRONT_DOOR = (
     "reproduce",
     "simulate",
     "sweep",
-    "tune",
 )
 
 __all__ = [
@@ -58,19 +57,7 @@ def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     return loaded
 
 
-_front_door = later(__name__, dict.fromkeys(FRONT_DOOR, "experiments.api"))
-
-
-def __getattr__(name: str) -> Any:
-    try:
-        return _front_door(name)
-    except ModuleNotFoundError as error:
-        if error.name not in ("experiments", "experiments.api"):
-            raise
-        raise ImportError(
-            "experiments: what Python finds under this name is not evenflow's package; rename what "
-            "is in the way, or work in another folder"
-        ) from None
+__getattr__ = later(__name__, dict.fromkeys(FRONT_DOOR, "evenflow.api"))
 
 
 def __dir__() -> list[str]:

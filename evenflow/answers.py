@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from evenflow.user_code import working_directory
 
 ANSWER_LIMIT_S = 20.0
 
@@ -15,27 +18,52 @@ ANSWER_LIMIT_S = 20.0
 def answers_in(limit_s: float = ANSWER_LIMIT_S) -> Iterator[None]:
     """While this lasts, a policy that takes `limit_s` s, at most twice that, gets a TimeoutError.
 
-    It is raised where the policy is. The clock is the wall's. Only in a main thread that no one
-    else wakes by SIGALRM, as pytest's time limits do; elsewhere nothing is watched.
+    It is raised where the policy is. The clock is the wall's, and a thread of our own looks at it.
+    Only in a main thread that no one else wakes by SIGALRM, as pytest's time limits do; elsewhere
+    nothing is watched. At the end the working directory is what it was.
     """
     free = hasattr(signal, "SIGALRM") and threading.current_thread() is threading.main_thread()
-    if not free or signal.getsignal(signal.SIGALRM) != signal.SIG_DFL:
-        yield
-        return
-    asked: FrameType | None = None
+    with working_directory():
+        if not free or signal.getsignal(signal.SIGALRM) != signal.SIG_DFL:
+            yield
+            return
+        watch = _Watch(limit_s)
+        signal.signal(signal.SIGALRM, watch.stop)
+        watch.start()
+        try:
+            yield
+        finally:
+            watch.end()
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
-    def look(_: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        while frame is not None and frame.f_code.co_name != "schedule":
-            frame = frame.f_back
-        before, asked = asked, frame
-        if frame is not None and frame is before:
-            raise TimeoutError(f"no answer in {limit_s:g} s")
 
-    signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, limit_s, limit_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+class _Watch(threading.Thread):
+    """Looks every `limit_s` where the thread that makes it is; wakes it in an old `schedule`."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(name="answers", daemon=True)
+        self._limit_s = limit_s
+        self._watched = threading.get_ident()
+        self._ends = threading.Event()
+        self._late = False
+
+    def run(self) -> None:
+        before: FrameType | None = None
+        while not self._ends.wait(self._limit_s):
+            asked = sys._current_frames().get(self._watched)
+            while asked is not None and asked.f_code.co_name != "schedule":
+                asked = asked.f_back
+            if asked is not None and asked is before:
+                self._late = True
+                signal.pthread_kill(self._watched, signal.SIGALRM)
+            before = asked
+
+    def stop(self, *_: object) -> None:
+        """Handle the signal, in the policy; one that nobody here sent changes nothing."""
+        if self._late:
+            self._late = False
+            raise TimeoutError(f"no answer in {self._limit_s:g} s")
+
+    def end(self) -> None:
+        self._ends.set()
+        self.join()

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import difflib
 import math
-import traceback
+import re
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from evenflow.compiled import own_annotations
@@ -24,7 +23,15 @@ MOST = 10**12
 
 
 class UsageError(Exception):
-    """A mistake in what the user gave; the command line prints it and exits with status 2."""
+    """A mistake in what the user gave; the command line prints it and exits with its `status`."""
+
+    status = 2
+
+
+class LostProcessError(UsageError):
+    """A process that computed is gone: killed, for want of memory, or ended by a policy."""
+
+    status = 1
 
 
 class DoesNotFitError(UsageError):
@@ -36,7 +43,9 @@ class PolicyError(UsageError):
 
 
 class StallError(PolicyError):
-    """Nothing is in flight, requests wait, and the policy sends nothing: the run cannot end."""
+    """Requests wait and the policy sends nothing, with nothing in flight or again and again at one
+    instant: the run cannot end.
+    """
 
 
 class WorkerError(Exception):
@@ -61,19 +70,20 @@ def instead_of(word: object, known: Iterable[str]) -> str:
     return f"{hint}known: {', '.join(names)}"
 
 
-def place_of(error: BaseException) -> str:
-    """Return the file, line and source of an error, the last not of this package.
+MOST_LETTERS, MOST_OF_A_WORD = 300, 120
+"""A longer line of an error is cut, and a longer word in it first."""
 
-    Of an attribute that an object of ours lacks, also the ones that it has.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    package = str(Path(__file__).parent)
-    last = ([frame for frame in frames if not frame.filename.startswith(package)] or frames)[-1]
-    hint = ""
-    if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("evenflow."):
-        known = [name for name in dir(error.obj) if not name.startswith("_")]
-        hint = f"; {instead_of(error.name, known)}"
-    return f" ({Path(last.filename).name}:{last.lineno}: {last.line}){hint}"
+
+def shortened(line: str, most: int = MOST_LETTERS) -> str:
+    """Return at most so many letters: without the middle of long words, then of the line."""
+    if len(line) > most:
+        line = re.sub(rf"\S{{{MOST_OF_A_WORD},}}", _without_middle, line)
+    end = most // 3
+    return line if len(line) <= most else f"{line[: most - end - 5]} ... {line[-end:]}"
+
+
+def _without_middle(word: re.Match[str]) -> str:
+    return f"{word[0][:60]}...{word[0][-30:]}"
 
 
 def require_package(module: str, who: str, extra: str, package: str = "") -> None:

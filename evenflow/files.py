@@ -6,6 +6,8 @@ Knows no format but that of a tokenizer, which only its own package reads.
 from __future__ import annotations
 
 import os
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,16 @@ def write_whole(path: Path, data: str | bytes) -> None:
         scratch.write_bytes(data.encode() if isinstance(data, str) else data)
         os.replace(scratch, path)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
+
+
+def is_begun(path: Path) -> bool:
+    """Say whether a path has the name of what `write_whole` begins, and is a file."""
+    named = re.fullmatch(r"\..+\.\d+\.partial", path.name)
+    return named is not None and path.is_file() and not path.is_symlink()
 
 
 def load_tokenizer(path: str | Path) -> Any:

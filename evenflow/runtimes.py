@@ -1,7 +1,7 @@
 """The CPU time of an engine: what its host spends, what that holds up, and the sets known by name.
 
 Constants, which are inputs of a deployment and not findings of a simulation. Knows no clock: who
-waits for whom is the simulator's business (`sim.tandem`).
+waits for whom is the simulator's business (`evenflow.sim.tandem`).
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class RuntimeOverheads:
     that no CUDA graph launches); `holds` says what waits for it. Before the engine sees a request,
     a front end spends `front_end_s` on it and `tokenize_s` on each token of its prompt, for which
     requests wait for each other, and `front_end_latency_s` passes, which holds up nobody
-    (`sim.arrivals.FrontEnd`).
+    (`evenflow.sim.arrivals.FrontEnd`).
 
     Each stage spends `prepare_s` plus `prepare_share` of the execution time to prepare a
     micro-batch's inputs: before each execution when coupled; or, `overlapped`, from the moment the

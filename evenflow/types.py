@@ -12,7 +12,6 @@ from evenflow.core.scheduling import (
     Prefill,
     Prompt,
     Scheduler,
-    SearchSpace,
     Victim,
     View,
 )
@@ -29,7 +28,6 @@ __all__ = [
     "Request",
     "Rules",
     "Scheduler",
-    "SearchSpace",
     "Victim",
     "View",
 ]

@@ -5,11 +5,18 @@ caches, their threads and their launches are as they will be. The package knows 
 has one gives it as a `Subject`. Importing the package imports no torch.
 """
 
-from profiler.importers import import_files
-from profiler.machine import most_beside, require_device
-from profiler.profile import Errors, Settings, StageOf, check_profile, profile, tokenizer_beside
-from profiler.shapes import Limits, Shape
-from profiler.timed_runs import Mark, Subject
+from evenflow.profiler.importers import import_files
+from evenflow.profiler.machine import most_beside, require_device
+from evenflow.profiler.profile import (
+    Errors,
+    Settings,
+    StageOf,
+    check_profile,
+    profile,
+    tokenizer_beside,
+)
+from evenflow.profiler.shapes import Limits, Shape
+from evenflow.profiler.timed_runs import Mark, Subject
 
 __all__ = [
     "Errors",

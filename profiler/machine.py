@@ -20,8 +20,8 @@ import numpy as np
 
 from evenflow.children import end_with_parent
 from evenflow.errors import UsageError, require_package
-from profiler.shapes import Shape
-from profiler.timed_runs import CpuStopwatch, Subject, time_run
+from evenflow.profiler.shapes import Shape
+from evenflow.profiler.timed_runs import CpuStopwatch, Subject, time_run
 
 DEVICES = ("cpu", "cuda")
 

@@ -30,9 +30,9 @@ from evenflow.costs import AffineCost
 from evenflow.costs.profile.file import Point
 from evenflow.errors import UsageError
 from evenflow.files import load_tokenizer
+from evenflow.profiler.timed_runs import Key, flush_buffer, point
 from evenflow.results.run import Around, Floats, RunResult
 from evenflow.types import Request
-from profiler.timed_runs import Key, flush_buffer, point
 
 PROMPT_TOKENS = 16
 WARM_UP = 5

@@ -31,12 +31,16 @@ from evenflow.costs.profile.file import (
 )
 from evenflow.costs.tables import Curve
 from evenflow.errors import Count, Positive, UsageError, require_declared
-from evenflow.specs.deployment import require_shareable
-from evenflow.specs.model import ModelSpec
-from profiler import machine
-from profiler.outside import Service, all_reduce_points, copy_points, detokenise_points, host_points
-from profiler.shapes import Limits, Shape, ladder, random_shapes
-from profiler.timed_runs import (
+from evenflow.profiler import machine
+from evenflow.profiler.outside import (
+    Service,
+    all_reduce_points,
+    copy_points,
+    detokenise_points,
+    host_points,
+)
+from evenflow.profiler.shapes import Limits, Shape, ladder, random_shapes
+from evenflow.profiler.timed_runs import (
     PER_ROW,
     STAGE,
     CpuStopwatch,
@@ -56,6 +60,9 @@ from profiler.timed_runs import (
     time_run,
     undisturbed,
 )
+from evenflow.specs.deployment import require_shareable
+from evenflow.specs.model import ModelSpec
+from evenflow.sums import plain_sum
 
 TILES = (64, 128, 256)
 """Tokens of a tile that kernels of GPUs are known for. A grid has points on both sides of the edges
@@ -435,7 +442,7 @@ def errors(
                 pair = _pair(predicted_s, marked, itemgetter(operator))
                 pairs.setdefault(operator, []).append(pair)
         pairs.setdefault(STAGE, []).append(_pair(cost.times(shape.work())[0], whole, stage_s))
-    total_s = sum(pair.measured_s for pair in pairs[STAGE])
+    total_s = plain_sum(pair.measured_s for pair in pairs[STAGE])
     pairs[STAGE] = pairs.pop(STAGE)  # to the end
     return [_errors(operator, pairs[operator], total_s) for operator in pairs]
 
@@ -513,7 +520,7 @@ def _predictor(parts: Parts, operator: str) -> Callable[[Shape], float]:
     """Return what predicts the seconds of an operator, of one layer."""
     if operator.startswith("attention_prefill"):
         prefill = parts.attention(operator)
-        return lambda shape: sum(prefill(*chunk)[0] for chunk in shape.chunks)
+        return lambda shape: plain_sum(prefill(*chunk)[0] for chunk in shape.chunks)
     if operator.startswith("attention_decode"):
         decode = parts.attention(operator)
         return lambda shape: decode(len(shape.decodes), sum(shape.decodes))[0]

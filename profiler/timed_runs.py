@@ -8,6 +8,7 @@ there. Knows a subject that runs shapes; no model and no profile file.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -20,7 +21,8 @@ import numpy as np
 
 from evenflow.costs.profile.file import Point
 from evenflow.errors import UsageError
-from profiler.shapes import LEVELS, Limits, Shape, grid
+from evenflow.profiler.shapes import LEVELS, Limits, Shape, grid
+from evenflow.sums import plain_sum
 
 UNDISTURBED = 0.97
 """Share of its time for which a run must have had the CPU, to count as undisturbed."""
@@ -146,7 +148,7 @@ def summed(names: list[str], seconds: list[float]) -> dict[str, float]:
 
 PER_ROW = ("head", "sample")
 OUTSIDE = ("cpu_prepare",)
-"""What is no time of a stage: `profiler.outside` measures it where a pipeline serves."""
+"""What is no time of a stage: `evenflow.profiler.outside` measures it where a pipeline serves."""
 STAGE = "stage"
 """All that is not outside, of a run whose operators were not marked."""
 
@@ -172,6 +174,10 @@ def undisturbed(runs: Sequence[TimedRun], at_least: int = 3) -> Sequence[TimedRu
     return quiet if len(quiet) >= at_least else runs
 
 
+FIRST = b'{"facts": '
+"""How a profile's journal begins."""
+
+
 class Journal:
     """The runs of one profile, on disk from the moment they are taken: an interrupted measurement
     goes on where it was.
@@ -184,6 +190,8 @@ class Journal:
         self.path = path
         self.runs: list[TimedRun] = []
         self.plan: dict[str, Any] = {}
+        if path.is_symlink():
+            raise UsageError(f"{path}: is a link; a profile's journal is a file")
         if path.exists():
             self._resume(json.loads(json.dumps(dict(facts))))
         try:
@@ -196,7 +204,7 @@ class Journal:
     @property
     def spent_s(self) -> float:
         """Seconds that the runs so far took."""
-        return sum(run.wall_s for run in self.runs)
+        return plain_sum(run.wall_s for run in self.runs)
 
     def decide(self, **plan: Any) -> None:
         """Keep what was decided for all later starts."""
@@ -228,11 +236,9 @@ class Journal:
         self._file.flush()
 
     def _resume(self, facts: dict[str, Any]) -> None:
-        text = self.path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:  # the interruption came in the middle of a line
-            self.path.write_text(whole, encoding="utf-8")
         try:
+            data = self.path.read_bytes()
+            whole = data[: data.rfind(b"\n") + 1]
             lines = [json.loads(line) for line in whole.splitlines()]
             if lines and lines[0]["facts"] != facts:
                 raise UsageError(
@@ -243,8 +249,11 @@ class Journal:
                 self.plan.update(line.get("plan", {}))
                 if "shot" in line:
                     self.runs.append(TimedRun(*line["shot"]))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            if not (lines or FIRST.startswith(data[: len(FIRST)])):
+                raise ValueError(data)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UsageError(f"{self.path}: not a profile's journal; delete it") from None
+        os.truncate(self.path, len(whole))  # the interruption came in the middle of a line
 
 
 # -- the rounds ---------------------------------------------------------------------------------
@@ -346,7 +355,7 @@ def _round_s(
     shapes = grid(limits, 0, tiles)
     for shape in shapes:
         time_run(subject, shape, stopwatch, rng)
-    return sum(time_run(subject, shape, stopwatch, rng).wall_s for shape in shapes)
+    return plain_sum(time_run(subject, shape, stopwatch, rng).wall_s for shape in shapes)
 
 
 def _level(limits: Limits, tiles: Sequence[int], coarse_round_s: float, budget_s: float) -> int:
@@ -370,7 +379,7 @@ def runs_by_shape(shapes: Sequence[Shape], runs: Sequence[TimedRun]) -> dict[Sha
 
 def stage_s(seconds: Mapping[str, float]) -> float:
     """Return the seconds that the stage was busy, of a run's seconds by operator."""
-    return sum(value for name, value in seconds.items() if name not in OUTSIDE)
+    return plain_sum(value for name, value in seconds.items() if name not in OUTSIDE)
 
 
 def marks_share(by_shape: Mapping[Shape, Sequence[TimedRun]]) -> float:

@@ -1,13 +1,14 @@
 """The real world: worker processes, one a stage, with the same Batcher in the middle; torch models
 of the shapes that are simulated, run stage by stage.
 
-`serve` is to it what `sim.simulate` is to the simulated world. Importing the package imports
+`serve` is to it what `evenflow.sim.simulate` is to the simulated world. Importing the package
+imports
 neither torch nor ZeroMQ; its modules do.
 """
 
 from evenflow.errors import WorkerError
-from runtime.serve import Served, Workers, serve
-from runtime.tokens import RandomTexts, Text
+from evenflow.runtime.serve import Served, Workers, serve
+from evenflow.runtime.tokens import RandomTexts, Text
 
 __all__ = [
     "RandomTexts",

@@ -24,11 +24,12 @@ from evenflow.engines.queues import ahead_of, sent_of
 from evenflow.errors import WorkerError
 from evenflow.results.recorder import Block, Blocks, Recorder
 from evenflow.results.run import Floats, RunResult
-from runtime.front import Front, TraceReplay
-from runtime.page_tables import StepWriter
-from runtime.pipeline import Pipeline
-from runtime.tokens import TextOf, TokenBook
-from runtime.wire import Free, Message, Returned
+from evenflow.runtime.front import Front, TraceReplay
+from evenflow.runtime.page_tables import StepWriter
+from evenflow.runtime.pipeline import Pipeline
+from evenflow.runtime.tokens import TextOf, TokenBook
+from evenflow.runtime.wire import Free, Message, Returned
+from evenflow.sums import plain_sum
 
 LOOK_S = 0.1
 """How often a driver with nothing to do looks whether it shall stop."""
@@ -94,7 +95,9 @@ class _Steps:
         step = self._writer.step(batch, int(self._costs.transfer_bytes(work)), times_s, hops_s)
         sampled = [piece.request_id for piece in step.pieces if piece.last] + step.decodes
         self._pipeline.send(step)
-        self.sent.append(_Sent(batch, step.batch_id, sampled, sum(times_s) + sum(hops_s)))
+        self.sent.append(
+            _Sent(batch, step.batch_id, sampled, plain_sum(times_s) + plain_sum(hops_s))
+        )
         self.stage0_free = False
         done_s = self._clock()
         self.driver_s.append(done_s - self.asked_s)
@@ -293,7 +296,7 @@ class Driver:
         sent = self._steps.sent
         if messages or not sent:
             self._heard_s = now_s
-        expected_s = sum(step.work_s for step in sent)
+        expected_s = plain_sum(step.work_s for step in sent)
         if now_s - self._heard_s > self._patience_s + expected_s:
             raise WorkerError(
                 f"nothing heard of micro-batch {sent[0].number} for "

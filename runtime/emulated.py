@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from runtime.page_tables import PageTable
-from runtime.wire import Activation, Step
-from runtime.worker import Executed, Place
+from evenflow.runtime.page_tables import PageTable
+from evenflow.runtime.wire import Activation, Step
+from evenflow.runtime.worker import Executed, Place
 
 SPIN_S = 0.0002
 """The end of a wait is spent awake: the system may wake a sleeper so much too late."""

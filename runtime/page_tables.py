@@ -14,8 +14,8 @@ from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
 from evenflow.engines.queues import ahead_of
 from evenflow.errors import WorkerError
-from runtime.tokens import TokenBook
-from runtime.wire import Growth, Piece, Shared, Step
+from evenflow.runtime.tokens import TokenBook
+from evenflow.runtime.wire import Growth, Piece, Shared, Step
 
 
 @dataclass(slots=True)

@@ -6,27 +6,25 @@ requests and no policy.
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import zmq
 
 from evenflow.errors import WorkerError
-from runtime.wire import (
+from evenflow.runtime.wire import (
     Beat,
     Failed,
     Message,
-    Net,
     Ready,
     Step,
     Stop,
@@ -36,10 +34,7 @@ from runtime.wire import (
     open_socket,
     step_address,
 )
-from runtime.worker import BEAT_S, Place, Settings, run_process
-
-if TYPE_CHECKING:
-    from runtime.hosts import Guest, Hosts
+from evenflow.runtime.worker import BEAT_S, Place, Settings, run_process
 
 STOP_LIMIT_S = 2.0
 
@@ -84,16 +79,12 @@ class Pipeline:
         *,
         ranks: int = 1,
         name: str = "",
-        hosts: Hosts | None = None,
         together: bool = False,
         coupled: bool = False,
         start_limit_s: float = 60.0,
     ) -> None:
         self._settings = settings
         self._ranks = ranks
-        self._hosts = hosts
-        self._net: Net | None = None
-        self.guests: list[Guest] = []
         self._system = f"{name}, " if name else ""
         self._pages = page_tokens, total_pages
         self._together = together
@@ -103,7 +94,8 @@ class Pipeline:
         self._process_of: dict[int, BaseProcess] = {}
         self._steps: list[zmq.Socket[bytes]] = []
         self._failure: str | None = None
-        self._silent_s = [-math.inf] * len(settings)  # each until it is heard of
+        self._silent_s = [0.0] * len(settings)
+        self._beating: set[int] = set()
         self._looked_s = 0.0
 
     def __enter__(self) -> Self:
@@ -114,20 +106,11 @@ class Pipeline:
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         try:
-            if self._hosts is not None:
-                from runtime.hosts import gather
-
-                gathered = gather(self._context, self._hosts, self._told, self._start_limit_s)
-                self._net, self.guests = gathered
-            address = driver_address(self._folder, self._net)
-            self._results = open_socket(self._context, zmq.PULL, address, self._net)
+            self._results = open_socket(self._context, zmq.PULL, driver_address(self._folder))
             self._poller.register(self._results, zmq.POLLIN)
             workers = range(len(self._settings))
-            away = {guest.stage for guest in self.guests}
             for group in [workers] if self._together else [[worker] for worker in workers]:
-                if group[0] not in away:
-                    self._start(group)
-                self._reach(group)
+                self._start(group)
             self._await_all()
         except BaseException:
             self.close(grace_s=0)
@@ -212,8 +195,6 @@ class Pipeline:
             if process.is_alive():
                 process.kill()
             process.join()
-        for socket in self._steps if self._net else ():
-            socket.close(linger=int(1000 * STOP_LIMIT_S))  # what it says may be on its way yet
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -234,20 +215,14 @@ class Pipeline:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._poller.register(process.sentinel, zmq.POLLIN)
         self._process_of |= dict.fromkeys(group, process)
-
-    def _reach(self, group: Sequence[int]) -> None:
-        """Connect to workers, wherever they are."""
         for worker in group:
-            address = step_address(self._folder, worker, self._net)
-            self._steps.append(open_socket(self._context, zmq.PUSH, address, self._net))
+            address = step_address(self._folder, worker)
+            self._steps.append(open_socket(self._context, zmq.PUSH, address))
             self._steps[-1].send(encode(Ready(worker)))
-
-    def _told(self, stage: int, net: Net) -> tuple[Place, Settings]:
-        return replace(self._place(stage), folder="", net=net), self._settings[stage]
 
     def _place(self, worker: int) -> Place:
         depth, (stage, rank) = len(self._settings) // self._ranks, divmod(worker, self._ranks)
-        return Place(stage, depth, *self._pages, self._folder, rank, self._ranks, self._net)
+        return Place(stage, depth, *self._pages, self._folder, rank, self._ranks)
 
     def _name(self, worker: int) -> str:
         stage, rank = divmod(worker, self._ranks)
@@ -279,21 +254,23 @@ class Pipeline:
                 self._failure = self._failure or failure  # later ones come of the first
             elif isinstance(message, Beat):
                 self._silent_s[message.worker] = 0.0
+                self._beating.add(message.worker)
             else:
                 messages.append(message)
         return messages
 
     def _grow_silent(self) -> None:
-        """Count the time since the last look, until a worker is heard of, as its silence."""
+        """Count the time since the last look, until a worker is heard of, as its silence.
+
+        One that is not heard of yet starts, unless it is stopped.
+        """
         now_s = time.monotonic()
         passed_s, self._looked_s = min(now_s - self._looked_s, LOOK_S), now_s
-        self._silent_s = [silent_s + passed_s for silent_s in self._silent_s]
-
-    def _where(self, worker: int) -> str:
-        if (process := self._process_of.get(worker)) is not None:
-            return f"process {process.pid}"
-        assert self._net is not None
-        return f"on {self._net.hosts[1 + worker]}"
+        for worker, process in self._process_of.items():
+            if worker in self._beating or _is_stopped(process):
+                self._silent_s[worker] += passed_s
+            else:
+                self._silent_s[worker] = 0.0
 
     def _take_last_words(self, ended: Sequence[BaseProcess]) -> list[Message]:
         """Wait for what a worker said before it ended by itself, if one did: it may come later."""
@@ -315,8 +292,8 @@ class Pipeline:
         if silent_s > SILENT_LIMIT_S:
             worker = self._silent_s.index(silent_s)
             raise WorkerError(
-                f"{self._name(worker)} ({self._where(worker)}) says nothing for {silent_s:.1f} s: "
-                "it was stopped, or the machine is too busy for it"
+                f"{self._name(worker)} (process {self._process_of[worker].pid}) says nothing for "
+                f"{silent_s:.1f} s: it was stopped, or the machine is too busy for it"
             )
 
     def _raise_killed(self) -> None:
@@ -330,6 +307,15 @@ class Pipeline:
                 if (process.exitcode or 0) < 0:
                     raise ended_error(process)
             time.sleep(0.01)
+
+
+def _is_stopped(process: BaseProcess) -> bool:
+    """Say whether the system tells that a process is stopped (SIGSTOP, a debugger)."""
+    try:
+        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in "Tt"
 
 
 def _exit_code(process: BaseProcess) -> int:

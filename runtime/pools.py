@@ -16,10 +16,10 @@ from evenflow.core import decodes
 from evenflow.engines.handover import PoolBatcher
 from evenflow.engines.pools import PooledWorld, Pools, Transfer
 from evenflow.results.recorder import Blocks
-from runtime.driver import Driver, take_turns
-from runtime.front import TraceReplay
-from runtime.tokens import TextOf, TokenBook
-from runtime.wire import Arrived, Message, Move
+from evenflow.runtime.driver import Driver, take_turns
+from evenflow.runtime.front import TraceReplay
+from evenflow.runtime.tokens import TextOf, TokenBook
+from evenflow.runtime.wire import Arrived, Message, Move
 
 _Call = tuple[float, int, Callable[[float], None]]
 

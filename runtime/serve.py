@@ -1,4 +1,5 @@
-"""Serve the requests of a world, or those of clients, in real time: what `sim.simulate` simulates.
+"""Serve the requests of a world, or those of clients, in real time; simulated by
+`evenflow.sim.simulate`.
 
 Knows a world and its workers; no configuration and no command line. torch and ZeroMQ are imported
 once something is served.
@@ -30,11 +31,10 @@ from evenflow.results.recorder import Blocks
 from evenflow.results.run import Floats, RunResult, merged
 
 if TYPE_CHECKING:
-    from runtime.driver import Driver, Heard, System
-    from runtime.hosts import Guest, Hosts
-    from runtime.http.live import LiveServer
-    from runtime.tokens import TextOf
-    from runtime.worker import Settings
+    from evenflow.runtime.driver import Driver, Heard, System
+    from evenflow.runtime.http.live import LiveServer
+    from evenflow.runtime.tokens import TextOf
+    from evenflow.runtime.worker import Settings
 
 Journals = Callable[[str | None], Callable[[Entry], None]]
 """Gives what takes the entries of the engine of a name, for None those of the only one."""
@@ -57,7 +57,7 @@ class Workers:
     `text_of` gives the requests their token ids, where workers compute with them. The run fails
     when nothing is heard of a micro-batch for `patience_s` seconds longer than all those in flight
     take. `facts` go into the provenance. `coupled` stages hear of a micro-batch with its
-    activations. `hosts` says where those of other hosts come.
+    activations.
     """
 
     settings: Sequence[Settings]
@@ -66,7 +66,6 @@ class Workers:
     patience_s: float = 30.0
     start_limit_s: float = 60.0
     facts: Mapping[str, Any] = field(default_factory=dict)
-    hosts: Hosts | None = None
     coupled: bool = False
 
     def seen(self, world: World) -> World:
@@ -75,7 +74,7 @@ class Workers:
 
     def start(self, world: World, name: str = "") -> AbstractContextManager[Any]:
         """Return the pipeline of workers for a world, to be entered; of several, it has a name."""
-        from runtime.pipeline import Pipeline
+        from evenflow.runtime.pipeline import Pipeline
 
         return Pipeline(
             self.settings,
@@ -83,7 +82,6 @@ class Workers:
             world.total_pages,
             ranks=len(self.settings) // world.depth,
             name=name,
-            hosts=self.hosts,
             together=self.together,
             coupled=self.coupled,
             start_limit_s=self.start_limit_s,
@@ -91,7 +89,7 @@ class Workers:
 
     def driver(self) -> Callable[..., Driver]:
         """Return the driver that goes with that pipeline."""
-        from runtime.driver import Driver
+        from evenflow.runtime.driver import Driver
 
         return Driver
 
@@ -102,8 +100,8 @@ class Served:
 
     `failure`: why it ended early, None if it did not; `interrupted`: because the user asked for it.
     `unfinished` requests have no result. `driver_s`: the driver's own seconds on each micro-batch;
-    `heard`: when it heard of what it answered. `free_pages` were free at the end. `guests`: the
-    workers on other hosts; `pipelines`: what each replica, or pool, came to.
+    `heard`: when it heard of what it answered. `free_pages` were free at the end. `pipelines`:
+    what each replica, or pool, came to.
     """
 
     result: RunResult
@@ -114,14 +112,12 @@ class Served:
     driver_s: Floats
     free_pages: int
     heard: Heard
-    guests: Sequence[Guest] = ()
     pipelines: Sequence[Served] = ()
 
     def facts(self) -> dict[str, Any]:
         """Return what summary.json says of the run itself."""
         ends = self.failure, self.unfinished, self.free_pages
-        guests = [guest._asdict() for guest in self.guests]
-        return facts_of(self.result, *ends, self.driver_s) | ({"hosts": guests} if guests else {})
+        return facts_of(self.result, *ends, self.driver_s)
 
 
 def facts_of(
@@ -164,12 +160,11 @@ def serve(
     second: the first sends new clients away): what is finished is returned. UsageError where the
     workers do not start.
     """
-    from runtime.pools import Pool
+    from evenflow.runtime.pools import Pool
 
     own = workers if isinstance(workers, Mapping) else {"": workers}
     pooled = isinstance(world, PooledWorld)
     drives: dict[str, Callable[..., Driver]] = {}
-    guests: list[Guest] = []
     system: System
     try:
         with ExitStack() as stack:
@@ -180,7 +175,6 @@ def serve(
                 )
                 started = each.start(part, f"{name} pool" if pooled else name)
                 pipeline = stack.enter_context(started)
-                guests += getattr(pipeline, "guests", ())
                 drives[name] = partial(
                     Pool if pooled else each.driver(),
                     each.seen(part),
@@ -212,7 +206,7 @@ def serve(
     unfinished = len(world.requests) - system.num_done if live is None else 0
     served = _served(system.drivers, whole, ends, unfinished)
     if len(own) == 1:
-        return replace(served, guests=guests)
+        return served
     each_alone = zip(system.drivers, results, strict=True)
     return replace(served, pipelines=[_served([one], part, ends, 0) for one, part in each_alone])
 
@@ -225,8 +219,8 @@ def _system(
     blocks: BlocksOf,
 ) -> System:
     """Return what drives the only pipeline, or several."""
-    from runtime.driver import Replicas
-    from runtime.pools import PooledDriver
+    from evenflow.runtime.driver import Replicas
+    from evenflow.runtime.pools import PooledDriver
 
     if isinstance(world, PooledWorld):
         return PooledDriver(
@@ -245,7 +239,7 @@ def _served(
     unfinished: int,
 ) -> Served:
     """Return what drivers came to, whose `result` is of all of them."""
-    from runtime.driver import Heard
+    from evenflow.runtime.driver import Heard
 
     driver_s = np.concatenate([driver.driver_s for driver in drivers])
     free_pages = sum(driver.free_pages for driver in drivers)

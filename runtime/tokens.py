@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from evenflow.runtime.wire import Draw
 from evenflow.types import Chunk, Prefix, Request
-from runtime.wire import Draw
 
 
 @dataclass(frozen=True, slots=True)

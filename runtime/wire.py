@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 SEND_LIMIT_S = 10.0
 
-HEARTBEAT_MS = 1000, 5000
-"""How often hosts ask whether the other is there, and how long they wait for the answer."""
-
 RECONNECT_MS = 5
 """How often a socket looks for one that is not there yet."""
 
@@ -213,64 +210,26 @@ def decode(data: bytes) -> Message:
         raise WorkerError(f"a message that is none: {data[:60]!r}: {error}") from None
 
 
-class Key(NamedTuple):
-    """What all hosts of a run have: keys of CurveZMQ, of which the public one is secret, too."""
-
-    public: bytes
-    secret: bytes
-
-
-class Net(NamedTuple):
-    """Sockets of several hosts, where one host has a folder: those of the driver, then of each
-    worker, on ports from `port` + 1 on.
-    """
-
-    port: int
-    hosts: tuple[str, ...]
-    key: Key
-
-
-def driver_address(folder: str, net: Net | None = None) -> str:
+def driver_address(folder: str) -> str:
     """Return where the driver hears from the workers."""
-    if net is not None:
-        return f"tcp://{net.hosts[0]}:{net.port + 1}"
     return f"ipc://{folder}/driver"
 
 
-def step_address(folder: str, worker: int, net: Net | None = None) -> str:
+def step_address(folder: str, worker: int) -> str:
     """Return where a worker hears from the driver."""
-    if net is not None:
-        return f"tcp://{net.hosts[1 + worker]}:{net.port + 2 + 2 * worker}"
     return f"ipc://{folder}/steps-{worker}"
 
 
-def hop_address(folder: str, worker: int, net: Net | None = None) -> str:
+def hop_address(folder: str, worker: int) -> str:
     """Return where a worker hears from the stage before its own."""
-    if net is not None:
-        return f"tcp://{net.hosts[1 + worker]}:{net.port + 3 + 2 * worker}"
     return f"ipc://{folder}/hop-{worker}"
 
 
-def secure(socket: zmq.Socket[bytes], key: Key, *, serves: bool = False) -> zmq.Socket[bytes]:
-    """Let a socket speak only with those that have the key, and miss them after seconds."""
-    socket.curve_publickey, socket.curve_secretkey = key
-    if serves:
-        socket.curve_server = True
-    else:
-        socket.curve_serverkey = key.public
-    socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS
-    return socket
-
-
-def open_socket(
-    context: Context, kind: int, address: str, net: Net | None = None
-) -> zmq.Socket[bytes]:
+def open_socket(context: Context, kind: int, address: str) -> zmq.Socket[bytes]:
     """Return a socket that never outlives its messages' use; PULL binds, PUSH connects."""
     import zmq
 
     socket = context.socket(kind)
-    if net is not None:
-        secure(socket, net.key, serves=kind == zmq.PULL)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.SNDTIMEO, int(SEND_LIMIT_S * 1000))

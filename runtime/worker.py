@@ -20,7 +20,7 @@ import zmq
 
 from evenflow.children import end_with_parent
 from evenflow.errors import UsageError, WorkerError
-from runtime.wire import (
+from evenflow.runtime.wire import (
     Activation,
     Arrived,
     Beat,
@@ -29,7 +29,6 @@ from runtime.wire import (
     Free,
     Message,
     Move,
-    Net,
     Ready,
     Returned,
     Step,
@@ -42,7 +41,7 @@ from runtime.wire import (
 )
 
 if TYPE_CHECKING:
-    from runtime.wire import Context
+    from evenflow.runtime.wire import Context
 
 LOOK_S = 0.25
 """How often a worker with nothing to do looks whether it shall end."""
@@ -56,8 +55,7 @@ class Place:
     """Where a worker stands: its stage of `depth`, the page pool, the folder of the sockets.
 
     It is one of the `ranks` of its stage. Each hands on to that of its rank in the next stage; the
-    first speaks for all. With a `net` there is no folder; this clock plus `offset_s` is the
-    driver's.
+    first speaks for all.
     """
 
     stage: int
@@ -67,8 +65,6 @@ class Place:
     folder: str
     rank: int = 0
     ranks: int = 1
-    net: Net | None = None
-    offset_s: float = 0.0
 
     @property
     def is_last(self) -> bool:
@@ -163,12 +159,12 @@ class _Intake(threading.Thread):
         self._ends = threading.Event()
         self._place = place
         self._worker = worker
-        number, folder, net = place.number, place.folder, place.net
-        heard = [step_address(folder, number, net)]
+        number, folder = place.number, place.folder
+        heard = [step_address(folder, number)]
         if place.stage:
-            heard.append(hop_address(folder, number, net))
-        self._sockets = [open_socket(context, zmq.PULL, address, net) for address in heard]
-        self._driver = open_socket(context, zmq.PUSH, driver_address(folder, net), net)
+            heard.append(hop_address(folder, number))
+        self._sockets = [open_socket(context, zmq.PULL, address) for address in heard]
+        self._driver = open_socket(context, zmq.PUSH, driver_address(folder))
         self._context = context
         self._peers: dict[str, zmq.Socket[bytes]] = {}  # workers of other pools
         self._silent = len(self._sockets)  # those that nobody has connected to yet
@@ -253,11 +249,10 @@ class _Outlet:
 
     def __init__(self, context: Context, place: Place) -> None:
         self._place = place
-        folder, net = place.folder, place.net
-        self._driver = open_socket(context, zmq.PUSH, driver_address(folder, net), net)
+        self._driver = open_socket(context, zmq.PUSH, driver_address(place.folder))
         if not place.is_last:
-            address = hop_address(folder, place.number + place.ranks, net)
-            self._next = open_socket(context, zmq.PUSH, address, net)
+            address = hop_address(place.folder, place.number + place.ranks)
+            self._next = open_socket(context, zmq.PUSH, address)
             self._next.send(encode(Ready(place.number)))
 
     def tell(self, message: Message) -> None:
@@ -268,8 +263,7 @@ class _Outlet:
     ) -> None:
         """Send what came out of a micro-batch, and its step, to whoever waits for it."""
         before = [] if activation is None else activation.times
-        own = (done.available_s, done.start_s, done.end_s)
-        times = [*before, *(at_s + self._place.offset_s for at_s in own)]
+        times = [*before, done.available_s, done.start_s, done.end_s]
         if self._place.is_last:
             if not self._place.rank:
                 self.tell(Returned(batch_id, times, done.tokens))
@@ -302,11 +296,10 @@ def run_stages(stages: Sequence[tuple[Place, Settings]]) -> None:
         thread.join()
 
 
-def run_worker(place: Place, settings: Settings) -> str | None:
-    """Be a stage until the driver says stop; return why it failed, if it did."""
+def run_worker(place: Place, settings: Settings) -> None:
+    """Be a stage until the driver says stop."""
     context: Context = zmq.Context()
     outlet = _Outlet(context, place)
-    failure = None
     try:
         worker = settings.make(place)
         intake = _Intake(context, place, worker)
@@ -314,30 +307,26 @@ def run_worker(place: Place, settings: Settings) -> str | None:
         try:
             intake.connected.wait()
             outlet.tell(Ready(place.number))
-            _serve(worker, intake, outlet, place)
+            _serve(worker, intake, outlet)
         finally:
             intake.end()
         if intake.failure is not None:
             raise intake.failure
     except Exception as error:
         kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
-        failure = f"{kind}{error}"
-        outlet.tell(Failed(place.number, failure))
+        outlet.tell(Failed(place.number, f"{kind}{error}"))
     finally:
         outlet.close()
         context.term()
-    return failure
 
 
-def _serve(worker: Worker, intake: _Intake, outlet: _Outlet, place: Place) -> None:
+def _serve(worker: Worker, intake: _Intake, outlet: _Outlet) -> None:
     while (entry := intake.work.get()) is not None:
         work = entry if isinstance(entry, _Work) else _take_up(worker, *entry)
-        activation, given = work.activation, None
-        if activation is not None:
-            if activation.batch_id != work.batch_id:
-                raise WorkerError(f"activations of {activation.batch_id}, expected {work.batch_id}")
-            given = activation._replace(times=[at - place.offset_s for at in activation.times])
-        done = worker.execute(work.prepared, given, work.received_s)
+        activation = work.activation
+        if activation is not None and activation.batch_id != work.batch_id:
+            raise WorkerError(f"activations of {activation.batch_id}, expected {work.batch_id}")
+        done = worker.execute(work.prepared, activation, work.received_s)
         outlet.hand_on(work.batch_id, done, activation, *work.step)
 
 

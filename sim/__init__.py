@@ -17,15 +17,15 @@ from evenflow.core.routing import Router
 from evenflow.core.world import Link, World
 from evenflow.results.run import RunResult
 from evenflow.runtimes import RuntimeOverheads, runtimes
-from sim.arrivals import serve
-from sim.clock import Clock
-from sim.driver import Driver, Stages
-from sim.stages import StageProcesses
-from sim.tandem import Tandem
+from evenflow.sim.arrivals import serve
+from evenflow.sim.clock import Clock
+from evenflow.sim.driver import Driver, Stages
+from evenflow.sim.stages import StageProcesses
+from evenflow.sim.tandem import Tandem
 
 if TYPE_CHECKING:
     from evenflow.engines.pools import PooledWorld
-    from sim.timed import Timing
+    from evenflow.sim.timed import Timing
 
 __all__ = [
     "Link",
@@ -41,9 +41,9 @@ __getattr__ = later(
     __name__,
     {
         "PooledWorld": "evenflow.engines.pools",
-        "Timing": "sim.timed",
+        "Timing": "evenflow.sim.timed",
         "TransferLink": "evenflow.engines.pools",
-        "simulate_timed": "sim.timed",
+        "simulate_timed": "evenflow.sim.timed",
     },
 )
 
@@ -86,11 +86,11 @@ def simulate_replicas(
     """
     pipeline: Stages = StageProcesses if as_processes or world.shares_link else Tandem
     if not isinstance(world, World):
-        from sim.disaggregated import Disaggregated
+        from evenflow.sim.disaggregated import Disaggregated
 
         return [Disaggregated(world, pipeline, on_done).run()]
     if timing is not None:
-        from sim.timed import TimedPipeline
+        from evenflow.sim.timed import TimedPipeline
 
         pipeline = partial(TimedPipeline, timing=timing)
     drivers: Sequence[Driver | None] = [None] * world.replicas

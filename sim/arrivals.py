@@ -15,7 +15,7 @@ from evenflow.core.request import Request
 from evenflow.core.routing import Router, router_of
 from evenflow.core.world import World
 from evenflow.runtimes import RuntimeOverheads
-from sim.clock import Clock
+from evenflow.sim.clock import Clock
 
 if TYPE_CHECKING:
     from evenflow.engines.pools import PooledWorld

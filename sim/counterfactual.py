@@ -16,6 +16,7 @@ from evenflow.costs.modifiers import Modified
 from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.run import RunResult
 from evenflow.runtimes import RuntimeOverheads
+from evenflow.sums import plain_sum
 
 PLENTY_OF_PAGES = 1 << 40
 
@@ -27,7 +28,7 @@ class EvenStages(Modified):
 
     def times(self, batch: BatchShape) -> list[float]:
         times = self.costs.times(batch)
-        return [sum(times) / len(times)] * len(times)
+        return [plain_sum(times) / len(times)] * len(times)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from evenflow.core.world import World
 from evenflow.engines.handover import PoolBatcher
 from evenflow.engines.pools import PooledWorld, Pools
 from evenflow.results.run import RunResult
-from sim.arrivals import serve
-from sim.clock import LAST, Clock
-from sim.driver import Driver, Stages
+from evenflow.sim.arrivals import serve
+from evenflow.sim.clock import LAST, Clock
+from evenflow.sim.driver import Driver, Stages
 
 
 class Pool(Driver):

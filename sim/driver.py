@@ -16,10 +16,10 @@ from evenflow.core.request import Request
 from evenflow.core.world import World
 from evenflow.results.recorder import Recorder
 from evenflow.results.run import RunResult
-from sim.arrivals import serve
-from sim.clock import LAST, Clock
-from sim.stages import StageProcesses
-from sim.tandem import Tandem
+from evenflow.sim.arrivals import serve
+from evenflow.sim.clock import LAST, Clock
+from evenflow.sim.stages import StageProcesses
+from evenflow.sim.tandem import Tandem
 
 Stages = Callable[[Clock, World, Recorder], Tandem | StageProcesses]
 """Makes the stages of a pipeline."""

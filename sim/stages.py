@@ -1,6 +1,6 @@
 """The pipeline as processes: a SimPy process for the driver's CPU, each stage and each link.
 
-This is the specification of `sim.tandem`, and what runs where hops share a link.
+This is the specification of `evenflow.sim.tandem`, and what runs where hops share a link.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from simpy import Event, Store
 from evenflow.core.batch import MicroBatch
 from evenflow.core.world import World
 from evenflow.results.recorder import Recorder
-from sim.clock import Clock
+from evenflow.sim.clock import Clock
 
 Process = Generator[Event, "_Travel", None]
 

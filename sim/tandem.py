@@ -2,7 +2,7 @@
 
 Stages serve first come first served, so with a link of its own for each hop nothing that is sent
 later can change them: start[k][i] = max(end[k][i-1], arrival from stage k-1). Two events a
-micro-batch are left: stage 0 is free, and the last stage is done. `sim.stages` is the
+micro-batch are left: stage 0 is free, and the last stage is done. `evenflow.sim.stages` is the
 specification; both give the same bytes.
 """
 
@@ -14,7 +14,7 @@ from evenflow.compiled import mypyc_attr
 from evenflow.core.batch import MicroBatch
 from evenflow.core.world import World
 from evenflow.results.recorder import Recorder
-from sim.clock import Clock
+from evenflow.sim.clock import Clock
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

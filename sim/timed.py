@@ -17,10 +17,10 @@ from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.recorder import Recorder
 from evenflow.results.run import RunResult
 from evenflow.runtimes import RuntimeOverheads
-from sim.clock import Clock
-from sim.disaggregated import Disaggregated
-from sim.driver import Driver
-from sim.tandem import Tandem
+from evenflow.sim.clock import Clock
+from evenflow.sim.disaggregated import Disaggregated
+from evenflow.sim.driver import Driver
+from evenflow.sim.tandem import Tandem
 
 GRID_PER_S = 2.0**30
 

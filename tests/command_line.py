@@ -22,9 +22,9 @@ import pytest
 import typer.testing
 from typer.testing import CliRunner
 
+from evenflow.cli import terminal
+from evenflow.cli.app import app
 from evenflow.errors import UsageError
-from experiments.cli import terminal
-from experiments.cli.app import app
 
 terminal.FIRST_LINE_S = terminal.LINE_EVERY_S  # what is told is not how fast the machine is
 typer.testing._get_command = functools.cache(typer.testing._get_command)  # 40 ms a command
@@ -150,7 +150,7 @@ def tokens_of(folder: str | Path) -> dict[int, list[int]]:
 def spawn(*arguments: object, folder: Path | None = None) -> subprocess.Popen[str]:
     """Start a command as a terminal does, in a process group of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "experiments.cli", *map(str, arguments)],
+        [sys.executable, "-m", "evenflow", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
         cwd=folder,
         start_new_session=True,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime.emulated import EmulatedSettings, EmulatedWorker, Prepared
-from runtime.wire import Activation, Step
-from runtime.worker import Executed, Place
+from evenflow.runtime.emulated import EmulatedSettings, EmulatedWorker, Prepared
+from evenflow.runtime.wire import Activation, Step
+from evenflow.runtime.worker import Executed, Place
 
 PREPARE_S = 0.03
 
@@ -18,17 +19,19 @@ PREPARE_S = 0.03
 class Failing:
     """Settings of a worker, and the worker, that goes wrong `where` it says.
 
-    It cannot be made, or is made for an hour; it cannot prepare or execute; or its process ends at
-    its first micro-batch, as if all were well.
+    It cannot be made, is made for an hour, or is stopped meanwhile; it cannot prepare or execute;
+    or its process ends at its first micro-batch, as if all were well.
     """
 
-    where: Literal["make", "make for an hour", "prepare", "execute", "leave"]
+    where: Literal["make", "make for an hour", "stop", "prepare", "execute", "leave"]
 
     def make(self, place: Place) -> Failing:
         if self.where == "make":
             raise ValueError(f"no weights for stage {place.stage}")
         if self.where == "make for an hour":
             time.sleep(3600)
+        if self.where == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
         return self
 
     def prepare(self, step: Step) -> int:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from evenflow.experiments.figures.make import FOLDER
+from evenflow.experiments.figures.schema import Plan, load_plan
+from evenflow.experiments.figures.study import Study
 from evenflow.results.metrics import summarize
+from evenflow.results.outcome import Outcome
+from evenflow.sim import simulate
+from evenflow.study.points import Store
 from evenflow.types import Request
-from experiments.figures.make import FOLDER
-from experiments.figures.schema import Plan, load_plan
-from experiments.figures.study import Study
-from experiments.outcome import Outcome
-from experiments.study.points import Store
-from sim import simulate
 from tests.worlds import small_world
 
 

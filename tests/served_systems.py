@@ -21,12 +21,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from evenflow.config.systems import systems
+from evenflow.report.folder import RECORDS
+from evenflow.report.tables import markdown_table, percent
 from evenflow.results.recorder import read_blocks
-from experiments.real import job_of
-from experiments.report.folder import RECORDS
-from experiments.report.tables import markdown_table, percent
-from experiments.systems import systems
-from runtime.tokens import RandomTexts
+from evenflow.runtime.real import job_of
+from evenflow.runtime.tokens import RandomTexts
 from tests.command_line import (
     evenflow,
     gone,

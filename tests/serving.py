@@ -17,7 +17,7 @@ import pytest
 openai = pytest.importorskip("openai", reason="needs openai: pip install 'evenflow[test]'")
 httpx = pytest.importorskip("httpx")
 
-from runtime.emulated import emulated_token  # noqa: E402
+from evenflow.runtime.emulated import emulated_token  # noqa: E402
 from tests.command_line import START_S, gone, group, rows_of, spawn, summary_of  # noqa: E402
 
 RUN = """\
@@ -64,7 +64,7 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         pattern = (
-            r"^(\S+)\{model_name=\"[^\"]*\",engine=\"0\"(?:,finished_reason=\"(\w+)\")?\} (\S+)$"
+            r"^(\S+)\{engine=\"0\"(?:,finished_reason=\"(\w+)\")?,model_name=\"[^\"]*\"\} (\S+)$"
         )
         found = re.findall(pattern, self.http.get("/metrics").text, re.MULTILINE)
         return {name + reason: float(value) for name, reason, value in found}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-from experiments.study.points import Store
-from experiments.study.sweep_file import Sweep, load_sweep
-from experiments.study.trials import Simulator
+from evenflow.study.points import Store
+from evenflow.study.sweep_file import Sweep, load_sweep
+from evenflow.study.trials import Simulator
 
 RUN: dict[str, Any] = {
     "stages": 2,
@@ -43,6 +44,17 @@ def write(folder: Path, name: str = "SWEEP.yaml", **changes: Any) -> Path:
 def sweep(folder: Path, *overrides: str, **changes: Any) -> Sweep:
     """Return GRID, with some keys changed, as it is read from a file."""
     return load_sweep(write(folder, **changes), overrides)
+
+
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let studies simulate in a thread of this process, which starts at once."""
+
+    @contextmanager
+    def executor_of(name: str, workers: int | None) -> Iterator[Executor]:
+        with ThreadPoolExecutor(1) as executor:
+            yield executor
+
+    monkeypatch.setattr("evenflow.study.trials.executor_of", executor_of)
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 import numpy as np
 
 from evenflow.results.run import RunResult
+from evenflow.sim import simulate
 from evenflow.types import Request
-from sim import simulate
 from tests.worlds import small_world
 
 MAX_MODEL_LEN = 2048

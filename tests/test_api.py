@@ -14,7 +14,7 @@ import yaml
 
 import evenflow as ef
 from evenflow import Plan, Prefill, View
-from experiments.run_file.yaml_file import value_of
+from evenflow.config.yaml_file import value_of
 from tests.command_line import RUN as WRITTEN
 from tests.command_line import evenflow, write_trace
 
@@ -167,18 +167,6 @@ def test_a_capacity_is_a_rate_and_its_points() -> None:
         assert ef.capacity(RUN, slo, tolerance=0.3, workers=1).rate == found.rate
 
 
-def test_a_tuning_is_its_trials_and_checks(folder: Path) -> None:
-    few = {"trials": 3, "replications": 1, "checks": 2, "schedulers": ["sarathi", "vllm"]}
-    patch = {"workload.requests": 8, "workload.arrivals": {"kind": "poisson", "rate": 9}}
-    before = sorted(folder.iterdir())
-    tuned = ef.tune(RUN, {"p99_ttft_ms": 500}, set=patch, workers=1, **few)
-    assert sorted(folder.iterdir()) == before
-    assert set(tuned.points["name"]) & {"as given", "sarathi", "vllm"}
-    assert set(tuned.table["check"]) == {"fresh seeds", "later parts"}
-    ef.tune("RUN.yaml", {"p99_ttft_ms": 500}, set=patch, workers=1, out="out", **few)
-    assert Path("out/tuned.yaml").exists()
-
-
 def test_figures_are_drawings(folder: Path) -> None:
     before = sorted(folder.iterdir())
     drawings = ef.figures(["sarathi-6"], quick=True, workers=1)
@@ -214,7 +202,7 @@ def test_a_mistake_is_one_line(arguments: dict[str, Any], told: str) -> None:
 
 
 def test_the_front_door_is_listed_and_loads_late() -> None:
-    assert {"simulate", "compare", "sweep", "capacity", "tune", "figures"} <= set(dir(ef))
+    assert {"simulate", "compare", "sweep", "capacity", "figures"} <= set(dir(ef))
     with pytest.raises(AttributeError, match="simulat"):
         ef.simulat  # noqa: B018
     script = "import evenflow, sys, json; print(json.dumps(sorted(sys.modules)))"
@@ -225,4 +213,4 @@ def test_the_front_door_is_listed_and_loads_late() -> None:
         text=True,
         check=True,
     )
-    assert not {"numpy", "pandas", "pydantic", "experiments"} & set(json.loads(done.stdout))
+    assert not {"numpy", "pandas", "pydantic", "evenflow.api"} & set(json.loads(done.stdout))

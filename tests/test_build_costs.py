@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from evenflow.config.build import build
+from evenflow.config.run import RunConfig
 from evenflow.costs import RooflineCost, decode_work
+from evenflow.sim import World, simulate
 from evenflow.specs.gpu import gpu, link
 from evenflow.types import Request
-from experiments.run_file.build import build
-from experiments.run_file.run import RunConfig
-from sim import World, simulate
 
 BASE: dict[str, Any] = {
     "model": "Qwen2.5-32B",

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-import runtime.torch.settings
+import evenflow.runtime.torch.settings
+from evenflow.cli.terminal import print_left_out
+from evenflow.config.build import build, load_workload
+from evenflow.config.run import RunConfig, load_config
 from evenflow.costs.profile.file import TIME_COLUMNS, Point, write_profile
+from evenflow.profiler.outside import Service, host_points
 from evenflow.results.metrics import summarize
+from evenflow.runtime.real import notes_of, workers_of
 from evenflow.runtimes import RuntimeOverheads
-from experiments.cli.terminal import print_left_out
-from experiments.real import notes_of, workers_of
-from experiments.run_file.build import build, load_workload
-from experiments.run_file.run import RunConfig, load_config
-from experiments.runs import Job, run_job
-from profiler.outside import Service, host_points
-from sim import simulate
+from evenflow.sim import simulate
+from evenflow.study.runs import Job, run_job
 from tests.command_line import mistake
 from tests.profiles import point, points, profile
 from tests.virtual_run import serve_with_known_host
@@ -77,7 +77,7 @@ def test_workers_take_the_dtype_of_the_model_and_compare_it_with_the_profile(
     keys: list[str], dtype: str, notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
-    monkeypatch.setattr(runtime.torch.settings, "free_memory_bytes", lambda: None)
+    monkeypatch.setattr(evenflow.runtime.torch.settings, "free_memory_bytes", lambda: None)
     write_profile(tmp_path / "p.csv", profile())
     own = ["model=config.json", "costs={kind: profile, path: p.csv}", "gpu=null"]
     config = measured_config(tmp_path, *own, "workers={kind: torch, weights: random}", *keys)
@@ -169,7 +169,7 @@ def test_a_run_far_off_the_grid_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     keys = ["model=config.json", "gpu=null", "costs={kind: profile, path: p.csv, fill: null}"]
     config = measured_config(tmp_path, *keys, "kv.pages=500")
     outcome = run_job(Job(config, load_workload(config, tmp_path), tmp_path))
-    print_left_out({}, outcome.result)
+    print_left_out(outcome.result.provenance)
     assert re.search(r"costs: \d\d % of the predicted time", capsys.readouterr().err)
 
 

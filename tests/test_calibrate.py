@@ -38,7 +38,6 @@ NONE = np.zeros(0)
 
 @pytest.fixture(scope="module")
 def profiles(shared: Path) -> list[Times]:
-    pytest.importorskip("scipy", reason="fitting needs scipy: pip install 'evenflow[fit]'")
     return [read_lengths(shared / "profiles" / file, model(name)) for name, file in FILES.items()]
 
 
@@ -132,7 +131,6 @@ def test_the_bundled_efficiencies_are_near_published_rows() -> None:
 
 
 def test_the_command_prints_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("scipy", reason="fitting needs scipy: pip install 'evenflow[fit]'")
     main(["vidur", str(write_file(tmp_path / "mlp.csv", PUBLISHED_MS))])
     printed = capsys.readouterr().out
     assert "16 sizes" in printed
@@ -149,7 +147,6 @@ def test_a_file_without_the_operators_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_fit_finds_the_efficiencies_that_made_the_times() -> None:
-    pytest.importorskip("scipy", reason="fitting needs scipy: pip install 'evenflow[fit]'")
     lengths = [*range(1, 128, 16), *range(128, 2048, 64)]
     on_l20 = whole_model(model("Qwen2.5-7B"), lengths, NONE)
     made = on_l20._replace(seconds=on_l20.predicted(L20, MADE))

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 import evenflow as ef
-from experiments.reproduce.calibrate import Target, one_load
-from experiments.reproduce.measured import read_results
+from evenflow.experiments.reproduce.calibrate import Target, one_load
+from evenflow.experiments.reproduce.measured import read_results
 from tests.command_line import evenflow, refusal
 from tests.test_reproduce import as_guidellm, as_vllm, seen_of
 

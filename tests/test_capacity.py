@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 
+from evenflow.config.build import load_workload
+from evenflow.config.run import RunConfig, configured, with_
+from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
-from experiments.run_file.build import load_workload
-from experiments.run_file.run import RunConfig, configured, with_
-from experiments.run_file.yaml_file import Document
-from experiments.study.capacity import (
+from evenflow.study.capacity import (
     Capacity,
     Question,
     capacity_of,
     facts,
+    knee_rows,
     sentences,
 )
-from experiments.study.deployments import on_gpus
-from experiments.study.searches import own_rate, rate_patch
-from experiments.study.slo import dollars_per_hour, load_prices, parse_slo
+from evenflow.study.deployments import on_gpus
+from evenflow.study.searches import own_rate, rate_patch
+from evenflow.study.slo import dollars_per_hour, load_prices, parse_slo
 from tests.command_line import done, refusal, rows_of, write_trace
 from tests.sweeps import simulator
 from tests.test_points import RUN
@@ -99,7 +100,7 @@ def command(folder: Path, requests: int, *arguments: str, **keys: Any) -> tuple[
 
 def test_the_command_ends_where_the_queue_grows_though_no_limit_is_touched(tmp_path: Path) -> None:
     """Ten a second are served; an overload is told from a tenth more on."""
-    output, told = command(tmp_path, 1000, "--slo", "p99_tpot_ms=1")
+    output, told = command(tmp_path, 1000, "--slo", "preemptions=1")
     assert 10 < told["capacity_requests_per_s"] < 11.2
     assert told["limited_by"] == {"overloaded": 1}
     assert "what fails first above it: overloaded" in output
@@ -154,7 +155,7 @@ def test_the_command_writes_its_answer(tmp_path: Path) -> None:
 
 def test_a_limit_below_the_service_time_is_never_kept(tmp_path: Path) -> None:
     output, told = command(tmp_path, 60, "--slo", "mean_ttft_ms=90")
-    assert output.splitlines()[1].startswith("no rate keeps the SLO: at ")
+    assert output.splitlines()[0].startswith("no rate keeps the SLO: at ")
     assert (told["status"], told["capacity_requests_per_s"]) == ("never", None)
     assert (tmp_path / "out" / "capacity.png").stat().st_size > 0
 
@@ -178,6 +179,38 @@ def test_rates_of_requests(tmp_path: Path) -> None:
             configured(Document("a", QUEUE, {}), ["workload.arrivals=replay"]).workload.arrivals,
             [replace(request, arrival_s=0.0) for request in requests],
         )
+
+
+def test_of_what_is_refused_a_capacity_counts_the_offer_and_charges_what_is_served(
+    tmp_path: Path,
+) -> None:
+    """One in ten of the queue's requests is longer than the model takes."""
+    config = queue(tmp_path, "max_model_len=8", requests=300)
+    served = capacity(tmp_path, config, "mean_queue_ms=100", per_hour=6.0)
+    rows = (f"0,{9 if index % 10 == 0 else 1},1" for index in range(300))
+    write_trace(tmp_path / "ones.csv", *rows)
+    found = capacity(tmp_path, config, "mean_queue_ms=100", per_hour=6.0)
+    assert served.rate.mean < found.rate.mean < 1.3 * served.rate.mean
+    first, said, *_ = sentences(found)
+    assert first == (
+        "NOT FAIR: 30 of 300 requests (10.0%) were refused or given up; the first: 10 tokens "
+        "exceed max_model_len 8"
+    )
+    assert f"{0.9 * found.rate.mean:.4g} of them served" in said
+    told = facts(found)
+    assert (told["requests_asked"], told["completed"], told["failed"]) == (300, 270, 30)
+    assert "failed" not in facts(served)
+    cost = told["per_dollar"]["requests_per_dollar"]
+    assert cost == pytest.approx(0.9 * 600 * found.rate.mean)
+    assert knee_rows(found)[-1][:3] == ("completed", "300 asked", "270")
+    offered = {each.rate: each.values["offered_requests_per_s"] for each in found.measured}
+    assert offered[found.rate.mean] == pytest.approx(found.rate.mean, rel=0.1)
+
+
+def test_a_limit_on_what_no_request_has_is_kept_by_none(tmp_path: Path) -> None:
+    found = capacity(tmp_path, queue(tmp_path, requests=60), "p99_tpot_ms=1")
+    assert sentences(found)[0].endswith("there is no p99_tpot_ms: no completed request has one")
+    assert facts(found)["at_lowest_rate"] == {"p99_tpot_ms": None}
 
 
 def test_gpus_are_replicas_of_the_run_s_own_pipeline() -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import evenflow as package
-from experiments.cli.terminal import progress
+from evenflow.cli.terminal import progress
+from evenflow.study.advice import BOUNDS
 from tests.command_line import done, evenflow, refusal, rows_of, summary_of, write_trace
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -48,7 +49,7 @@ def test_the_files_of_a_run(save: str, files: set[str]) -> None:
 
 
 def test_neither_the_folder_nor_the_hash_seed_changes_a_byte(folder: Path) -> None:
-    command = [sys.executable, "-P", "-m", "experiments.cli", "simulate"]
+    command = [sys.executable, "-P", "-m", "evenflow", "simulate"]
     root = str(Path(package.__file__).parents[1])
     for name, beside, seed in (("one", ".", "1"), ("two", "below", "2")):
         Path(beside).mkdir(exist_ok=True)
@@ -155,7 +156,7 @@ def test_traces() -> None:
 
 def test_a_lean_run_loads_no_heavy_module_and_starts_no_thread(folder: Path) -> None:
     code = (
-        "import os, sys; from experiments import cli\n"
+        "import os, sys; from evenflow import cli\n"
         "sys.argv[1:] = ['simulate', 'RUN.yaml', '--save', 'requests']\n"
         "try: cli.main()\n"
         "except SystemExit: pass\n"
@@ -163,7 +164,7 @@ def test_a_lean_run_loads_no_heavy_module_and_starts_no_thread(folder: Path) -> 
         "tasks = '/proc/self/task'\n"
         "assert not os.path.isdir(tasks) or len(os.listdir(tasks)) == 1\n"
         "heavy = {'pandas', 'matplotlib', 'scipy', 'torch', 'concurrent.futures',\n"
-        "'evenflow.schedulers.td_pipe', 'experiments.run_file.pools'} & set(sys.modules)\n"
+        "'evenflow.schedulers.td_pipe', 'evenflow.config.pools'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )
     root = Path(package.__file__).parent.parent
@@ -176,7 +177,7 @@ def test_a_lean_run_loads_no_heavy_module_and_starts_no_thread(folder: Path) -> 
 
 
 def test_a_command_that_is_not_there_is_looked_for_among_all() -> None:
-    words = [sys.executable, "-m", "experiments.cli", "simulat", "RUN.yaml"]
+    words = [sys.executable, "-m", "evenflow", "simulat", "RUN.yaml"]
     finished = subprocess.run(words, capture_output=True, text=True, check=False)
     assert finished.returncode == 2
     assert "'simulate'" in finished.stderr
@@ -184,12 +185,12 @@ def test_a_command_that_is_not_there_is_looked_for_among_all() -> None:
 
 def test_what_is_left_out_is_said(folder: Path) -> None:
     write_trace(folder / "trace.csv", "0,10,5", "1,10,0", "2,5000,5")
-    status, _, errors = evenflow("simulate", "RUN.yaml", "--save", "summary")
+    status, output, errors = evenflow("simulate", "RUN.yaml", "--save", "summary")
     assert status == 0
-    dropped, rejected = errors.splitlines()
-    assert dropped.startswith("dropped 1 rows of the trace: ")
-    assert rejected == (
-        "rejected 1 requests, the first of them request 1: 5005 tokens exceed max_model_len 3200"
+    assert errors == "dropped 1 rows of the trace: no output tokens\n"
+    assert output.splitlines()[0] == (
+        "NOT FAIR: 1 of 2 requests (50.0%) were refused or given up; the first: 5005 tokens exceed "
+        "max_model_len 3200"
     )
     assert summary_of("out/RUN")["failed"] == 1
     assert evenflow("simulate", "RUN.yaml", "--save", "requests")[0] == 0
@@ -199,12 +200,13 @@ def test_what_is_left_out_is_said(folder: Path) -> None:
     assert never["reason"] == "5005 tokens exceed max_model_len 3200"
 
 
-def test_counterfactuals_are_printed_and_written() -> None:
-    output = done("simulate", "RUN.yaml", "--save", "summary", "--counterfactuals")
-    assert "kv limited" in output
-    found = rows_of("out/RUN/counterfactuals.csv")
-    causes = ["as is", "link", "cpu", "kv_limited", "uneven_stages", "uneven_batches"]
-    assert [row["without"] for row in found] == causes
+def test_advice_is_printed_and_written_with_what_bubbles_cost() -> None:
+    output = done("simulate", "RUN.yaml", "--save", "summary", "--advise")
+    found = rows_of("out/RUN/advice.csv")
+    bounds = [row["change"] for row in found if row["change"].startswith("bound: ")]
+    assert bounds == [f"bound: {words}" for words in BOUNDS.values()]
+    assert output.count("bound: ") == 5
+    assert found[0]["change"] == "as it is"
     assert float(found[0]["duration"]) == summary_of("out/RUN")["duration"]
 
 
@@ -229,7 +231,7 @@ def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(
 ) -> None:
     with progress(["points"]) as shown:
         shown.done(3)
-        monkeypatch.setattr("experiments.cli.terminal.LINE_EVERY_S", 0.0)
+        monkeypatch.setattr("evenflow.cli.terminal.LINE_EVERY_S", 0.0)
         shown.done(4, 12)
         shown.failed()
     assert capsys.readouterr().err == "points: 4 of 12\npoints: 4 of 12, 1 failed\n"

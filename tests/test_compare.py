@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,9 @@ import pandas as pd
 import pytest
 
 import evenflow as ef
-from evenflow.errors import UsageError
-from experiments.run_file.run import load_config
-from experiments.study.compare import line_up, parse_schedulers, run_all
+from evenflow.config.run import load_config
+from evenflow.errors import LostProcessError
+from evenflow.study.compare import line_up, parse_schedulers, run_all
 from tests.command_line import complaint, done, evenflow, killed, summary_of
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -49,9 +51,9 @@ def killer(*_: object) -> None:
 def test_a_process_that_dies_is_told_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experiments.study.compare._count_in", killer)
+    monkeypatch.setattr("evenflow.study.compare._count_in", killer)
     jobs = line_up(["sarathi"], load_config(tmp_path / "RUN.yaml"), tmp_path)
-    with pytest.raises(UsageError, match="a scheduler's process died"):
+    with pytest.raises(LostProcessError, match="a scheduler's process died"):
         run_all(jobs)
 
 
@@ -99,6 +101,22 @@ def test_a_request_that_only_one_run_completed_is_in_no_pair() -> None:
     assert found.metrics.loc["mean_ttft_ms", "n"] == 20 - lost < 20
     told = f"not as many requests were completed: 20 with a, {20 - lost} with b"
     assert told in found.warnings
+
+
+def test_a_run_that_completes_nothing_has_no_numbers_and_no_differences() -> None:
+    done("simulate", "RUN.yaml", "--out=a", "--save=summary")
+    shown = done("simulate", "RUN.yaml", "--set=kv.pages=1", "--out=b", "--save=all")
+    assert shown.startswith("NOT FAIR: 20 of 20 requests (100.0%) were refused or given up; the")
+    assert re.search(r"TTFT mean \(ms\) +-", shown)
+    assert "completed no request" in Path("b/report.html").read_text()
+    assert summary_of("b")["mean_ttft_ms"] is summary_of("b")["duration"] is None
+    found = ef.diff("a", "b")
+    assert math.isnan(found.metrics.loc["mean_ttft_ms", "difference"])
+    lines = [line.split() for line in done("diff", "a", "b").splitlines()]
+    (row,) = (line for line in lines if line[:3] == ["TTFT", "mean", "(ms)"])
+    assert row[4:] == ["-", "-"]
+    assert lines[0][:3] == ["NOT", "FAIR:", "with"]
+    assert found.warnings[0].startswith("with b, 20 of 20 requests (100.0%) were refused")
 
 
 def test_runs_at_hand_and_saved_ones_are_the_same() -> None:

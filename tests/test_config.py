@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from evenflow.config.links import LinkConfig
+from evenflow.config.run import RunConfig, SchedulerConfig, load_config, with_
+from evenflow.config.yaml_file import as_patch, read
 from evenflow.errors import UsageError
-from experiments.run_file.links import LinkConfig
-from experiments.run_file.run import RunConfig, SchedulerConfig, load_config, with_
-from experiments.run_file.yaml_file import as_patch, read
 from tests.command_line import mistake
 
 RUN = """\

@@ -13,10 +13,10 @@ import jsonschema
 import pytest
 import yaml
 
-from experiments.run_file.run import RunConfig
-from experiments.run_file.schema import reference, schema
-from experiments.run_file.yaml_file import Loader
-from experiments.study.sweep_file import SweepConfig
+from evenflow.config.run import RunConfig
+from evenflow.config.schema import reference, schema
+from evenflow.config.yaml_file import Loader
+from evenflow.study.sweep_file import SweepConfig
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -31,7 +31,7 @@ HOUSE = {
     "evenflow.results.run": {"RunResult"},
     "evenflow.results.metrics": {"summarize"},
     "evenflow.results.bubbles": {"attribute"},
-    "experiments.run_file.run": {"load_config"},
+    "evenflow.config.run": {"load_config"},
 }
 LATER = {
     "sim": ("PooledWorld", "Timing", "TransferLink", "simulate_timed"),
@@ -106,7 +106,7 @@ def test_the_committed_reference_is_that_of_the_code() -> None:
 
 
 OF_EXAMPLES = {
-    "RUN.yaml": ("quickstart", "systems/", "tune/", "validate/"),
+    "RUN.yaml": ("bursty", "quickstart", "systems/", "validate/"),
     "SWEEP.yaml": ("sweep/",),
 }
 

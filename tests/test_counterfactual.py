@@ -11,9 +11,9 @@ from evenflow.costs.base import BatchShape
 from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.bubbles import attribute
 from evenflow.results.run import RunResult
+from evenflow.sim import Link, World, runtimes, simulate
+from evenflow.sim.counterfactual import counterfactuals
 from evenflow.types import Request
-from sim import Link, World, runtimes, simulate
-from sim.counterfactual import counterfactuals
 from tests.worlds import small_world
 
 

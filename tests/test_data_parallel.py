@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenflow.config.run import with_
 from evenflow.costs import AffineCost, RanksCost, RooflineCost, Work, decode_work
 from evenflow.costs.collectives import Ring
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 from evenflow.engines.lock_step import LockStep, PromptWait
 from evenflow.engines.loop import EngineLoop
+from evenflow.experiments.figures.schema import load_plan
 from evenflow.runtimes import RuntimeOverheads
+from evenflow.sim import simulate
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu, link
 from evenflow.specs.model import model
-from evenflow.types import Request
-from experiments.figures.schema import load_plan
-from experiments.run_file.run import with_
-from sim import simulate
+from evenflow.types import Prefix, Request
 from tests.command_line import refused
 from tests.worlds import POLICIES, small_world
 
@@ -65,6 +65,15 @@ def first_scheduled(arrivals: list[float], **wait: int) -> list[float]:
     world = small_world([*busy, *late], total_pages=100, **TOGETHER)
     world = replace(world, loop_options={"wait": PromptWait(**wait) if wait else None})
     return list(simulate(world).first_scheduled_s[2:])
+
+
+def test_a_group_that_sends_nothing_holds_what_its_requests_share_once() -> None:
+    """Two of 40 tokens in each group begin with the same 32: 48 held, and 48, and a prompt of 8."""
+    alike = [Request(i, i // 2 / 2, 40, 3, prefix=Prefix((1, 2), 16, 32)) for i in range(4)]
+    world = small_world([*alike, Request(4, 1.5, 8, 2)], depth=3, prefix_cache=True, **TOGETHER)
+    result = simulate(world)
+    assert result.prefill_tokens.tolist()[:3] == [80, 16, 8]
+    assert result.kv_tokens.tolist()[:3] == [80, 96, 104]
 
 
 def test_prompts_wait_until_all_groups_have_one_or_long_enough() -> None:

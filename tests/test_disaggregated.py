@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 
 from evenflow.engines.handover import Handover, PoolBatcher
+from evenflow.engines.loop import EngineLoop
 from evenflow.engines.pools import PooledWorld, TransferLink
+from evenflow.errors import UsageError
 from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
+from evenflow.sim import simulate
 from evenflow.types import Request
-from sim import simulate
-from tests.worlds import send
+from tests.worlds import send, small_world
 from tools.draw_docs import LINK, pool, pooled_scenario
 
 
@@ -81,6 +83,17 @@ def test_a_full_decode_pool_keeps_kv_on_the_prefill_side() -> None:
     assert summary["decode_busy_share"] == pytest.approx(30 / 45.2)
 
 
+def test_an_engine_loop_waits_until_kv_has_moved() -> None:
+    """The pool's 101 pages hold one prompt at a time: 10 ms each, and 2.6 ms until it has left."""
+    prefill, decode = (replace(pool(101), loop=EngineLoop) for _ in range(2))
+    result = simulate(PooledWorld(prompts(2, 2), prefill, decode, link=LINK))
+    assert transfers(result) == [
+        (0, "prefill", "decode", 10.0, 10.0, 12.6, 0.0),
+        (1, "prefill", "decode", 22.6, 22.6, 25.2, 0.0),
+    ]
+    assert ms(result.completion_s) == [22.6, 35.2]
+
+
 def test_a_request_is_refused_only_where_no_pool_can_serve_it() -> None:
     requests = [
         Request(0, 0.0, 1700, 5),  # its prompt fits no prefill pool
@@ -118,6 +131,17 @@ def test_a_pool_without_work_starves() -> None:
 def test_a_pool_is_one_engine() -> None:
     with pytest.raises(ValueError, match="one engine, not 2"):
         PooledWorld((), pool(10), replace(pool(10), virtual_engines=2))
+
+
+@pytest.mark.parametrize(
+    ("policy", "params"), [("sglang", {}), ("vllm_v1", {"async_scheduling": "v2"})]
+)
+def test_a_policy_that_counts_questions_is_no_pool_s(
+    policy: str, params: dict[str, object]
+) -> None:
+    decode = small_world([], policy, params, loop=EngineLoop, max_in_flight=2)
+    with pytest.raises(UsageError, match=r"decode pool: policy \w+ counts the questions"):
+        simulate(PooledWorld((), pool(10), decode))
 
 
 def test_the_verbs_of_a_move() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from evenflow.errors import UsageError
-from experiments.engines import of_engines, replay_engines, vllm
-from experiments.engines.journal import Event, Outcome, read, replay, simulated
+from evenflow.experiments.recordings import of_engines, replay_engines, vllm
+from evenflow.experiments.recordings.journal import Event, Outcome, read, replay, simulated
 from tests.command_line import evenflow
 from tools import engines_table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,28 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
-from experiments.figures.study import unfair
-from experiments.run_file.run import RunConfig
-from experiments.study.fair import (
+from evenflow.config.run import RunConfig
+from evenflow.errors import UsageError
+from evenflow.experiments.figures.study import unfair
+from evenflow.report.words import refusals
+from evenflow.results.outcome import Served
+from evenflow.study.fair import (
     Side,
     alike,
     alone,
     doubts,
     interval,
     paired_difference,
-    student_quantile,
+    require_served,
     unpaired_difference,
 )
-from experiments.study.points import Record
-from experiments.study.trials import Trial
-from experiments.study.trials import unfair as unfair_of
-from tests.command_line import evenflow
+from evenflow.study.points import Record
+from evenflow.study.slo import Condition
+from evenflow.study.trials import Part, Trial, table
+from evenflow.study.trials import unfair as unfair_of
+from tests.command_line import evenflow, rows_of
 
 
 def side(
@@ -84,6 +90,19 @@ def trial(share: float = 0.0, **keys: Any) -> Trial:
     return Trial({}, (record,), (), RunConfig.model_validate(run | keys))
 
 
+def test_a_metric_of_no_requests_is_no_number_of_a_trial() -> None:
+    none = Record("", {"completed": 0, "failed": 9, "mean_ttft_ms": None}, why="too long")
+    some = Record("", {"completed": 9, "failed": 0, "mean_ttft_ms": 5.0})
+    tried = Trial({"pages": 1}, (none, some), (Part(0, 0), Part(1, 0)))
+    assert [math.isnan(value) for value in tried.values("mean_ttft_ms")] == [True, False]
+    assert math.isnan(tried.mean("mean_ttft_ms"))
+    assert tried.served == Served(18, 9, "too long")
+    alone = replace(tried, records=(none,), parts=(Part(0, 0),))
+    assert table([alone])["mean_ttft_ms"].dtype == float
+    assert not Condition("mean_ttft_ms", 9.0).holds(none.values)
+    assert not Condition("failed", 9.0).holds(none.values), "it served nothing"
+
+
 def test_trials_of_a_study_are_judged_by_the_same_rules() -> None:
     assert unfair_of({"a": trial(), "b": trial()}) == []
     cached = unfair_of({"a": trial(kv={"prefix_cache": True}), "b": trial()})
@@ -101,6 +120,25 @@ def test_one_run_that_is_held_against_a_measurement_or_a_limit() -> None:
         "49 requests are few: others may tell otherwise",
         "50% of the time predicted with it rests on no measurement",
     ]
+
+
+def test_requests_that_were_not_completed_are_said_first_and_unfair_from_one_in_a_hundred() -> None:
+    few, many = Served(1000, 995, "too long"), Served(1000, 823, "too long")
+    assert refusals({"a": Served(9, 9), "b": few}) == [
+        "with b, 5 of 1,000 requests (0.5%) were refused or given up; the first: too long"
+    ]
+    assert refusals({"a": many, "b": many}) == [
+        "NOT FAIR: 177 of 1,000 requests (17.7%) were refused or given up; the first: too long"
+    ]
+    require_served({"a": Served(1000, 900)}, allowed=False)
+    require_served({"a": many}, allowed=True)
+    with pytest.raises(
+        UsageError, match=r"^with b, 177 of 1,000 .* max_model_len .* model .*trace"
+    ):
+        require_served({"a": few, "b": many}, allowed=False)
+    lost = Side({"completed": 980, "failed": 20})
+    assert alone("it", lost) == ["20 of 1,000 requests (2.0%) were refused or given up"]
+    assert Served.of_all([few, many]) == Served(2000, 1818, "too long")
 
 
 def test_lines_that_differ_in_numbers_are_one() -> None:
@@ -153,8 +191,6 @@ PLANNED = {
     },
 }
 SWEEP = {"run": "RUN.yaml", "parameters": {"scheduler.token_budget": [32, 64]}}
-TRIED = ("--trials=2", "--replications=1", "--checks=2", TWO)
-AT_RANDOM = ("--set", "workload.arrivals={kind: poisson, rate: 9}", "--set", "workload.requests=8")
 
 
 @pytest.mark.parametrize(
@@ -162,10 +198,6 @@ AT_RANDOM = ("--set", "workload.arrivals={kind: poisson, rate: 9}", "--set", "wo
     [
         (("compare", "RUN.yaml", TWO), [FEW.format(20)]),
         (("sweep", "SWEEP.yaml"), [FEW.format(20)]),
-        (
-            ("tune", "RUN.yaml", "--slo=p99_ttft_ms=500", *TRIED, *AT_RANDOM),
-            [FEW.format(8)],
-        ),
         (
             (
                 "plan",
@@ -204,16 +236,49 @@ def test_every_command_that_compares_says_it(
         assert each in (output + errors).replace("\n", " ")
 
 
-@given(st.integers(1, 400), st.sampled_from([0.8, 0.95, 0.975, 0.995]))
-def test_the_quantile_is_that_of_scipy(degrees: int, probability: float) -> None:
-    stats = pytest.importorskip("scipy.stats")
-    expected = stats.t.ppf(probability, degrees)
-    assert student_quantile(probability, degrees) == pytest.approx(expected, rel=1e-9)
+WRITTEN = {
+    "compare": ("comparison.csv", "report.html"),
+    "plan": ("plan.csv", "plan.json"),
+    "capacity": ("rates.csv", "capacity.json"),
+    "figures": ("FIGURE.csv", "FIGURE.json"),
+}
+"""The table and the page or facts of each answer."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compare", "RUN.yaml", "--schedulers=sarathi"),
+        ("plan", "PLANNED.yaml", "--gpus=1", "--slo=p99_ttft_ms=5000", "--schedulers=sarathi"),
+        ("capacity", "RUN.yaml", "--slo=p99_ttft_ms=25", "--tolerance=0.5"),
+        ("figures", "FIGURE.yaml"),
+    ],
+    ids=lambda value: value[0],
+)
+def test_an_answer_from_a_part_of_the_requests_is_none_unless_that_is_allowed(
+    arguments: tuple[str, ...], folder: Path
+) -> None:
+    """Of both, more than a tenth of 20 requests are longer than is allowed."""
+    for name, keys in (("FIGURE", FIGURE), ("PLANNED", PLANNED)):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(keys))
+    short = (*arguments, "--out=out", "--set")
+    length = "max_model_len=700" if arguments[0] == "plan" else "max_model_len=60"
+    status, output, errors = evenflow(*short, length)
+    assert (status, output) == (2, "")
+    (line,) = errors.splitlines()
+    assert re.search(r"\d+ of 20 requests .* exceed max_model_len \d+: .*--allow-refused", line)
+    assert not [path for path in Path("out").glob("*") if path.name not in ("store", "points")]
+    status, output, errors = evenflow(*short, length, "--allow-refused")
+    assert status == 0, errors
+    said = errors if arguments[0] == "figures" else output
+    assert re.search(r"NOT FAIR: \d+ of 20 requests \(\d+.0%\) were refused", said.splitlines()[0])
+    table, page = WRITTEN[arguments[0]]
+    assert int(rows_of(f"out/{table}")[0]["failed"]) > 2
+    assert re.search(r'"failed": [1-9]|"not_served": "|NOT FAIR: ', Path("out", page).read_text())
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8).filter(lambda v: max(v) > min(v) + 1))
 def test_the_interval_is_that_of_scipy(values: list[float]) -> None:
-    stats = pytest.importorskip("scipy.stats")
     found, mean = interval(values), math.fsum(values) / len(values)
     ends = stats.t.interval(0.95, len(values) - 1, loc=mean, scale=stats.sem(values))
     assert found.ends == pytest.approx(ends, rel=1e-9, abs=1e-6)
@@ -237,7 +302,6 @@ def test_pairs_that_share_their_noise_are_told_apart() -> None:
 
 
 def test_independent_draws_are_compared_as_welch_does() -> None:
-    stats = pytest.importorskip("scipy.stats")
     values, others = [3.0, 5.5, 4.1, 7.0], [1.0, 1.2, 0.9, 1.3, 1.1, 0.8]
     found = unpaired_difference(values, others)
     right = stats.ttest_ind(values, others, equal_var=False)

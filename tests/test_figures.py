@@ -10,16 +10,17 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from evenflow.config.links import HOSTS
+from evenflow.config.run import RunConfig, configured, with_
+from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
+from evenflow.experiments.figures.cases import datasets, pairs, served
+from evenflow.experiments.figures.make import chosen, make, maker, names, write_claims
+from evenflow.experiments.figures.schema import check_like, layered, load_plan
+from evenflow.experiments.figures.study import Drawing, footnote, machine_words
 from evenflow.specs.gpu import gpus
-from experiments.figures.cases import datasets, pairs, served
-from experiments.figures.make import chosen, make, maker, names, write_claims
-from experiments.figures.schema import check_like, layered, load_plan, with_host
-from experiments.figures.study import Drawing, footnote, machine_words
-from experiments.run_file.links import HOSTS
-from experiments.run_file.run import RunConfig, configured, with_
-from experiments.run_file.yaml_file import Document
-from experiments.study.points import Store
+from evenflow.study.points import Store
+from evenflow.study.sweep_file import load_sweep
 from tests.command_line import complaint, evenflow, table
 from tests.figure_studies import plan_of, study_of
 
@@ -94,27 +95,6 @@ def test_every_gpu_has_a_host() -> None:
     assert set(HOSTS) == {gpu.name for gpu in gpus()}
 
 
-def test_a_run_gets_the_links_of_its_host_and_keeps_its_own() -> None:
-    run = {"gpu": "L20", "stages": 4}
-    host = {"link": "pcie-l20", "costs": {"kind": "roofline", "all_reduce": "allreduce-l20"}}
-    assert with_host(run) == {**run, **host}
-    assert with_host(run | {"link": "socket-73g"}) == run | {"link": "socket-73g"}
-    slow = with_host(run | {"link": {"latency_us": 99}})
-    assert slow["link"] == {"name": "pcie-l20", "latency_us": 99}
-    one = {"gpu": "A100-80G", "stages": 1, "costs": {"kind": "roofline", "all_reduce": "pcie-l20"}}
-    assert with_host(one) == one
-    assert with_host({"gpu": "H100", "stages": 4})["link"] == "nvlink-h100"
-    affine = {"gpu": "L20", "stages": 2, "costs": {"kind": "affine"}}
-    assert with_host(affine) == affine
-
-
-def test_a_gpu_of_ones_own_needs_a_link_where_there_are_several() -> None:
-    own = {"name": "X", "fp16_tflops": 1, "memory_bandwidth_gb_s": 1, "memory_gb": 1}
-    assert with_host({"gpu": own, "stages": 1}) == {"gpu": own, "stages": 1}
-    with pytest.raises(UsageError, match="gpu X: its links are not known; give --set link=NAME"):
-        with_host({"gpu": own, "stages": 2})
-
-
 def test_a_run_that_names_no_link_has_those_of_its_host_and_says_so() -> None:
     """As a figure has them; a link that is given, and all that affine costs know of, stay."""
     keys = {"model": "Qwen2.5-32B", "gpu": "L20", "stages": 2, "tensor_parallel": 2}
@@ -141,6 +121,11 @@ def test_another_gpu_leaves_the_links_of_the_first(tmp_path: Path) -> None:
     for one in served(study):
         words = machine_words(study.config(one.keys, rest))
         assert words.startswith("H100 over nvlink-h100")
+    own = "gpu={name: X, fp16_tflops: 1, memory_bandwidth_gb_s: 1, memory_gb: 1}"
+    study = study_of("gllm_12", tmp_path, own)
+    (pair, *_) = pairs(study).values()
+    words = machine_words(study.config(study.system("gLLM"), pair))
+    assert words == "X over links that take no time"
     kept = study_of("sarathi_11", tmp_path, "gpu=H100", "link=pcie-l20")
     assert kept.plan.run.data["link"] == "pcie-l20"
 
@@ -261,7 +246,7 @@ def test_a_wrong_study_has_slower_kernels_and_other_seeds(tmp_path: Path) -> Non
 
 # -- figures made small ---------------------------------------------------------------------------
 
-AS_THEY_ARE = """gllm_8 gllm_11 decides_3 decides_4 sarathi_3 sarathi_4 sarathi_5 sarathi_6
+AS_THEY_ARE = """gllm_8 gllm_11 sarathi_3 sarathi_4 sarathi_5 sarathi_6
 sarathi_9 sarathi_13 sarathi_14 sarathi_table3 tdpipe_2 tdpipe_9 tdpipe_10 tdpipe_12
 blog_fragmentation"""
 SMALL: dict[str, tuple[str, ...]] = {
@@ -279,7 +264,6 @@ SMALL: dict[str, tuple[str, ...]] = {
     "tdpipe_11": ("study.pairs=[[L20, Qwen2.5-32B]]",),
     "tdpipe_13": ("study.ratios=[0.5]",),
     "tdpipe_14": ("workload.requests=2000",),
-    "tdpipe_readings": ("study.readings={plain: {}}",),
     "blog_batching": ("study.seats=[4]",),
     "blog_chunking": ("study.all_chunks=[1024]", "study.decodes=2"),
     "blog_disaggregation": ("study.rates=[2]",),
@@ -288,7 +272,6 @@ SMALL: dict[str, tuple[str, ...]] = {
 
 CLAIMED = {
     "tdpipe-stealing-example": {"average": [116, 114, 114, 114], "submitted": [80, 114, 114, 114]},
-    "gllm-vllm-coupling": pytest.approx(0.17),
 }
 
 
@@ -387,17 +370,40 @@ plot:
 
 
 def test_a_figure_of_ones_own(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(MINE)
-    arguments = "figures", str(tmp_path / "mine.yaml"), "--out", str(tmp_path / "out")
+    (tmp_path / "mine.yaml").write_text(f"{MINE}claims: {{sarathi-tile: {{take: gain}}}}\n")
+    folder = tmp_path / "out"
+    arguments = "figures", str(tmp_path / "mine.yaml"), "--out", str(folder)
     status, out, _ = evenflow(*arguments, "--set", "study.requests=4")
     assert status == 0
     assert "mine.png" in out
-    found = pd.read_csv(tmp_path / "out" / "mine.csv")
+    found = pd.read_csv(folder / "mine.csv")
     assert list(found.columns[:2]) == ["budget", "seed"]
     assert list(found.columns[-2:]) == ["error", "gain"]
     assert found.gain[:2].tolist() == [1, 1]
     assert set(found.completed) == {4}
-    assert not (tmp_path / "out" / "claims.md").exists()
+    assert "sarathi-tile" in out, "a claim that no paper's figure in the folder answers"
+    about = json.loads((folder / "mine.json").read_text())
+    assert answered(folder, "sarathi-tile") == pytest.approx(found.gain.mean())
+    about["claims"]["sarathi-tile"] = 1.32
+    (folder / "sarathi-14.json").write_text(json.dumps(about))
+    assert answered(folder, "sarathi-tile") == 1.32, "a paper's figure goes first"
+
+
+def answered(folder: Path, claim_id: str) -> float:
+    return next(float(each.ours) for each in write_claims(folder) if each.claim.id == claim_id)
+
+
+STUDIES = sorted((Path(__file__).parent.parent / "examples/studies").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_study_is_a_sweep_or_a_figure_that_can_be_made(path: Path) -> None:
+    if "parameters:" in path.read_text():
+        sweep = load_sweep(path)
+        sweep.study.build(sweep.known[-1])
+        assert len(sweep.known) == len(sweep.chosen), "the run as it is is one of the points"
+    else:
+        assert callable(maker(load_plan(path)))
 
 
 def test_a_figure_may_be_like_another(tmp_path: Path) -> None:
@@ -408,6 +414,8 @@ def test_a_figure_may_be_like_another(tmp_path: Path) -> None:
     assert other.plot == {**mine.plot, "height": 3}
     assert (other.title, other.study) == ("x", mine.study)
     assert not load_plan(tmp_path / "other.yaml").of_a_paper
+    (tmp_path / "mine.yaml").write_text(f"{MINE}claims: {{sarathi-tile: {{take: gain}}}}\n")
+    assert load_plan(tmp_path / "other.yaml").keys.claims == {}, "they are not inherited"
 
 
 @pytest.mark.parametrize(
@@ -425,6 +433,7 @@ def test_a_figure_may_be_like_another(tmp_path: Path) -> None:
         ("source: my own", "source: my own\nlike: nothing", "nothing.yaml: no such file"),
         ("panels: [{kind", "panels: 3 #", "panels"),
         ("vary: [budget]", "vary: [budget]\nmeasure: none", "none: no such function"),
+        ("plot:", "claims: {sarathi-tiles: {take: gain}}\nplot:", 'did you mean "sarathi-tile"?'),
         ("plot:", "claims: {x: {tke: gain}}\nplot:", 'unknown key "claims.x.tke"; did you mean'),
     ],
 )

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evenflow.config.build import build, load_workload
+from evenflow.config.run import load_config
 from evenflow.costs import Work, decode_work, prefill_work
-from evenflow.results.metrics import summarize
-from evenflow.runtimes import runtimes
-from evenflow.types import Request
-from experiments.figures.iterations import (
+from evenflow.experiments.figures.iterations import (
     REFERENCE,
     in_chunks,
     iteration,
@@ -21,25 +20,25 @@ from experiments.figures.iterations import (
     roofline_of,
     world_of,
 )
-from experiments.figures.measures import (
+from evenflow.experiments.figures.measures import (
     busy_over_time,
     known_in_advance,
     mean_over_max,
     micro_batches,
     phases,
-    prepared,
     seat_use,
     shares,
     stalls,
     within,
 )
-from experiments.figures.own import steps_of_prompt
-from experiments.outcome import Outcome
-from experiments.run_file.build import build, load_workload
-from experiments.run_file.run import load_config
-from experiments.runs import Job, run_job
+from evenflow.experiments.figures.own import steps_of_prompt
+from evenflow.experiments.figures.schema import load_plan
+from evenflow.results.metrics import summarize
+from evenflow.results.outcome import Outcome
+from evenflow.study.runs import Job, run_job
+from evenflow.types import Request
 from tests.command_line import write_trace
-from tests.figure_studies import outcome, plan_of, study_of
+from tests.figure_studies import outcome, study_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -105,16 +104,9 @@ def test_attainment_counts_requests_within_both_limits() -> None:
     assert found["attained"] == [1.0, 0.5, 0.0]
 
 
-def test_preparation_that_is_coupled_is_read_back_and_hidden_work_is_none() -> None:
-    requests = [Request(index, 0.1 * index, 10, 20) for index in range(12)]
-    coupled = prepared(outcome(requests, overheads=runtimes()["vllm"].stages))
-    assert coupled["prepare_over_execute"] == pytest.approx(0.17)
-    assert prepared(outcome(requests))["prepare_over_execute"] == pytest.approx(0.0)
-
-
 def test_shares_of_stage_time_add_up() -> None:
     found = shares(outcome([Request(0, 0.0, 10, 1)]))
-    drawn = plan_of("decides_3").keys.plot["panels"][0]["y"]
+    drawn = load_plan(ROOT / "examples/studies/idle_causes.yaml").keys.plot["panels"][0]["y"]
     assert sum(found[name] for name in drawn) == pytest.approx(1.0)
     assert found["busy"] == pytest.approx(0.5)  # two stages, one after the other
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tools.freeze import FROZEN, QUICK, differences, outputs_of
+from tests.command_line import done
+from tools.freeze import FROZEN, QUICK, ROOT, differences, outputs_of
 
 KNOWN = json.loads(FROZEN.read_text(encoding="utf-8")).get(np.__version__)
 
@@ -17,6 +21,26 @@ KNOWN = json.loads(FROZEN.read_text(encoding="utf-8")).get(np.__version__)
 def test_a_command_writes_the_frozen_bytes(case: str) -> None:
     assert KNOWN is not None
     assert not list(differences(KNOWN[case], outputs_of(QUICK[case])))
+
+
+def test_no_float_is_added_by_what_each_python_rounds_differently(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`sum` compensates from Python 3.12 on; `evenflow.sums.plain_sum` is the same on all."""
+
+    def whole(values: Iterable[Any], /, start: Any = 0) -> Any:
+        values = [*values]
+        assert not any(isinstance(value, float) for value in values), "a sum of floats"
+        return add(values, start)
+
+    add = sum
+    monkeypatch.setattr("builtins.sum", whole)
+    monkeypatch.chdir(ROOT)
+    few, out = ("--set", "workload.requests=30"), str(tmp_path / "out")
+    for run in ("quickstart", "systems/td_pipe", "systems/sglang", "systems/distserve"):
+        done("simulate", f"examples/{run}.yaml", *few, "--out", out)
+    speculative = "speculative={k: 3, acceptance: 0.5, draft_cost_share: 0.1}"
+    done("simulate", "examples/quickstart.yaml", *few, "--set", speculative, "--out", out)
 
 
 def test_a_byte_that_moves_is_told() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from experiments import journal as journal_file
+from evenflow.runtime import journal as journal_file
 from tests.command_line import evenflow
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.report.tables import write_rows
+from evenflow.report.tables import write_rows
 from tests.command_line import done, rows_of
 from tools.fuzz import CLASSES, wrong_tables
 
@@ -37,7 +37,7 @@ def test_the_judge_of_tables_sees_a_planted_fault(
     folder: Path, place: tuple[str, int, str], cell: str, told: str
 ) -> None:
     done("simulate", "RUN.yaml", "--out", "out")
-    costs = {"base_s": 0.005, "per_token_s": 2e-5}
+    costs = {"kind": "affine", "base_s": 0.005, "per_token_s": 2e-5}
     world = {"stages": 2, "costs": costs, "kv": {"pages": 200}}
     asked = [(0.1 * i, 20 + 7 * i % 50, 1 + i % 5) for i in range(20)]
     assert wrong_tables(Path("out"), world, asked) is None

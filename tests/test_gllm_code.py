@@ -8,9 +8,9 @@ import pytest
 
 from evenflow.core.scheduling import Plan, Prefill, View
 from evenflow.errors import PolicyError
+from evenflow.experiments.recordings import gllm
+from evenflow.experiments.recordings.journal import Replayer, read, replayed
 from evenflow.schedulers import create
-from experiments.engines import gllm
-from experiments.engines.journal import Replayer, read, replayed
 from tests.worlds import engine_of, send
 
 JOURNALS = sorted((Path(__file__).parent / "journals").glob("gllm-*.jsonl.gz"))

@@ -80,12 +80,12 @@ def modules_after(statement: str) -> set[str]:
 
 
 def test_a_bare_machine_has_what_the_report_imports() -> None:
-    statement = "import tools.gpu_report, runtime.torch.timed, sys"
+    statement = "import tools.gpu_report, evenflow.runtime.profiled, sys"
     not_there = {"pydantic", "simpy", "typer", "rich", "yaml", "matplotlib"}
     assert not not_there & modules_after(statement)
 
 
 def test_what_serving_imports_is_asked_for_before_anything_is_measured() -> None:
-    statement = "import experiments.real, experiments.validation.write, sys"
+    statement = "import evenflow.runtime.real, evenflow.experiments.validation.write, sys"
     ours = {"matplotlib", "pandas", "pydantic", "rich", "simpy", "typer", "yaml", "zmq"}
     assert ours & modules_after(statement) <= set(gpu_report.NEEDED)

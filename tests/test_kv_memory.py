@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evenflow.config.build import build
+from evenflow.config.run import load_config
 from evenflow.costs import AffineCost, SwapCost, Work
 from evenflow.engines.swap import SwapCache
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
+from evenflow.sim import simulate
 from evenflow.types import Request
-from experiments.run_file.build import build
-from experiments.run_file.run import load_config
-from sim import simulate
 from tests.command_line import write_inputs
 from tests.worlds import send, small_world
 

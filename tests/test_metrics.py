@@ -16,8 +16,8 @@ from evenflow.costs import AffineCost
 from evenflow.engines.pools import PooledWorld
 from evenflow.results.metrics import PERCENTILES, meets, statistics, summarize
 from evenflow.results.run import RunResult
+from evenflow.sim import World, simulate
 from evenflow.types import Request
-from sim import World, simulate
 from tests.oracle.cases import poisson_requests, world_of
 from tests.oracle.plain import Plain, Row, Setting
 from tests.worlds import small_world
@@ -43,11 +43,14 @@ def test_gaps_with_counts_have_the_statistics_of_each_gap(
     gaps: list[tuple[float, int]], at_once: int, sampled: int
 ) -> None:
     values_s, counts = (np.array(column) for column in zip(*gaps, strict=True))
-    each_ms = np.repeat(values_s, counts) * 1e3 if counts.any() else np.zeros(1)
+    each_ms = np.repeat(values_s, counts) * 1e3
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("evenflow.results.metrics.AT_ONCE", at_once)
         patch.setattr("evenflow.results.metrics.SAMPLED", sampled)
         found = statistics("itl", values_s, counts)
+    if not len(each_ms):
+        assert found == {key: None for key in NO_LATENCY if "_itl_" in key}
+        return
     points = np.percentile(each_ms, PERCENTILES).tolist()
     assert found == {
         "mean_itl_ms": each_ms.mean(),
@@ -254,7 +257,7 @@ def test_the_share_of_busy_time_and_offline_throughput_begin_with_the_first_pref
 
 
 NO_LATENCY = {
-    f"{part}_{name}_ms": 0
+    f"{part}_{name}_ms": None
     for name in ("ttft", "tpot", "itl", "e2el", "queue")
     for part in ("mean", "median", "std", "p50", "p90", "p95", "p99")
 }
@@ -262,17 +265,31 @@ NO_RATE = ("request_throughput", "output_throughput", "total_token_throughput", 
 
 
 def test_a_run_in_which_nothing_is_completed() -> None:
-    """The only request does not fit: zeros, no steady window, no offline throughput."""
+    """The only request does not fit: its counts are zero, of the others there is no number."""
     world = small_world([Request(0, 0.0, 10_000, 2)], prefix_cache=True)
     summary = summarize(simulate(world), {"ttft": 1.0})
     assert summary == {
-        **dict.fromkeys(("duration", "completed", *NO_RATE), 0),
-        **dict.fromkeys(("total_input_tokens", "total_output_tokens"), 0),
+        **dict.fromkeys(("duration", "prefix_hit_rate", *NO_RATE), None),
+        **dict.fromkeys(("completed", "total_input_tokens", "total_output_tokens"), 0),
         **dict.fromkeys(("max_output_tokens_per_s", "max_concurrent_requests"), 0),
         **NO_LATENCY,
-        **dict.fromkeys(("preemptions", "num_micro_batches", "busy_share", "prefix_hit_rate"), 0),
+        **dict.fromkeys(("preemptions", "num_micro_batches", "busy_share"), 0),
         "failed": 1,
     }
+
+
+def test_what_is_refused_is_offered_too() -> None:
+    """Of five requests, one every two seconds, two are too long; the others are served at once."""
+    prompts = [16, 10_000, 16, 10_000, 16]
+    requests = [Request(n, 2.0 * n, prompt, 2) for n, prompt in enumerate(prompts)]
+    summary = summarize(simulate(small_world(requests)))
+    assert (summary["completed"], summary["failed"]) == (3, 2)
+    assert summary["offered_requests_per_s"] == 0.5
+    assert summary["offered_tokens_per_s"] == 0.5 * (sum(prompts) + 10) / 5
+    assert summary["served_requests_per_s"] == pytest.approx(0.3)
+    alone = summarize(simulate(small_world([*requests[1:3], requests[3]])))
+    assert "overloaded" not in alone
+    assert alone["offered_requests_per_s"] == 0.5
 
 
 def test_pools_in_which_nothing_is_completed_were_not_busy() -> None:
@@ -295,8 +312,7 @@ def test_a_run_that_takes_no_time() -> None:
     assert (
         summary.items()
         >= {
-            **dict.fromkeys(("duration", "busy_share", *NO_RATE), 0),
-            **NO_LATENCY,
+            **dict.fromkeys(("duration", "busy_share", *NO_RATE, *NO_LATENCY), 0),
             "completed": 1,
             "failed": 0,
             "total_output_tokens": 3,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from experiments.cli.app import MOST_LETTERS
-from experiments.run_file.run import load_config
+from evenflow.config.run import load_config
+from evenflow.errors import MOST_LETTERS
 from tests.command_line import HEAD, RUN, evenflow, refusal, spawn, table
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -52,12 +52,15 @@ def test_what_is_typed(words: list[str], told: str) -> None:
     Path("free.yaml").write_text("L20: 1\nH100: 0\n")
     write_policy("made", "return Plan()", constructor="{}['key']")
     write_policy("exits_late", "return Plan()", constructor="raise SystemExit(0)")
+    write_policy("closes_late", "return Plan()", constructor="raise GeneratorExit")
     Path("policy_exits.py").write_text("import sys\nsys.exit(0)")
+    Path("policy_closes.py").write_text("raise GeneratorExit")
+    Path("closes.py").write_text("raise GeneratorExit")
     Path("policy_syntax.py").write_text("class Policy(:")
     assert told in refusal(*words)
 
 
-COMMANDS = ["simulate", "compare", "diff", "sweep", "capacity", "tune", "figures", "run", "serve"]
+COMMANDS = ["simulate", "compare", "diff", "sweep", "capacity", "figures", "run", "serve"]
 COMMANDS += ["replay", "validate", "schedulers", "profile", "profile import", "profile check"]
 COMMANDS += [f"traces {name}" for name in ("info", "fit", "convert", "predict")]
 WITHOUT_ARGUMENTS = {"figures", "schedulers", "profile"}
@@ -88,7 +91,7 @@ ALIASES = "gpu: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
     f"k{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 20)
 )
 MERGES = "gpu: &a0 {x: 1}\n" + "".join(
-    f"k{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}], <<: *a{i - 1}}}\n" for i in range(1, 40)
+    f"k{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 40)
 )
 RUNS = [
     (None, "RUN.yaml: no such file"),
@@ -99,6 +102,10 @@ RUNS = [
     (RUN + "? [a]\n: 1\n", "RUN.yaml:6: a list or a mapping as a key; one word or number is"),
     (RUN + "gpu: {{a: 1}: 2}\n", "RUN.yaml:6: a list or a mapping as a key"),
     (RUN + ALIASES, "RUN.yaml:6: more than 100000 values, counting what aliases repeat"),
+    (
+        RUN + "x: &a {}\ngpu: {<<: *a, <<: *a}\n",
+        'RUN.yaml:7: the key "<<" is given twice; << takes a list of several',
+    ),
     (RUN + MERGES, "more than 100000 values, counting what aliases repeat"),
     (RUN + "#" * 2**20, "RUN.yaml: has more than 1048576 bytes"),
     (RUN.replace("pages: 200", "pages: auto"), 'kv.pages: auto needs the key "model"'),
@@ -147,6 +154,11 @@ PROMISES = [
     ("stalls", "return Plan()", " stalls at 0 s"),
     ("sleeps", "return Plan(wake_at_s=view.now_s + 1)", " stalls at 1001.8 s: nothing"),
     ("leaves", "raise SystemExit(0)", " raised SystemExit: 0"),
+    ("shuts", "raise GeneratorExit", " raised GeneratorExit (policy_shuts.py:8: raise Gen"),
+    ("shuts_later", "yield Plan()\n        raise GeneratorExit", " raised GeneratorExit (pol"),
+    ("cancels", "raise __import__('asyncio').CancelledError(1)", " raised CancelledError: 1"),
+    ("unsaid", "raise type('Odd', (Exception,), {'__str__': None})", " raised Odd: <Odd>"),
+    ("unseen", "return type('Odd', (), {'__repr__': None})()", " returned <Odd>, not a Plan"),
     ("line", "return view.waiting[:1]", "(policy_line.py:8: return view.waiting[:1])"),
     ("typo", "return view.waitng", 'did you mean "waiting"?'),
     (

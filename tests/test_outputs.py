@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenflow.results.run import RunResult, columns_of
-from experiments.report.tables import (
+from evenflow.report.tables import (
     html_table,
     is_number,
     markdown_table,
@@ -28,6 +27,7 @@ from experiments.report.tables import (
     write_rows,
     write_table,
 )
+from evenflow.results.run import RunResult, columns_of
 from tests.synthetic_run import synthetic_run
 
 
@@ -114,7 +114,7 @@ def test_a_table_as_text() -> None:
         "| a < b | 3 |",
     ]
     assert markdown_table(["a", "b"], []) == "| a | b |\n|---|---|\n"
-    assert "<td>a &lt; b</td><td>3</td>" in html_table(["", "ms"], rows)
+    assert "a &lt; b</th><td>3</td>" in html_table(["", "ms"], rows)
 
 
 def test_a_table_of_numbers_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from experiments.figures.make import FOLDER
-from experiments.report.style import DECODE, PARTS, PREFILL, SCHEDULER_COLOURS
-from experiments.report.words import cause_label
+from evenflow.report.style import DECODE, PARTS, PREFILL, SCHEDULER_COLOURS
+from evenflow.report.words import cause_label
 
 SIGHT = {
     "usual": np.eye(3),
@@ -75,7 +75,8 @@ def test_colours_that_meet_are_apart(meet: list[str], least: float, sight: str) 
 
 
 def test_a_figure_of_the_causes_has_the_words_and_colours_of_the_report() -> None:
-    plot = yaml.safe_load((FOLDER / "decides_3.yaml").read_text(encoding="utf-8"))["plot"]
+    path = Path(__file__).parent.parent / "examples/studies/idle_causes.yaml"
+    plot = yaml.safe_load(path.read_text(encoding="utf-8"))["plot"]
     (panel,) = plot["panels"]
     words = {"computing" if name == "busy" else name: each for name, each in panel["y"].items()}
     assert words == {part: cause_label(part) for part in PARTS}

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 import evenflow as ef
 from evenflow import errors
-from experiments.report.tables import read_table, write_table
+from evenflow.report.tables import read_table, write_table
 from tests.command_line import (
     complaint,
     done,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evenflow.config.build import load_workload
+from evenflow.config.run import configured
+from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
-from experiments.run_file.run import configured
-from experiments.run_file.yaml_file import Document
-from experiments.study import plan_search
-from experiments.study.advice import advise, best
-from experiments.study.deployments import launch_lines
-from experiments.study.plan import Planned, answered, facts_of, sentences
-from experiments.study.plan_search import Ask, Question, parse_budgets, prepare
-from experiments.study.slo import Condition, parse_slo
-from experiments.study.trials import How
+from evenflow.study import plan_search
+from evenflow.study.advice import BOUNDS, Advice, advise
+from evenflow.study.deployments import launch_lines, layouts, pairs_of, parse_gpus
+from evenflow.study.plan import Planned, answered, facts, facts_of, rows, sentences
+from evenflow.study.plan_search import Ask, Question, parse_budgets, prepare
+from evenflow.study.runs import Job, run_job
+from evenflow.study.slo import Condition, parse_slo
+from evenflow.study.trials import How
+from tests.command_line import write_trace
 from tests.sweeps import simulator
 
 RUN: dict[str, Any] = {
@@ -144,6 +148,30 @@ def launched(**keys: Any) -> str:
     return "\n".join(launch_lines(configured(Document("a.yaml", run, {})), keys.get("stages", ())))
 
 
+def test_layouts_of_some_gpus_with_what_does_not_fit() -> None:
+    document = Document("a.yaml", {**RUN, "model": "Qwen2.5-32B", "stages": 4}, {})
+    workload = load_workload(configured(document), Path())
+    found = layouts(document, workload, Path(), pairs_of([8]))
+    assert {each.parallel for each in found} == {"PP8", "PP4 x TP2", "PP2 x TP4", "TP8"}
+    assert all(each.reason or sum(each.layers) == 64 for each in found)
+    (one,) = layouts(document, workload, Path(), pairs_of([1]))
+    assert one.label == "PP1, even"
+    assert "does not fit" in one.reason
+    own = layouts(document, workload, Path(), shifts=(1, 2))
+    assert own[0].label == "PP4, as given"
+    divisions = {each.layers for each in own}
+    assert len(divisions) == len(own) > 2
+    assert (17, 17, 16, 14) in divisions
+
+
+def test_numbers_of_gpus_are_said_in_one_way() -> None:
+    for text, numbers in (("4", (4,)), ("8, 4", (4, 8)), ("2..4,8", (2, 3, 4, 8))):
+        assert parse_gpus(text) == numbers
+    for wrong in ("", "0", "4..2", "many", "4...8", "-1", "1..9999999999", "9" * 5000):
+        with pytest.raises(UsageError, match=r"should be a number of GPUs, several \(4,8\)"):
+            parse_gpus(wrong)
+
+
 def test_launch_lines_say_what_an_engine_can_express() -> None:
     lines = launched().splitlines()
     vllm, sglang, gllm = (line for line in lines if not line.startswith(" "))
@@ -177,15 +205,65 @@ def test_launch_lines_say_what_they_leave_out() -> None:
 
 def test_advice_is_the_best_change_of_each_kind_simulated(tmp_path: Path) -> None:
     run = {**RUN, "stages": 2, "runtime": "vllm"}
-    given = advise(Document("a.yaml", run, {}), Path(), How(workers=1))
+    config = configured(Document("a.yaml", run, {}))
+    job = Job(config, load_workload(config, Path()), Path())
+    given = advise(job, run_job(job), How(workers=1))
     assert given.metric == "mean_e2el_ms"
-    kinds = [each.labels["change"].partition(":")[0] for each in best(given)]
-    assert len(set(kinds)) == len(kinds) == 3
-    gains = [given.gain(each) for each in given.changed]
+    gains = [given.gain(summary) for summary in given.changed.values()]
     assert gains == sorted(gains, reverse=True)
-    for each in best(given):
-        assert each.mean("mean_e2el_ms") < given.base.mean("mean_e2el_ms")
-    assert any(each.labels["change"] == "layers: TP2, even" for each in given.changed)
+    assert "layers: TP2, even" in given.changed
+    first, *best = given.rows.items()
+    assert first == ("as it is", given.base)
+    shown = [words for words, _ in best if words in given.changed]
+    assert len({words.partition(":")[0] for words in shown}) == len(shown) == 3
+    assert all(given.gain(given.changed[words]) > 0 for words in shown)
+    assert [words for words, _ in best[3:]] == [f"bound: {words}" for words in BOUNDS.values()]
+    assert given.bounds["bound: no CPU time"]["duration"] < given.base["duration"]
+
+
+def lost(**keys: Any) -> dict[str, Any]:
+    """Return the run with a model too short for 5 of the 60 requests of seed 0, and 3 of seed 1."""
+    return {**RUN, "max_model_len": 4180, **keys}
+
+
+def test_a_plan_says_first_what_every_deployment_refuses(tmp_path: Path) -> None:
+    question = asked(lost(), gpus=(1, 2), replications=2)
+    assert question.served.asked == 120
+    failed = question.served.failed
+    found = planned(tmp_path, question)
+    assert found.kept, "layouts refuse no more than the model does, of all seeds together"
+    assert sentences(found)[0].startswith(f"NOT FAIR: {failed} of 120 requests (")
+    assert re.search(r"up to [\d.]+ requests/s, [\d.]+ of them served\.", sentences(found)[2])
+    assert found.table[["completed", "failed"]].loc[0].tolist() == [120 - failed, failed]
+    assert facts(found)["failed"] == facts(found)["best"]["failed"] == failed
+    heads, (first, *_) = rows(found)
+    assert first[heads.index("requests\ncompleted")] == f"{120 - failed} of 120"
+    with pytest.raises(UsageError, match=r"of 60 requests .* max_model_len 700: .*--allow-refused"):
+        asked(lost(max_model_len=700))
+    assert asked(lost(max_model_len=700), allow_refused=True).served.is_no_answer
+
+
+def test_a_plan_says_which_rows_and_requests_it_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_trace(tmp_path / "trace.csv", *(f"{index},9,{index % 5 and 3}" for index in range(20)))
+    monkeypatch.setattr(plan_search, "MOST_REQUESTS", 10)
+    workload = {"trace": str(tmp_path / "trace.csv")}
+    found = planned(tmp_path, asked({**RUN, "workload": workload}, gpus=(1,), budgets=(256,)))
+    *_, dropped, tried = sentences(found)
+    assert dropped == "dropped 3 rows of the trace: no output tokens."
+    assert "on the first 10 requests of the trace (workload.requests says how many), in" in tried
+
+
+def test_a_change_with_which_fewer_requests_are_completed_helps_nothing() -> None:
+    def tried(completed: int, latency_ms: float | None) -> dict[str, float | None]:
+        return {"completed": completed, "failed": 9 - completed, "mean_e2el_ms": latency_ms}
+
+    advice = Advice("mean_e2el_ms", tried(9, 10.0), {}, {})
+    assert advice.gain(tried(9, 5.0)) == 0.5
+    assert advice.gain(tried(8, 5.0)) == advice.gain(tried(0, None)) == -math.inf
+    nothing = replace(advice, base=tried(0, None))
+    assert nothing.gain(tried(9, 5.0)) == math.inf
 
 
 def test_a_queue_that_grows_keeps_no_slo(tmp_path: Path) -> None:

@@ -11,12 +11,20 @@ from typing import Any
 
 import pytest
 
-from evenflow.errors import UsageError
-from experiments.outcome import Outcome
-from experiments.run_file.run import configured
-from experiments.run_file.yaml_file import Document
-from experiments.study.points import HEADER, Point, Record, Store, executor_of, simulate_point
-from experiments.study.trials import Simulator
+from evenflow.config.run import configured
+from evenflow.config.yaml_file import Document
+from evenflow.errors import LostProcessError, UsageError
+from evenflow.results.outcome import Outcome
+from evenflow.study.points import (
+    HEADER,
+    Point,
+    Record,
+    Store,
+    executor_of,
+    remove_records,
+    simulate_point,
+)
+from evenflow.study.trials import Simulator
 from tests.command_line import write_trace
 from tests.sweeps import simulator
 
@@ -83,14 +91,14 @@ def test_results_of_other_code_stay_and_are_not_used(tmp_path: Path) -> None:
 
 def test_what_a_killed_study_had_begun_to_write_goes(tmp_path: Path) -> None:
     Store(tmp_path).put(Record("00", {}))
-    old, new = tmp_path / ".partial-abcd_123", tmp_path / ".partial-abcd_124"
-    others = [tmp_path / ".partial-notes", tmp_path / ".partial-of-someone.txt"]
+    old, new = tmp_path / ".results.json.123.partial", tmp_path / ".results.json.124.partial"
+    others = [tmp_path / name for name in (".partial-my_notes", ".results.json.mine.partial")]
     for path in (old, new, *others):
         path.touch()
     for path in (old, *others):
         os.utime(path, (0, 0))
     Store(tmp_path)
-    assert sorted(tmp_path.glob(".partial-*")) == sorted([new, *others])
+    assert sorted(path for path in tmp_path.glob(".*")) == sorted([new, *others])
 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
@@ -102,6 +110,41 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-20])
     with pytest.raises(UsageError, match=path.name):
         store.get(record.key)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        '{"key": "00"}',
+        '{"key": "01", "values": {}}',
+        "[]",
+        '{"key": "00", "values": 3}',
+        '{"key": "00", "values": {}, "x": 1}',
+    ],
+)
+def test_what_is_no_record_of_its_key_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "00").mkdir()
+    (tmp_path / "00" / "00.json").write_text(text)
+    with pytest.raises(UsageError, match=r"00/00\.json: .*; remove it"):
+        Store(tmp_path).get("00")
+
+
+def test_a_store_goes_through_no_link_of_its_folder(tmp_path: Path) -> None:
+    key, out = "ab" * 32, tmp_path / "out"
+    mine = tmp_path / "mine" / f"{key}.json"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    (out / "store").mkdir(parents=True)
+    (out / "store" / "ab").symlink_to(mine.parent)
+    for call in (
+        lambda: remove_records(out / "store"),
+        lambda: Store(out / "store").put(Record(key, {})),
+        lambda: Store(out / "store").get(key),
+    ):
+        with pytest.raises(UsageError, match="store/ab: is a link"):
+            call()
+    assert mine.read_text() == "mine"
 
 
 def test_failures_are_told_and_simulated_again_when_asked(tmp_path: Path) -> None:
@@ -120,7 +163,10 @@ def killed(outcome: Outcome) -> dict[str, Any]:
 
 def test_a_worker_that_is_killed_ends_in_one_line_and_loses_nothing(tmp_path: Path) -> None:
     points = [point(), Point(point().config, Path(), killed), point("workload.seed=1")]
-    with pytest.raises(UsageError, match="a worker died"), executor_of("process", 1) as executor:
+    with (
+        pytest.raises(LostProcessError, match="a worker died"),
+        executor_of("process", 1) as executor,
+    ):
         Simulator(Store(tmp_path), executor).records(points)
     assert Store(tmp_path).get(points[0].key) == simulate_point(points[0])
     assert Store(tmp_path).get(points[1].key) is None
@@ -149,17 +195,17 @@ def test_an_executor_that_there_is_not(name: str, told: str) -> None:
 
 def test_a_cluster_at_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     distributed = pytest.importorskip("distributed")
-    monkeypatch.setattr("experiments.study.points.CONNECT_LIMIT_S", 5.0)
+    monkeypatch.setattr("evenflow.study.points.CONNECT_LIMIT_S", 5.0)
     own = {"processes": False, "threads_per_worker": 1, "dashboard_address": ":0"}
     with distributed.LocalCluster(n_workers=1, **own) as cluster:
         name = f"dask:{cluster.scheduler_address}"
         with executor_of(name) as executor:
             records = Simulator(Store(tmp_path), executor).records([point()])
             assert records == [simulate_point(point())]
-        monkeypatch.setattr("experiments.study.points.code_digest", lambda: repr(object()))
+        monkeypatch.setattr("evenflow.study.points.code_digest", lambda: repr(object()))
         with pytest.raises(UsageError, match="runs another version"), executor_of(name):
             pass
-    monkeypatch.setattr("experiments.study.points.CONNECT_LIMIT_S", 0.3)
+    monkeypatch.setattr("evenflow.study.points.CONNECT_LIMIT_S", 0.3)
     with distributed.LocalCluster(n_workers=0, **own) as cluster:
         name = f"dask:{cluster.scheduler_address}"
         with pytest.raises(UsageError, match="has no workers"), executor_of(name):

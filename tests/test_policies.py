@@ -1,4 +1,4 @@
-"""What holds for every policy: its defaults, what tuning may try, and how it is found."""
+"""What holds for every policy: its defaults, and how it is found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evenflow.core.scheduling import View
 from evenflow.costs import AffineCost, estimates
 from evenflow.engines.padding import PaddedRules
 from evenflow.errors import UsageError
-from evenflow.schedulers import GIVEN, POLICIES, catalogue, create, parameters, policy
+from evenflow.schedulers import GIVEN, catalogue, create, policy
 from evenflow.types import MicroBatch, Plan, Prefill, Prompt, Request, Rules
 from tests.worlds import engine_of
 
@@ -69,27 +69,6 @@ def test_every_policy_says_in_a_line_what_it_does_and_where_it_is_from() -> None
     assert static.summary == "Decode a batch until its last request ends, then admit the next one."
     assert static.source.startswith("FasterTransformer, as described by Orca (OSDI'22, section 2)")
     assert static.source.endswith('section 2.4, "decode-prioritising")')
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_what_tuning_tries_is_what_the_constructor_takes_and_has_the_default_in_it(
-    name: str,
-) -> None:
-    space = getattr(policy(name), "search_space", {})
-    for key, values in space.items():
-        default = parameters(policy(name))[key].default
-        if isinstance(values, list):
-            assert default in values
-            ends = values
-        else:
-            low, high = values["low"], values["high"]
-            assert default is None or low <= default <= high
-            ends = [low, high]
-        for value in ends:
-            made = create(
-                name, {"max_num_seqs": 16, key: value} if "seqs" in key else {key: value}, **FACTS
-            )
-            assert isinstance(made, policy(name))
 
 
 class NoPolicy:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from experiments.run_file.pools import runs_of_pools, system
-from experiments.run_file.run import RunConfig
-from experiments.run_file.workload import WorkloadConfig
+from evenflow.config.pools import runs_of_pools, system
+from evenflow.config.run import RunConfig
+from evenflow.config.workload import WorkloadConfig
 from tests.command_line import done, evenflow, rows_of, summary_of
 
 POOL_FILES = {"requests.csv", "batches.csv", "stages.csv", "bubbles.csv", "timeline.json.gz"}

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from evenflow.config.build import build
+from evenflow.config.run import load_config
 from evenflow.costs.base import decode_work, prefill_work
 from evenflow.costs.roofline import RooflineCost
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
@@ -13,8 +15,6 @@ from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.model import Split, in_precision, model
 from evenflow.specs.precision import FORMATS
-from experiments.run_file.build import build
-from experiments.run_file.run import load_config
 from tests.command_line import RUN, refused, write_inputs
 from tests.profiles import deployed, measured
 

@@ -15,11 +15,11 @@ from evenflow.core.replay import decision_of
 from evenflow.engines.append_only import AppendOnlyCache
 from evenflow.results.metrics import summarize
 from evenflow.schedulers import create
+from evenflow.sim import simulate
+from evenflow.traces import Offline, Replay, load_trace, make_requests, with_conversations
 from evenflow.types import Prefix, Request
-from sim import simulate
 from tests.command_line import RUN, done, refused, summary_of
 from tests.worlds import engine_of, send, small_world
-from traces import Offline, Replay, load_trace, make_requests, with_conversations
 
 PAGE = 16
 

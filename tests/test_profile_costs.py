@@ -16,10 +16,10 @@ from evenflow.costs.profile.cost import check_device, check_units, profile_cost
 from evenflow.costs.profile.file import Point, Profile
 from evenflow.costs.tables import Curve, Surface, never_falling
 from evenflow.errors import UsageError
+from evenflow.profiler import import_files
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import LinkSpec, gpu
 from evenflow.specs.model import model
-from profiler import import_files
 from tests.command_line import mistake
 from tests.profiles import SIZES, TINY, decode_s, point, points, prefill_s, profile
 

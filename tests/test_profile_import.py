@@ -11,9 +11,9 @@ from evenflow.costs import RooflineCost, decode_work, prefill_work
 from evenflow.costs.profile.cost import profile_cost
 from evenflow.costs.profile.file import Profile, read_profile
 from evenflow.errors import UsageError
+from evenflow.profiler import import_files
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
-from profiler import import_files
 from tests.command_line import complaint, evenflow, mistake
 from tests.profiles import TINY
 

@@ -19,13 +19,13 @@ from evenflow.costs import decode_work  # noqa: E402
 from evenflow.costs.profile.cost import HOST, profile_cost  # noqa: E402
 from evenflow.costs.profile.file import OPERATORS, Profile, read_profile  # noqa: E402
 from evenflow.errors import UsageError  # noqa: E402
+from evenflow.profiler import Settings, check_profile  # noqa: E402
+from evenflow.profiler.outside import Service, detokenise_points  # noqa: E402
+from evenflow.profiler.profile import errors_table  # noqa: E402
+from evenflow.profiler.timed_runs import MIN_ROUNDS  # noqa: E402
+from evenflow.runtime import profiled as timed  # noqa: E402
+from evenflow.runtime.profiled import profile_model, timed_stage  # noqa: E402
 from evenflow.specs.model import ModelSpec  # noqa: E402
-from profiler import Settings, check_profile  # noqa: E402
-from profiler.outside import Service, detokenise_points  # noqa: E402
-from profiler.profile import errors_table  # noqa: E402
-from profiler.timed_runs import MIN_ROUNDS  # noqa: E402
-from runtime.torch import timed  # noqa: E402
-from runtime.torch.timed import profile_model, timed_stage  # noqa: E402
 from tests.command_line import (  # noqa: E402
     START_S,
     complaint,
@@ -343,7 +343,9 @@ def test_cuda_is_measured_by_the_same_code(config: Path, tmp_path: Path) -> None
 
 
 def test_ranks_that_measure_outlive_no_parent() -> None:
-    minutes = "from profiler.outside import *; all_reduce_points('cpu', 2, [1 << 20], 10**5)"
+    minutes = (
+        "from evenflow.profiler.outside import *; all_reduce_points('cpu', 2, [1 << 20], 10**5)"
+    )
     here = {"cwd": Path(__file__).parent.parent, "start_new_session": True}
     with subprocess.Popen([sys.executable, "-c", minutes], **here) as measuring:
         try:

@@ -17,12 +17,11 @@ from evenflow.core.batch import Work
 from evenflow.costs.profile.cost import operator_counts
 from evenflow.costs.profile.file import Header, LayerShapes, Profile
 from evenflow.errors import UsageError
-from evenflow.specs.model import model
-from profiler import timed_runs
-from profiler.machine import most_beside, neighbours, places_beside, require_threads
-from profiler.profile import errors, take
-from profiler.shapes import Limits, Shape, grid, random_shapes
-from profiler.timed_runs import (
+from evenflow.profiler import timed_runs
+from evenflow.profiler.machine import most_beside, neighbours, places_beside, require_threads
+from evenflow.profiler.profile import errors, take
+from evenflow.profiler.shapes import Limits, Shape, grid, random_shapes
+from evenflow.profiler.timed_runs import (
     GOOD_ROUNDS,
     MIN_ROUNDS,
     CpuStopwatch,
@@ -37,6 +36,7 @@ from profiler.timed_runs import (
     stage_s,
     summed,
 )
+from evenflow.specs.model import model
 
 LIMITS = Limits(max_tokens=64, max_rows=8, max_context=128, max_total_context=512)
 LAYERS = 3
@@ -172,11 +172,19 @@ def test_an_interrupted_measurement_goes_on(machine: Machine, tmp_path: Path) ->
     assert not path.exists()
 
 
-@pytest.mark.parametrize("text", ["hello\n", "[1]\n", '{"facts": {}}\n{"shot": 3}\n'])
-def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "journal").write_text(text)
+NO_JOURNALS = (b"hello\n", b"[1]\n", b'{"facts": {}}\n{"shot": 3}\n', b"hello", b"a\nb", b"\xff\n")
+
+
+@pytest.mark.parametrize("data", NO_JOURNALS)
+def test_a_file_that_is_no_journal_is_refused_and_stays(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(data)
     with pytest.raises(UsageError, match="not a profile's journal"):
-        Journal(tmp_path / "journal", {})
+        Journal(path, {})
+    assert path.read_bytes() == data
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(UsageError, match="is a link"):
+        Journal(tmp_path / "link", {})
 
 
 def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -372,7 +380,7 @@ def test_a_measurement_whose_neighbour_died_is_refused(tmp_path: Path) -> None:
 
 
 def test_stages_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler.machine._cores", lambda: list(range(7)))
+    monkeypatch.setattr("evenflow.profiler.machine._cores", lambda: list(range(7)))
     assert places_beside(2, 2) == [[3, 4], [1, 2]]
     assert (most_beside("cpu", 2), most_beside("cpu", 7), most_beside("cuda", 1)) == (2, 0, 0)
     require_threads(2, 3)

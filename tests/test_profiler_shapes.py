@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from evenflow.errors import UsageError
-from profiler.profile import TILES, tile_of
-from profiler.shapes import LEVELS, Limits, Shape, grid, ladder, random_shapes
-from profiler.timed_runs import point
+from evenflow.profiler.profile import TILES, tile_of
+from evenflow.profiler.shapes import LEVELS, Limits, Shape, grid, ladder, random_shapes
+from evenflow.profiler.timed_runs import point
 
 LIMITS = Limits(max_tokens=512, max_rows=32, max_context=1024, max_total_context=8192)
 

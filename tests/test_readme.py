@@ -20,9 +20,9 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from experiments.figures.schema import load_plan
-from experiments.run_file.run import RunConfig
-from experiments.study.sweep_file import SweepConfig
+from evenflow.config.run import RunConfig
+from evenflow.experiments.figures.schema import load_plan
+from evenflow.study.sweep_file import SweepConfig
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -83,7 +83,7 @@ def check_console(text: str, folder: Path) -> None:
             targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
             assert set(arguments) <= set(targets), command
         elif program == "evenflow":
-            done = run(folder, "-m", "experiments.cli", *arguments)
+            done = run(folder, "-m", "evenflow", *arguments)
             assert done.returncode == (2 if "error:" in shown else 0), f"{command}\n{done.stdout}"
             if "error:" in shown:
                 assert shown.strip() in done.stdout

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from evenflow.errors import UsageError
+from evenflow.report.folder import RECORDS, check_folder
 from evenflow.results.recorder import BlockFile, read_blocks
-from experiments.journal import NAME, Entries
-from experiments.real import job_of, replay_folder, serve_into
-from experiments.records import recover
-from experiments.report.folder import RECORDS, check_folder
+from evenflow.runtime.journal import NAME, Entries
+from evenflow.runtime.real import job_of, replay_folder, serve_into
+from evenflow.runtime.records import recover
 from tests.command_line import complaint, evenflow, gone, rows_of, summary_of
 from tests.serving import Server, serving
 from tests.test_full_disk import files_of_at_most
@@ -268,6 +268,9 @@ def test_what_cannot_be_recovered_is_one_line(tmp_path: Path) -> None:
         "no records of a run: 'flushed_s'": b'{"depth": 1}\n[{}, {"a": ["<f8", 0]}]\n',
         "no records of a run: bad char in struct": b'{"depth": -9}\n',
         "no records of a run: total struct size": b'{"depth": 1000000000000000000}\n',
+        "no records of a run: should be the name of a file below": (
+            b'{"bytes_per_token": 1, "parts": {"../mine": {"depth": 1, "facts": {}}}}\n'
+        ),
         "cannot fit 'int'": b'{"depth": 1}\n[{}, {"a": ["<f8", 99999999999999999999]}]\n',
     }
     for words in ("", "nowhere"):
@@ -278,3 +281,7 @@ def test_what_cannot_be_recovered_is_one_line(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / RECORDS).write_bytes(text)
         assert told in complaint("recover", folder)
+    (folder / "summary.json").symlink_to(tmp_path / "mine.txt")
+    (tmp_path / "mine.txt").write_text("mine")
+    assert "summary.json: is a link" in complaint("recover", folder)
+    assert (tmp_path / "mine.txt").read_text() == "mine"

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_run import nothing_ran, synthetic_run
+from synthetic_run import REASON, nothing_ran, synthetic_run
 
-from evenflow.results.bubbles import CAUSES
-from evenflow.results.metrics import summarize
-from experiments.outcome import Outcome
-from experiments.report.data import (
+from evenflow.report.data import (
     binned,
     chunks_of,
     cumulative,
@@ -24,11 +22,14 @@ from experiments.report.data import (
     steady,
     used_share,
 )
-from experiments.report.page import parallel, plotly_library
-from experiments.report.plots import draw_comparison
-from experiments.report.run_page import render, write_report
-from experiments.report.style import CAUSE_COLOURS, DECODE, PREFILL, blend
-from experiments.report.words import CAUSE_WORDS, table, verdict
+from evenflow.report.page import parallel, plotly_library
+from evenflow.report.plots import draw_comparison
+from evenflow.report.run_page import render, write_report
+from evenflow.report.style import CAUSE_COLOURS, DECODE, PREFILL, blend
+from evenflow.report.words import CAUSE_WORDS, table, verdict
+from evenflow.results.bubbles import CAUSES
+from evenflow.results.metrics import summarize
+from evenflow.results.outcome import Outcome
 
 SUMMARY = {
     "output_throughput": 400.0,
@@ -92,7 +93,7 @@ def test_the_page_says_at_its_top_what_ran_on_what(runs: dict[str, Outcome]) -> 
 def test_a_single_run_makes_a_page_too(depth: int) -> None:
     page = render({"alone": make(depth=depth)}, "One", {}, plotly_js="")
     assert "<b>alone</b> keeps up with the" in page
-    assert 'class="best"' not in page
+    assert "<td><b>" not in page
     assert len(figures(page)) == 12
 
 
@@ -186,15 +187,15 @@ def test_the_verdict_names_who_is_best_at_what_and_by_how_much(runs: dict[str, O
         | {"total_token_throughput": 1600.0, "mean_ttft_ms": 250.0, "p99_itl_ms": 1200.0},
     )
     sentences = plain(verdict({"A": fast, "B": slow}))
-    assert sentences[:4] == [
+    assert sentences[:5] == [
+        f"NOT FAIR: 1 of 40 requests (2.5%) were refused or given up; the first: {escape(REASON)}.",
         "A serves the most tokens: 2,000 per second, 25 % more than B.",
         "First token soonest: B, mean TTFT 250 ms, against 500 ms with A.",
         "Shortest stalls between tokens: A, P99 ITL 90 ms, against 1.2 s with B.",
         "Whole request soonest: A (level with B), mean E2EL 9 s, against 9 s with B.",
     ]
     busy = shares(fast)["computing"]
-    assert sentences[4].startswith(f"Stages compute {100 * busy:.0f} % of the time with A")
-    assert sentences[5] == "Requests refused because they can never fit: 1."
+    assert sentences[5].startswith(f"Stages compute {100 * busy:.0f} % of the time with A")
 
 
 def test_the_verdict_on_requests_that_arrive_by_themselves_is_whether_they_are_served(
@@ -205,26 +206,26 @@ def test_the_verdict_on_requests_that_arrive_by_themselves_is_whether_they_are_s
     able = replace(runs["even"], summary=SUMMARY | offered | {"served_requests_per_s": 7.2})
     beyond = {"served_requests_per_s": 2.8, "queue_growth_per_s": 4.4, "overloaded": 1}
     late = replace(runs["greedy"], summary=SUMMARY | offered | beyond)
-    assert plain(verdict({"A": able, "B": late}))[:2] == [
+    assert plain(verdict({"A": able, "B": late}))[1:3] == [
         "B is overloaded: 7.2 requests/s arrive and 2.8 are served: the queue grows by 4.4 a "
         "second, and so does every latency with the length of the run.",
         "A keeps up with the 7.2 requests/s that arrive.",
     ]
     long = replace(able, summary=able.summary | {"completed": 100})
-    assert plain(verdict({"A": long}))[0].endswith("that a longer one may tell otherwise.")
-    both = plain(verdict({"A": able, "C": able}))[0]
+    assert plain(verdict({"A": long}))[1].endswith("that a longer one may tell otherwise.")
+    both = plain(verdict({"A": able, "C": able}))[1]
     assert both == "A and C keep up with the 7.2 requests/s that arrive: latency decides."
     closed = {"config": {"workload": {"arrivals": {"kind": "closed"}}}}
     looped = replace(able, result=replace(able.result, provenance=closed))
-    assert plain(verdict({"A": looped}))[0] == "A serves tokens: 2,000 per second."
+    assert plain(verdict({"A": looped}))[1] == "A serves tokens: 2,000 per second."
 
 
 def test_equal_throughputs_are_called_equal(runs: dict[str, Outcome]) -> None:
     first = replace(runs["even"], summary=SUMMARY)
     second = replace(runs["greedy"], summary=SUMMARY | {"total_token_throughput": 1990.0})
-    assert "same pace, 2,000 tokens per second" in verdict({"A": first, "B": second})[0]
+    assert "same pace, 2,000 tokens per second" in verdict({"A": first, "B": second})[1]
     third = replace(first, summary=SUMMARY | {"total_token_throughput": 1000.0})
-    leading = plain(verdict({"A": first, "B": second, "C": third}))[0]
+    leading = plain(verdict({"A": first, "B": second, "C": third}))[1]
     assert leading == "A and B serve the most tokens: 2,000 per second, 100 % more than C."
 
 
@@ -233,7 +234,7 @@ def test_the_best_value_of_a_row_is_marked_and_missing_rows_are_left_out(
 ) -> None:
     slow = replace(runs["greedy"], summary=SUMMARY | {"mean_ttft_ms": 700.0})
     html = table({"A": replace(runs["even"], summary=SUMMARY), "B": slow})
-    assert '<td class="best">500</td><td>700</td>' in html
+    assert "<td><b>500</b></td><td>700</td>" in html
     assert "<td>400</td><td>400</td>" in html
     assert "steady" not in html
 

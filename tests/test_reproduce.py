@@ -17,11 +17,11 @@ import yaml
 
 import evenflow as ef
 from evenflow.errors import UsageError
-from experiments.reproduce import FOLDER, cases_of, chosen, entries, load_entry, served
-from experiments.reproduce.measured import read_results
+from evenflow.experiments.reproduce import FOLDER, cases_of, chosen, entries, load_entry, served
+from evenflow.experiments.reproduce.measured import read_results
+from evenflow.traces import Replay
 from tests.command_line import evenflow, refusal
 from tools.calibrate import main as calibrate
-from traces import Replay
 
 Rows = list[dict[str, Any]]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from evenflow.experiments.validation import validate
+from evenflow.report.folder import RECORDS
 from evenflow.results.recorder import read_blocks
-from experiments.real import job_of
-from experiments.report.folder import RECORDS
-from experiments.validation import validate
+from evenflow.runtime.real import job_of
 from tests.command_line import START_S, complaint, evenflow, gone, spawn
 
 VALIDATION_FILES = {

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import runtime.driver
+import evenflow.runtime.driver
 from evenflow.core.replay import RecordingBatcher
 from evenflow.core.scheduling import View
 from evenflow.engines.loop import EngineLoop
 from evenflow.errors import PolicyError, StallError, WorkerError
+from evenflow.runtime.front import TraceReplay
+from evenflow.runtime.wire import Free, Message, Step
 from evenflow.schedulers import create
+from evenflow.sim import World, driver
+from evenflow.sim.tandem import Tandem
 from evenflow.types import Plan, Request, Scheduler
-from runtime.front import TraceReplay
-from runtime.wire import Free, Message, Step
-from sim import World, driver
-from sim.tandem import Tandem
 from tests.virtual_run import VirtualPipeline, drive
 from tests.worlds import MAX_MODEL_LEN, served_worlds, small_world
 
@@ -37,8 +37,8 @@ exact_worlds = served_worlds(
 @given(exact_worlds)
 def test_both_drivers_do_the_same_at_the_same_time(world: World) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime.driver, "LOOK_S", 64 * TICK_S)
-        patch.setattr(runtime.driver, "FLUSH_S", 40 * TICK_S)
+        patch.setattr(evenflow.runtime.driver, "LOOK_S", 64 * TICK_S)
+        patch.setattr(evenflow.runtime.driver, "FLUSH_S", 40 * TICK_S)
         real, batcher = drive(world)
     simulated = driver.Driver(world, Tandem, batcher=RecordingBatcher)
     expected, result = simulated.run(), real.result()

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import runtime.driver
+import evenflow.runtime.driver
 from evenflow.core.batcher import Batcher
 from evenflow.core.replay import Call, RecordingBatcher, replay
+from evenflow.runtime.driver import Driver
+from evenflow.runtime.page_tables import PageTable
+from evenflow.runtime.wire import Step
+from evenflow.sim import World
 from evenflow.types import Request
-from runtime.driver import Driver
-from runtime.page_tables import PageTable
-from runtime.wire import Step
-from sim import World
 from tests.test_runtime_driver import TICK_S
 from tests.virtual_run import VirtualPipeline
 from tests.worlds import MAX_MODEL_LEN, POLICIES, require_idle, small_world
@@ -117,7 +117,7 @@ def test_every_client_ends_and_every_page_is_free(
         return got[request_id] == ends_after  # the request ends with this one
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime.driver, "LOOK_S", 64 * TICK_S)
+        patch.setattr(evenflow.runtime.driver, "LOOK_S", 64 * TICK_S)
         driver = live_driver(events, world, owner, on_token)
         driver.run()
     result = driver.result()

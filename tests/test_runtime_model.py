@@ -11,10 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
-from runtime.torch.layers import Pass, unmarked  # noqa: E402
-from runtime.torch.model import Ranks, Rope, Stage, rotation  # noqa: E402
-from runtime.torch.weights import Checkpoint, random_stage  # noqa: E402
-from runtime.wire import Piece  # noqa: E402
+from evenflow.runtime.torch.layers import Pass, unmarked  # noqa: E402
+from evenflow.runtime.torch.model import Ranks, Rope, Stage, rotation  # noqa: E402
+from evenflow.runtime.torch.weights import Checkpoint, random_stage  # noqa: E402
+from evenflow.runtime.wire import Piece  # noqa: E402
 from tests.command_line import mistake  # noqa: E402
 from tests.tiny_models import (  # noqa: E402
     PAGE_TOKENS,

@@ -25,15 +25,15 @@ from evenflow.engines.loop import EngineLoop
 from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError, WorkerError
 from evenflow.results.bubbles import attribute
+from evenflow.runtime import Workers, serve
+from evenflow.runtime.driver import Driver
+from evenflow.runtime.emulated import EmulatedSettings, Faults, emulated_token, wait_until
+from evenflow.runtime.pipeline import Pipeline
+from evenflow.runtime.wire import Failed, driver_address, encode, open_socket
+from evenflow.runtime.worker import Settings
 from evenflow.schedulers import POLICIES
+from evenflow.sim import World
 from evenflow.types import Request
-from runtime import Workers, serve
-from runtime.driver import Driver
-from runtime.emulated import EmulatedSettings, Faults, emulated_token, wait_until
-from runtime.pipeline import Pipeline
-from runtime.wire import Failed, driver_address, encode, open_socket
-from runtime.worker import Settings
-from sim import World
 from tests.failing_workers import PREPARE_S, Failing, SlowToPrepare
 from tests.worlds import check_integrity, small_world
 
@@ -182,7 +182,7 @@ def test_a_worker_that_is_stopped_is_named_within_seconds_whatever_the_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pipeline() as workers:
-        monkeypatch.setattr("runtime.pipeline.SILENT_LIMIT_S", 2.5)
+        monkeypatch.setattr("evenflow.runtime.pipeline.SILENT_LIMIT_S", 2.5)
         os.kill(workers.process_ids[1], signal.SIGSTOP)
         stopped_s = time.monotonic()
         driver = driver_of(workers, patience_s=3600.0)
@@ -194,7 +194,7 @@ def test_a_worker_that_is_stopped_is_named_within_seconds_whatever_the_patience(
 def test_a_micro_batch_may_take_longer_than_a_worker_may_be_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("runtime.pipeline.SILENT_LIMIT_S", 2.5)
+    monkeypatch.setattr("evenflow.runtime.pipeline.SILENT_LIMIT_S", 2.5)
     faults = Faults(slow_factor=3.5 / COSTS.base_s)
     with pipeline((1, EmulatedSettings(faults=faults))) as workers:
         driver = driver_of(workers, world_of(requests=[Request(0, 0.0, 20, 1)]))
@@ -206,7 +206,7 @@ def test_nobody_is_silent_while_the_driver_itself_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pipeline() as workers:
-        monkeypatch.setattr("runtime.pipeline.SILENT_LIMIT_S", 1.5)
+        monkeypatch.setattr("evenflow.runtime.pipeline.SILENT_LIMIT_S", 1.5)
         workers.receive(0)
         time.sleep(2.0)
         assert workers.receive(0) == []
@@ -254,11 +254,13 @@ def say_late(context: zmq.Context[zmq.Socket[bytes]], ended: int) -> None:
             2.0,
             r"stages \[(\d, )*3\] did not start within 2 s \(workers.start_limit_s\)",
         ),
+        (Failing("stop"), 60.0, r"stage 3 \(process \d+\) says nothing for 2\.\d s: it was"),
     ],
 )
 def test_a_worker_that_does_not_start_is_an_error(
-    settings: Settings, limit_s: float, message: str
+    settings: Settings, limit_s: float, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("evenflow.runtime.pipeline.SILENT_LIMIT_S", 2.0)
     with pytest.raises(WorkerError, match=message):
         pipeline((3, settings), start_limit_s=limit_s).__enter__()
 

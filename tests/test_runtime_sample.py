@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 
-from runtime.torch.sample import drawn_by, sample  # noqa: E402
-from runtime.wire import Draw  # noqa: E402
+from evenflow.runtime.torch.sample import drawn_by, sample  # noqa: E402
+from evenflow.runtime.wire import Draw  # noqa: E402
 from tests.tiny_models import Operations  # noqa: E402
 
 PROBABILITIES = torch.tensor([0.1, 0.5, 0.15, 0.25])

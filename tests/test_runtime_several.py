@@ -22,16 +22,16 @@ from evenflow.core.replay import Entry, replay
 from evenflow.core.routing import Router
 from evenflow.engines.handover import PoolBatcher
 from evenflow.engines.pools import PooledWorld, TransferLink
+from evenflow.experiments.validation import validate
 from evenflow.results.run import RunResult
+from evenflow.runtime import Served, Workers
+from evenflow.runtime import serve as serve_world
+from evenflow.runtime.driver import Driver, Replicas
+from evenflow.runtime.emulated import EmulatedSettings
+from evenflow.runtime.pipeline import Pipeline
+from evenflow.runtime.real import job_of
+from evenflow.sim import World, simulate_replicas
 from evenflow.types import Prefix, Request
-from experiments.real import job_of
-from experiments.validation import validate
-from runtime import Served, Workers
-from runtime import serve as serve_world
-from runtime.driver import Driver, Replicas
-from runtime.emulated import EmulatedSettings
-from runtime.pipeline import Pipeline
-from sim import World, simulate_replicas
 from tests.command_line import complaint, evenflow, summary_of
 from tests.test_runtime_run import made_up
 from tests.virtual_run import VirtualPipeline

@@ -18,12 +18,12 @@ from evenflow.core.world import World
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.rules import EngineRules
 from evenflow.errors import WorkerError
+from evenflow.runtime.page_tables import PageTable, StepWriter
+from evenflow.runtime.tokens import RandomTexts, Text, TokenBook
+from evenflow.runtime.wire import Draw, Growth, Piece, Shared, Step, decode, encode
+from evenflow.sim.driver import Driver
+from evenflow.sim.tandem import Tandem
 from evenflow.types import Chunk, MicroBatch, Prefix, Request
-from runtime.page_tables import PageTable, StepWriter
-from runtime.tokens import RandomTexts, Text, TokenBook
-from runtime.wire import Draw, Growth, Piece, Shared, Step, decode, encode
-from sim.driver import Driver
-from sim.tandem import Tandem
 from tests.worlds import small_world, worlds
 
 

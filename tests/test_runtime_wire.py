@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.errors import WorkerError
-from runtime.wire import KINDS, Free, Message, Step, decode, encode
+from evenflow.runtime.wire import KINDS, Free, Message, Step, decode, encode
 
 PLAIN = {
     int: st.integers(0, 10**9),

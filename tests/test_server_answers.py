@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from evenflow.runtime.front import LiveFront
+from evenflow.runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError, Serving
+from evenflow.runtime.http.live import Clients
+from evenflow.runtime.http.text import Codec
+from evenflow.runtime.wire import Draw
 from evenflow.types import Prefix, Request
-from runtime.front import LiveFront
-from runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError, Serving
-from runtime.http.live import Clients
-from runtime.http.text import Codec
-from runtime.wire import Draw
 
 
 def asked(max_tokens: int = 3, *, stop: Sequence[str] = (), temperature: float = 0.0) -> Generation:
@@ -75,7 +75,6 @@ def test_tokens_become_the_pieces_of_each_answer() -> None:
         waiting = answers.num_waiting
         for number in (0, 1):
             answers.added(number, None)
-        await reply.admitted()
         for token in (7, 8, 9):
             for number in (0, 1):
                 answers.token(number, token + 10 * number)
@@ -91,9 +90,16 @@ def test_tokens_become_the_pieces_of_each_answer() -> None:
 
     driver = asyncio.run(main())
     answers = driver.answers
-    counted = answers.counted
-    assert counted.finished == {"stop": 1, "length": 1, "abort": 0}
-    assert (counted.prompt_tokens, counted.output_tokens) == (4, 5)
+    names = (
+        "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total",
+        "vllm:request_success_total",
+    )
+    labels = {"model_name": "model", "engine": "0"}
+    count = answers.counted.registry.get_sample_value
+    assert [count(name, labels) for name in names[:2]] == [4, 5]
+    ends = [count(names[2], {**labels, "finished_reason": each}) for each in ("stop", "length")]
+    assert ends == [1, 1]
     assert [word[:2] for word in driver.heard] == [("submit", 0), ("submit", 1), ("stop", 1)]
 
 
@@ -115,11 +121,12 @@ def test_a_refusal_is_an_error_for_the_call_and_withdraws_the_rest() -> None:
         answers.added(0, None)
         answers.added(1, "too long")
         with pytest.raises(ServiceError, match="prompt and max_tokens: too long") as error:
-            await reply.admitted()
+            await pieces_of(reply)
         assert error.value.status == 400
         answers.withdraw(reply)
         answers.token(0, 1)
-        assert answers.counted.output_tokens == 0, "its client has left"
+        found = answers.counted.exposition({"vllm:num_preemptions_total": 0})
+        assert b'generation_tokens_total{engine="0",model_name="model"} 0.0' in found
         return driver
 
     assert asyncio.run(main()).heard[2:] == [("withdraw", 0)]
@@ -139,11 +146,9 @@ def test_a_queue_that_is_full_and_a_server_that_stops_refuse() -> None:
         answers.added(0, None)
         answers.added(1, None)
         answers.fail("a worker died")
-        await first.admitted()
-        with pytest.raises(ServiceError, match="a worker died"):
-            await pieces_of(first)
-        with pytest.raises(ServiceError, match="a worker died"):
-            await second.admitted()
+        for reply in (first, second):
+            with pytest.raises(ServiceError, match="a worker died"):
+                await pieces_of(reply)
 
     asyncio.run(main())
 

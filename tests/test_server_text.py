@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.errors import UsageError
-from runtime.http.text import Codec, StopStrings, codec_of
+from evenflow.runtime.http.text import Codec, StopStrings, codec_of
 
 PARTS = st.lists(st.text("ab", max_size=3), max_size=12)
 STRINGS = st.lists(st.text("ab", min_size=1, max_size=3), max_size=3)

@@ -16,17 +16,24 @@ from evenflow.core.replay import replay
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.swap import SwapCache
 from evenflow.engines.view import Decode, EnginePrompt
+from evenflow.experiments.recordings import sglang
+from evenflow.experiments.recordings.journal import first_line, lines
+from evenflow.experiments.recordings.journal import replay as replay_journal
 from evenflow.results.bubbles import attribute
 from evenflow.schedulers.sglang import Room, SGLang
+from evenflow.sim import World, simulate
+from evenflow.sim.driver import Driver
+from evenflow.sim.tandem import Tandem
 from evenflow.types import Request
-from experiments.engines import sglang
-from experiments.engines.journal import first_line, lines
-from experiments.engines.journal import replay as replay_journal
-from sim import World, simulate
-from sim.driver import Driver
-from sim.tandem import Tandem
 from tests.test_engine_journals import stem
-from tests.worlds import AuditedBatcher, assert_same, require_idle, sglang_worlds, small_world
+from tests.worlds import (
+    AuditedBatcher,
+    assert_same,
+    cut_short,
+    require_idle,
+    sglang_worlds,
+    small_world,
+)
 
 SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")) / "engines" / "sglang-0.5.23"
 OWN = Path(__file__).with_name("journals")
@@ -61,6 +68,16 @@ def test_nothing_is_lost_but_what_is_chosen_too_early(world: World) -> None:
     assert_same(result, Driver(world, Tandem).run())
     bubbles = attribute(result)
     assert sum(bubbles.totals().values()) == pytest.approx(bubbles.idle_s, abs=1e-9)
+
+
+@pytest.mark.parametrize(("chunk", "computed"), [(48, 51), (64, 67)])
+def test_of_two_prompts_cut_at_once_the_first_decodes_after_what_it_has(
+    chunk: int, computed: int
+) -> None:
+    """Of 115 tokens; each chunk counts whole pages of 16, and only the last prompt goes on."""
+    result = Driver(cut_short(chunk), Tandem).run()
+    assert result.prefill_tokens.sum() == computed
+    assert result.status == ["completed"] * 5
 
 
 def test_chunks_of_a_time_that_bends_down_at_first_are_those_of_its_square() -> None:

@@ -349,7 +349,6 @@ def test_published_decode_steps_without_tuning() -> None:
 
 @pytest.mark.usefixtures("package")
 def test_the_bundled_efficiencies_are_the_fits() -> None:
-    pytest.importorskip("scipy", reason="fitting needs scipy: install evenflow[fit]")
     from tools.calibrate import CHECKED_ON, FITTED_ON, bundled, operators, soft_fit
 
     for name in ("A100-80G", "H200"):

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evenflow.config.build import load_workload
+from evenflow.config.run import configured
+from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
 from evenflow.results.metrics import meets, request_metrics
-from experiments.outcome import Outcome
-from experiments.run_file.build import load_workload
-from experiments.run_file.run import configured
-from experiments.run_file.yaml_file import Document
-from experiments.runs import Job, run_job
-from experiments.study.slo import (
+from evenflow.results.outcome import Outcome
+from evenflow.study.runs import Job, run_job
+from evenflow.study.slo import (
     Condition,
     check_slo,
     parse_slo,

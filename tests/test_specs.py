@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenflow.config.run import RuntimeConfig
 from evenflow.runtimes import RuntimeName, RuntimeOverheads, runtimes
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.gpu import GIB, GpuSpec, LinkSpec, gpu, gpus, link
 from evenflow.specs.model import ModelSpec, in_precision, listed, model, models
 from evenflow.specs.tables import read_rows, read_table
-from experiments.run_file.run import RuntimeConfig
 from tests.command_line import refused
 from tests.profiles import deployed
 

@@ -23,11 +23,11 @@ from evenflow.costs.modifiers import prompts_of, share_of, step_of
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 from evenflow.engines.speculation import Speculation, SpeculativeGroup
 from evenflow.results.run import RunResult
+from evenflow.sim import World, simulate
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu, link
 from evenflow.specs.model import model
 from evenflow.types import Request
-from sim import World, simulate
 from tests.command_line import refused
 from tests.worlds import send, small_world
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.errors import UsageError
-from experiments.study.points import Record, Store
-from experiments.study.searches import Range
-from experiments.study.slo import pareto_front
-from experiments.study.sweep import (
-    Findings,
-    best_table,
-    headline,
-    main_effects,
-    ranked,
-    run_sweep,
-    sensitivity,
-    write_findings,
-)
-from experiments.study.sweep_file import (
-    Sweep,
-    check,
-    load_sweep,
-)
-from experiments.study.trials import Part, Trial
+from evenflow.study.points import Record, Store
+from evenflow.study.searches import Range
+from evenflow.study.slo import pareto_front
+from evenflow.study.sweep import checked, run_sweep
+from evenflow.study.sweep_file import Sweep, check, load_sweep
+from evenflow.study.sweep_findings import Findings
+from evenflow.study.sweep_page import write_findings
+from evenflow.study.sweep_plots import main_effects, sensitivity
+from evenflow.study.sweep_words import best_table, headline, told
+from evenflow.study.trials import Part, Trial
+from evenflow.study.unseen import SEEDS, WINDOWS, Check, unseen, verdict
 from tests.command_line import rows_of, write_trace
 from tests.sweeps import GRID, RUN, simulator, sweep
 
@@ -135,7 +128,7 @@ def test_findings_and_tables(tmp_path: Path) -> None:
     assert points["replication"].to_list() == points["seed"].to_list() == [0, 1] * 6
     assert set(points["status"]) == {"completed"}
     best = table["place"].to_list().index(1)
-    assert best == ranked(found)[0]
+    assert best == found.ranked[0]
     assert table["mean_e2el_ms"][best] == table["mean_e2el_ms"].min()
     assert table["mean_e2el_ms"][0] == pytest.approx(points["mean_e2el_ms"][:2].mean())
     assert (found.default, found.default_is_extra) == (4, False)
@@ -143,7 +136,7 @@ def test_findings_and_tables(tmp_path: Path) -> None:
     budgets, in_flight = main_effects(found, "mean_e2el_ms")  # over the other parameter
     assert (budgets.values, in_flight.values) == ([64, 128], [1, 2, "unlimited"])
     expected = math.fsum(trial.mean("mean_e2el_ms") for trial in found.trials[:3]) / 3
-    assert budgets.means["mean_e2el_ms"][0].mean == pytest.approx(expected)
+    assert budgets.means["mean_e2el_ms"]["mean"].iloc[0] == pytest.approx(expected)
     write_findings(tmp_path, found, "title")
     rows = rows_of(tmp_path / "points.csv")
     assert [float(row["mean_e2el_ms"]) for row in rows] == points["mean_e2el_ms"].to_list()
@@ -157,17 +150,17 @@ def test_points_that_fail_are_rows_too(tmp_path: Path) -> None:
     assert "token_budget" in points["error"][0]
     assert math.isnan(points["mean_e2el_ms"][0])
     assert found.table["failed_replications"].to_list() == [2, 0]
-    assert ranked(found) == [1]
+    assert found.ranked == [1]
     assert main_effects(found, "mean_e2el_ms")[0].values == [128]
 
 
 def test_a_limit_decides_which_points_count(tmp_path: Path) -> None:
     means = [trial.mean("mean_e2el_ms") for trial in found_of(tmp_path).trials]
     limits = {"mean_e2el_ms": {"at_least": max(means)}}
-    assert ranked(found_of(tmp_path, limits=limits)) == [means.index(max(means))]
+    assert found_of(tmp_path, limits=limits).ranked == [means.index(max(means))]
 
 
-TREND = {"kind": "optuna", "trials": 12, "batch": 4, "seed": 3}
+TREND = {"kind": "optuna", "trials": 8, "batch": 4, "seed": 3}
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
@@ -189,7 +182,7 @@ def test_a_search_proposes_the_same_again(tmp_path: Path, sampler: str) -> None:
         kept.put(trial.records[0])
     for store in ("store", "part", "other store"):  # all of its results, a part of them, none
         pd.testing.assert_frame_equal(first.points, simulated(asked, tmp_path, store).points)
-    assert 6 < len(first.trials) <= 13
+    assert 4 < len(first.trials) <= 9
 
 
 def test_tied_keys_change_together_and_points_have_gpus_and_costs(tmp_path: Path) -> None:
@@ -208,7 +201,7 @@ def test_tied_keys_change_together_and_points_have_gpus_and_costs(tmp_path: Path
     assert [trial.mean("gpus") for trial in found.trials] == [4, 6, 1]
     assert found.trials[1].mean("dollars_per_hour") == 12
     assert found.trials[1].mean("dollars_per_million_tokens") > 0
-    assert not ranked(found)
+    assert not found.ranked
     settings = ["PP=1, max_in_flight=3", "PP=2, replicas=3", "PP=4, replicas=1"]
     assert [row[1] for row in best_table(found)[1]] == settings
     assert re.search("the nearest is point .: mean_e2el_ms is", headline(found))
@@ -243,9 +236,9 @@ def test_sensitivity_is_relative_to_the_default_within_a_replication(tmp_path: P
     (panel,) = sensitivity(Findings(asked, trials, 1))
     assert (panel.parameter, panel.values) == ("scheduler.token_budget", [64, 128])
     assert panel.default == 1
-    ttft = panel.means["mean_ttft_ms"]
-    assert [(ratio.mean, ratio.half_width) for ratio in ttft] == [(0.5, 0.0), (1.0, 0.0)]
-    assert trials[0].relative(trials[1], "mean_e2el_ms").mean == 1.5
+    ttft, e2el = (panel.means[f"mean_{name}_ms"] for name in ("ttft", "e2el"))
+    assert ttft[["mean", "half_width"]].to_numpy().tolist() == [[0.5, 0.0], [1.0, 0.0]]
+    assert e2el["mean"].to_list() == [1.5, 1.0]
 
 
 def test_a_run_may_lie_beside_the_sweep(tmp_path: Path) -> None:
@@ -263,3 +256,148 @@ def test_the_example_is_right_and_holds_the_default() -> None:
     check(asked)
     assert asked.num_simulations == 48 * 3
     assert asked.default in asked.known
+
+
+TIGHT = {**RUN, "kv": {"pages": 400}, "workload": {**RUN["workload"], "requests": 20}}
+
+
+def test_a_point_that_serves_little_is_no_answer(tmp_path: Path) -> None:
+    pages = {"kv.pages": [1, 30, 80, 300, 1000]}
+    found = found_of(tmp_path, run=TIGHT, parameters=pages, replications=1)
+    completed = [trial.served.completed for trial in found.trials]
+    assert completed == [20, 0, 4, 13, 20, 20]  # 400 pages, the default, come first
+    assert sorted(found.answered) == [0, 4, 5]
+    assert found.table["counts"].to_list() == ["yes", "no", "no", "no", "yes", "yes"]
+    assert "3 of them no answer: more than 10 % of the requests are refused" in headline(found)
+    allowed = replace(found, allow_refused=True)
+    assert sorted(allowed.ranked) == [0, 2, 3, 4, 5]  # one that serves nothing never counts
+    assert allowed.ranked[0] == 2
+    first = told(allowed)[0]
+    assert first.startswith("NOT FAIR: 16 of 20 requests (80.0%) were refused or given up")
+    assert best_table(allowed)[1][0][0] == "2, overloaded, 4 of 20 requests"
+
+
+def trial(label: int, *values: dict[str, Any]) -> Trial:
+    records = tuple(Record(f"{label}{index}", each) for index, each in enumerate(values))
+    parts = tuple(Part(index, 0) for index in range(len(values)))
+    return Trial({"scheduler.token_budget": label}, records, parts)
+
+
+BUDGETS = {"scheduler.token_budget": [64, 128]}
+SERVED = {"completed": 10, "failed": 0}
+
+
+@pytest.mark.parametrize("goal", ["minimize", "maximize"])
+@pytest.mark.parametrize("nothing", [None, 0.0])
+@pytest.mark.parametrize("limit", [{}, {"p99_ttft_ms": {"at_most": 5}}])
+def test_a_metric_of_no_requests_is_missing(
+    tmp_path: Path, goal: str, nothing: float | None, limit: dict[str, Any]
+) -> None:
+    goals = [{"metric": "mean_ttft_ms", "goal": goal}]
+    asked = sweep(tmp_path, parameters=BUDGETS, objectives=goals, limits=limit)
+    names = ("mean_ttft_ms", "p99_ttft_ms", "offered_requests_per_s")
+    none = {"completed": 0, "failed": 10, **dict.fromkeys(names, nothing)}
+    some = {**SERVED, **dict.fromkeys(names, 4.0)}
+    trials = [trial(64, none, some), trial(128, some, some)]
+    for allow_refused in (False, True):
+        found = Findings(asked, trials, 0, allow_refused=allow_refused and nothing is None)
+        assert found.ranked == [1]
+        assert "nan" not in " ".join(told(found)).lower()
+        assert math.isnan(found.points["mean_ttft_ms"][0]) == (nothing is None)
+        assert math.isnan(found.table["mean_ttft_ms"][0]) == (nothing is None)
+        assert math.isnan(found.table["mean_ttft_ms_vs_default"][1])
+
+
+def test_an_overloaded_best_point_says_so_and_all_points_have_their_latencies(
+    tmp_path: Path,
+) -> None:
+    asked = sweep(tmp_path, parameters=BUDGETS, replications=1)
+    load = {"offered_requests_per_s": 9.0, "served_requests_per_s": 5.0, "queue_growth_per_s": 4.0}
+    runs = [
+        {**SERVED, **load, "overloaded": 1, "mean_e2el_ms": e2el, "mean_tpot_ms": tpot}
+        for e2el, tpot in ((7.0, 3.25), (8.0, 3.5))
+    ]
+    found = Findings(asked, [trial(64, runs[0]), trial(128, runs[1])], 1)
+    assert "The best point is overloaded: 9 requests/s arrive and 5 are served" in told(found)[1]
+    write_findings(tmp_path, found, "title")
+    page = (tmp_path / "report.html").read_text()
+    rows = re.findall("<td>1, default, overloaded</td>(.*?)</tr>", page)
+    assert [re.findall("<td>(.*?)</td>", row) for row in rows][1] == ["128", "8", "-", "3.5", "-"]
+
+
+def parts_of(asked: Sweep) -> dict[str, list[Part]]:
+    return unseen(asked, asked.study.config({}))
+
+
+def test_unseen_parts_begin_after_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evenflow.study.unseen.PARTS", 3)
+    write_trace(tmp_path / "trace.csv", *(f"{i},{10 + i},3" for i in range(100)))
+
+    def parts(keys: dict[str, Any], **workload: Any) -> dict[str, list[Part]]:
+        own = {"trace": "trace.csv", "seed": 7, **workload}
+        return parts_of(sweep(tmp_path, run={**RUN, "workload": own}, **keys))
+
+    poisson = {"kind": "poisson", "rate": 1.0}
+    seeds = [Part(9, 5), Part(10, 5), Part(11, 5)]  # swept on 7 and 8
+    assert parts({}, requests=30, skip=5, arrivals=poisson) == {
+        SEEDS: seeds,
+        WINDOWS: [Part(9, 35), Part(10, 65)],
+    }
+    assert parts({}, requests=45, skip=5, arrivals=poisson) == {SEEDS: seeds}  # one window is none
+    windows = {"replicate": "windows"}
+    later = {WINDOWS: [Part(9, 20), Part(10, 30), Part(11, 40)]}
+    assert parts(windows, requests=10) == parts(windows, requests=10, arrivals=poisson) == later
+    assert parts({"replications": 1}) == {}
+    sample = {"trace": "azure-conv-sample", "requests": 10, "arrivals": "offline"}
+    assert parts({}, **sample)[WINDOWS] == [Part(9, 10), Part(10, 20), Part(11, 30)]
+
+
+def gains(*pairs: tuple[float, float]) -> Check:
+    """Return a check of a best point and a default with these values on each part."""
+    best, base = zip(*pairs, strict=True)
+    of = [[{**SERVED, "mean_e2el_ms": value} for value in side] for side in (best, base)]
+    return Check(SEEDS, trial(64, *of[0]), trial(128, *of[1]))
+
+
+@pytest.mark.parametrize(
+    ("check", "said"),
+    [
+        (gains((9, 10), (18.9, 20), (28.8, 30)), "the gain holds: E2EL mean (ms) -1.1 ± 0.25"),
+        (gains((8, 10), (21, 20), (27, 30)), "THE GAIN DOES NOT HOLD: E2EL mean (ms) -1.333 ± 5"),
+        (gains((11, 10), (21.1, 20), (31.2, 30)), "THE GAIN DOES NOT HOLD: E2EL mean (ms) +1.1"),
+    ],
+)
+def test_a_gain_holds_beyond_its_interval_only(tmp_path: Path, check: Check, said: str) -> None:
+    asked = sweep(tmp_path, parameters=BUDGETS, limits={"mean_e2el_ms": {"at_most": 15}})
+    line = verdict(check, asked, allow_refused=False)
+    assert line.startswith(f"fresh seeds: {said}")
+    assert re.search(r"; mean_e2el_ms is [\d.]+, not at most 15\.$", line)
+
+
+def test_what_refuses_on_unseen_parts_is_not_held(tmp_path: Path) -> None:
+    good, bad = ({**SERVED, "mean_e2el_ms": 1.0}, {"completed": 1, "failed": 9})
+    check = Check(WINDOWS, trial(64, good, bad), trial(128, good, good))
+    line = verdict(check, sweep(tmp_path, parameters=BUDGETS), allow_refused=False)
+    assert line.startswith("later windows: whether the gain holds cannot be said: 9 of 20 requests")
+
+
+def test_the_best_point_is_checked_on_what_the_sweep_did_not_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evenflow.study.unseen.PARTS", 2)
+    asked = sweep(tmp_path, parameters={"max_in_flight": [1, 2]}, run={**RUN, "max_in_flight": 1})
+    with simulator(tmp_path / "store") as who:
+        found = checked(run_sweep(asked, who), who)
+    assert found.ranked[0] != found.default
+    assert [each.kind for each in found.checks] == [SEEDS, WINDOWS]
+    for each in found.checks:
+        assert not set(each.best.parts) & set(found.trials[0].parts)
+        assert each.best.parts == each.default.parts
+    write_findings(tmp_path, found, "title")
+    rows = rows_of(tmp_path / "check.csv")
+    assert [row["point"] for row in rows] == ["best", "best", "default", "default"] * 2
+    assert list(json.loads((tmp_path / "sweep.json").read_text())["check"]) == [SEEDS, WINDOWS]
+    line = next(each for each in told(found) if each.startswith(SEEDS))
+    assert line in (tmp_path / "report.html").read_text()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.study.points import HEADER
-from experiments.study.sweep_file import check, load_sweep
+from evenflow.study.points import HEADER
+from evenflow.study.sweep_file import check, load_sweep
 from tests import command_line
 from tests.sweeps import RUN, write
 
@@ -107,12 +107,9 @@ def test_no_file_or_an_empty_one(folder: Path, text: str | None, told: str) -> N
 
 
 OPTIONS = """\
---shard 3/2 | --shard 3/2: should be I/N
---shard half | --shard half: should be I/N
 --executor slurm | --executor slurm: should be process, dask or dask:ADDRESS
 run.workload.requests=0 | --set run.workload.requests=0: workload.requests:
 replications=0 | --set replications=0: replications: should be at least 1
---shard 1/2 'method={kind: optuna, trials: 4}' | the points of a search follow from its results
 """
 
 
@@ -126,7 +123,7 @@ def test_a_dask_scheduler_that_does_not_answer(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("experiments.study.points.CONNECT_LIMIT_S", 0.3)
+    monkeypatch.setattr("evenflow.study.points.CONNECT_LIMIT_S", 0.3)
     write(folder)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # no one listens there, and no one else can

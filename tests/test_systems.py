@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from evenflow.config.build import build, load_workload
+from evenflow.config.run import load_config
+from evenflow.config.systems import System, markdown, systems
 from evenflow.costs import prefill_work
 from evenflow.results.metrics import summarize
-from experiments.run_file.build import build, load_workload
-from experiments.run_file.run import load_config
-from experiments.systems import System, markdown, systems
-from sim import simulate
+from evenflow.sim import simulate
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples" / "systems"

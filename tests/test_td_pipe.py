@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenflow.config.build import build
+from evenflow.config.run import load_config
 from evenflow.costs import AffineCost, estimates
 from evenflow.engines.handover import Handover, PoolBatcher
 from evenflow.schedulers import create
@@ -24,10 +26,8 @@ from evenflow.schedulers.td_pipe import (
     stealing_share,
     temporal_intensity,
 )
+from evenflow.sim import simulate
 from evenflow.types import Request
-from experiments.run_file.build import build
-from experiments.run_file.run import load_config
-from sim import simulate
 from tests.worlds import engine_of, send, small_world
 
 COSTS = AffineCost(0.005, 0.0001, 4)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from synthetic_run import nothing_ran, synthetic_run
 
+from evenflow.report.timeline import PIPELINE, REQUESTS, write_timeline
 from evenflow.results.bubbles import CAUSES, attribute
-from experiments.report.timeline import PIPELINE, REQUESTS, write_timeline
 
 Event = dict[str, Any]
 DEPTH = 3

@@ -19,8 +19,8 @@ from evenflow.schedulers.token_throttling import (
     TokenThrottling,
     decode_budget,
 )
+from evenflow.sim import World, simulate
 from evenflow.types import Request
-from sim import World, simulate
 from tests.worlds import engine_of, send, small_world
 
 THROTTLES: dict[str, Any] = {"max_prefill": 2048, "min_prefill": 32, "use_wt": True, "use_ut": True}

@@ -16,10 +16,10 @@ pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'"
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
 from evenflow.errors import WorkerError
-from runtime.driver import Driver
-from runtime.pipeline import Pipeline
-from runtime.torch.settings import TorchSettings
-from runtime.worker import Place
+from evenflow.runtime.driver import Driver
+from evenflow.runtime.pipeline import Pipeline
+from evenflow.runtime.torch.settings import TorchSettings
+from evenflow.runtime.worker import Place
 from tests.command_line import START_S, complaint, gone, group, spawn
 from tests.tiny_models import save_checkpoint
 from tests.torch_pipeline import TEXTS, pipeline_of, settings_of, world_of
@@ -107,7 +107,10 @@ def test_workers_outlive_no_driver(when: str, torch_run: Path, sockets: Path) ->
 
 def test_who_comes_when_the_driver_has_left_waits_for_nobody(tmp_path: Path) -> None:
     place = Place(0, 2, 16, 100, str(tmp_path / "left"))
-    imports = "from runtime.torch.carriers import meet; from runtime.worker import Place"
+    imports = (
+        "from evenflow.runtime.torch.carriers import meet\n"
+        "from evenflow.runtime.worker import Place"
+    )
     come = [sys.executable, "-c", f"{imports}; meet({place}, 'gloo', 60)"]
     here = {"cwd": Path(__file__).parent.parent, "timeout": START_S}
     with pytest.raises(subprocess.CalledProcessError) as caught:

@@ -16,21 +16,21 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
 from evenflow.errors import UsageError  # noqa: E402
+from evenflow.experiments.validation import validate  # noqa: E402
+from evenflow.profiler import outside  # noqa: E402
+from evenflow.runtime import Workers  # noqa: E402
+from evenflow.runtime.real import job_of, notes_of, workers_of  # noqa: E402
+from evenflow.runtime.torch import carriers, settings  # noqa: E402
+from evenflow.runtime.torch.carriers import Sent  # noqa: E402
+from evenflow.runtime.torch.inputs import batch_inputs  # noqa: E402
+from evenflow.runtime.torch.model import Rope  # noqa: E402
+from evenflow.runtime.torch.sample import drawn_by, sample  # noqa: E402
+from evenflow.runtime.torch.weights import random_stage  # noqa: E402
+from evenflow.runtime.torch.worker import TorchWorker, warm_up  # noqa: E402
+from evenflow.runtime.wire import Activation, Draw, Piece  # noqa: E402
+from evenflow.runtime.worker import Place  # noqa: E402
 from evenflow.specs.model import model  # noqa: E402
-from experiments.real import job_of, notes_of, workers_of  # noqa: E402
-from experiments.runs import Job  # noqa: E402
-from experiments.validation import validate  # noqa: E402
-from profiler import outside  # noqa: E402
-from runtime import Workers  # noqa: E402
-from runtime.torch import carriers, settings  # noqa: E402
-from runtime.torch.carriers import Sent  # noqa: E402
-from runtime.torch.inputs import batch_inputs  # noqa: E402
-from runtime.torch.model import Rope  # noqa: E402
-from runtime.torch.sample import drawn_by, sample  # noqa: E402
-from runtime.torch.weights import random_stage  # noqa: E402
-from runtime.torch.worker import TorchWorker, warm_up  # noqa: E402
-from runtime.wire import Activation, Draw, Piece  # noqa: E402
-from runtime.worker import Place  # noqa: E402
+from evenflow.study.runs import Job  # noqa: E402
 from tests.tiny_models import Operations  # noqa: E402
 
 SMALL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}

@@ -12,10 +12,12 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
+from evenflow.core.loop import Loop
 from evenflow.core.replay import RecordingBatcher, replay
+from evenflow.engines.loop import EngineLoop
+from evenflow.runtime.pipeline import Pipeline
+from evenflow.runtime.tokens import UNKNOWN, RandomTexts, Text, TokenBook
 from evenflow.types import Prefix, Request
-from runtime.pipeline import Pipeline
-from runtime.tokens import UNKNOWN, RandomTexts, Text, TokenBook
 from tests.command_line import complaint, evenflow, summary_of, tokens_of, write_inputs
 from tests.tiny_models import PAGE_TOKENS, continued, save_checkpoint
 from tests.torch_pipeline import (
@@ -73,12 +75,12 @@ def test_greedy_tokens_are_those_of_transformers(
         assert batcher.queues.preemptions
 
 
-SHARING: list[tuple[str, dict[str, Any], int | None, str]] = [
-    ("sarathi", {"token_budget": 6}, None, "stage0"),
-    ("token_throttling", {"max_prefill": 16, "min_prefill": 4, "kv_thresh": 0.0}, None, "stage0"),
-    ("vllm_v1", {"max_num_batched_tokens": 12, "max_num_seqs": 8}, None, "engine_loop"),
-    ("sglang", {"overlap": False, "chunked_prefill_size": 12}, None, "engine_loop"),
-    ("sglang", {"chunked_prefill_size": 12}, 2, "engine_loop"),
+SHARING: list[tuple[str, dict[str, Any], int | None, type[Loop]]] = [
+    ("sarathi", {"token_budget": 6}, None, Loop),
+    ("token_throttling", {"max_prefill": 16, "min_prefill": 4, "kv_thresh": 0.0}, None, Loop),
+    ("vllm_v1", {"max_num_batched_tokens": 12, "max_num_seqs": 8}, None, EngineLoop),
+    ("sglang", {"overlap": False, "chunked_prefill_size": 12}, None, EngineLoop),
+    ("sglang", {"chunked_prefill_size": 12}, 2, EngineLoop),
 ]
 """A cache that replaces pages, one that keeps twins, and one that learns what is computed late; in
 the last two micro-batches are in flight on one stage, so decodes run ahead of their last token."""
@@ -89,7 +91,7 @@ def test_a_prefix_that_is_cached_changes_no_token(
     case: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads_for_processes(monkeypatch)
-    name, params, ahead, dispatch = case
+    name, params, ahead, loop = case
     inputs, unknown = TokenBook.inputs, []
 
     def watched(*given: Any) -> list[int]:
@@ -106,7 +108,7 @@ def test_a_prefix_that_is_cached_changes_no_token(
     for cache in (True, False):
         sizes = {
             "requests": requests,
-            "dispatch": dispatch,
+            "loop": loop,
             "prefix_cache": cache,
             "max_in_flight": ahead,
         }

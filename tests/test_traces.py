@@ -16,11 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenflow.types import Request
-from experiments.run_file.workload import WorkloadConfig
-from experiments.run_file.yaml_file import Document, checked
-from tests.command_line import refused
-from traces import (
+from evenflow.config.workload import WorkloadConfig
+from evenflow.config.yaml_file import Document, checked
+from evenflow.traces import (
     SAMPLE_NAMES,
     Arrivals,
     Closed,
@@ -34,8 +32,10 @@ from traces import (
     make_requests,
     sample_trace,
 )
-from traces.describe import FIT_KEYS, convert, fit, fit_values, info, spearman
-from traces.trace import normal_percent, sample_table
+from evenflow.traces.describe import FIT_KEYS, convert, fit, fit_values, info, spearman
+from evenflow.traces.trace import normal_percent, sample_table
+from evenflow.types import Request
+from tests.command_line import refused
 
 THREE = [10, 20, 30], [1, 2, 3]
 
@@ -200,7 +200,6 @@ def test_spearman_shares_the_ranks_of_ties() -> None:
 def test_a_fit_finds_the_family_it_was_drawn_from(
     family: str, draw: Any, expected: dict[str, float]
 ) -> None:
-    pytest.importorskip("scipy")
     result = fit_values(draw(np.random.default_rng(5), 20_000))
     assert {key: result[key] for key in expected} == pytest.approx(expected, rel=0.03)
     assert result["best_aic"] == result["best_ks"] == family
@@ -214,17 +213,10 @@ def test_nothing_is_fitted_to_constants_and_zeros() -> None:
 
 
 def test_fit_has_a_row_a_field() -> None:
-    pytest.importorskip("scipy")
     result = fit(sample_trace("azure-conv-sample", 300))
     assert list(result) == ["input_tokens", "output_tokens", "interarrival_s"]
     assert list(fit(sample_trace("sharegpt-sample", 300))) == ["input_tokens", "output_tokens"]
     json.dumps(result, allow_nan=False)
-
-
-def test_without_scipy_a_fit_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    with refused("pip install 'evenflow[fit]'"):
-        fit(a_trace([1, 2], [3, 4]))
 
 
 @pytest.mark.parametrize("name", ["azure-conv-sample", "arxiv-sample"])
@@ -454,7 +446,6 @@ def test_azure_and_vidur_give_the_same_requests(shared: Path) -> None:
 
 
 def test_fits_are_those_of_the_facts(shared: Path) -> None:
-    pytest.importorskip("scipy")
     with (shared / "traces" / "quantiles.csv").open(newline="") as stream:
         facts = [row for row in csv.DictReader(stream) if row["dataset"] in DATASETS]
     whole = ("none", "", "as shipped", "as shipped (p+o<=4096)", "p+o<2048")

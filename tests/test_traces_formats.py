@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from evenflow.config.build import load_workload
+from evenflow.config.run import configured
+from evenflow.config.yaml_file import Document
 from evenflow.core.batcher import Batcher
 from evenflow.core.kv import PagePool
 from evenflow.errors import UsageError
 from evenflow.schedulers import create
-from experiments.run_file.build import load_workload
-from experiments.run_file.run import configured
-from experiments.run_file.yaml_file import Document
+from evenflow.traces import FORMATS, Offline, Replay, Trace, load_trace, make_requests
+from evenflow.traces.formats import CHUNK_CHARACTERS, read_entry, timestamp
 from tests.command_line import mistake, refused
 from tests.test_points import RUN
-from traces import FORMATS, Offline, Replay, Trace, load_trace, make_requests
-from traces.formats import CHUNK_CHARACTERS, read_entry, timestamp
 
 AZURE_2023 = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -189,8 +189,8 @@ def test_provenance_is_the_hash_of_the_file(tmp_path: Path) -> None:
 def test_a_huge_file_is_hashed_by_its_size_and_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("traces.formats.WHOLE_FILE_HASH_BYTES", 10)
-    monkeypatch.setattr("traces.formats.PREFIX_HASH_BYTES", 60)
+    monkeypatch.setattr("evenflow.traces.formats.WHOLE_FILE_HASH_BYTES", 10)
+    monkeypatch.setattr("evenflow.traces.formats.PREFIX_HASH_BYTES", 60)
     ends = "1,1\n2,2\n", "1,1\n2,3\n", "1,1\n2,3\n4,4\n"
     hashes = [loaded(tmp_path, LENGTHS + 12 * "9,9\n" + rows).sha256 for rows in ends]
     assert hashes[0] == hashes[1] != hashes[2]
@@ -415,7 +415,7 @@ def test_a_truncated_gzip(tmp_path: Path) -> None:
 
 
 def test_a_gzip_that_unpacks_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("traces.formats.FREE_BYTES", 1 << 20)
+    monkeypatch.setattr("evenflow.traces.formats.FREE_BYTES", 1 << 20)
     path = tmp_path / "t.csv.gz"
     for more in (b"\n", b"7"):
         path.write_bytes(gzip.compress(TIMED.encode() + b"0,10,5" + more * (3 << 20), 1))

@@ -10,16 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evenflow.config.build import build, load_workload
+from evenflow.config.run import RunConfig
+from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
-from evenflow.types import Request
-from experiments.run_file.build import build, load_workload
-from experiments.run_file.run import RunConfig
-from experiments.run_file.yaml_file import Document
-from experiments.study.advice import changes
-from tests.command_line import done, refusal
-from traces import sample_trace
-from traces.formats import Source
-from traces.predict import (
+from evenflow.study.advice import changes
+from evenflow.traces import sample_trace
+from evenflow.traces.formats import Source
+from evenflow.traces.predict import (
     NUM_CLASSES,
     WORD_BINS,
     LengthClasses,
@@ -30,7 +28,9 @@ from traces.predict import (
     train,
     with_predictions,
 )
-from traces.trace import Ints, Trace, random_stream, read_trace
+from evenflow.traces.trace import Ints, Trace, random_stream, read_trace
+from evenflow.types import Request
+from tests.command_line import done, refusal
 
 OUTPUTS = np.arange(1, 1001)
 
@@ -139,7 +139,9 @@ def test_a_bad_predictor_is_one_clear_line(spec: object, message: str) -> None:
 
 def test_a_classifier_learns_from_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
-    monkeypatch.setattr("traces.predict.STRENGTHS", (1.0,))  # of thousands of words, seconds each
+    monkeypatch.setattr(
+        "evenflow.traces.predict.STRENGTHS", (1.0,)
+    )  # of thousands of words, seconds each
     trace = spoken()
     classifier, report = train(trace)
     assert report["features"] == "text and length"

@@ -16,11 +16,8 @@ from evenflow.core.replay import Asked
 from evenflow.costs import AffineCost
 from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.errors import PolicyError
-from evenflow.results.run import RunResult
-from evenflow.types import MicroBatch, Request
-from experiments.report.plots import save
-from experiments.validation import Validation
-from experiments.validation.layers import (
+from evenflow.experiments.validation import Validation
+from evenflow.experiments.validation.layers import (
     AROUND,
     METRICS,
     Recorded,
@@ -38,9 +35,12 @@ from experiments.validation.layers import (
     structure_of,
     summary_of,
 )
-from experiments.validation.write import OVERVIEW, draw_validation, verdict
-from sim import Link, RuntimeOverheads, World, simulate
-from sim.timed import simulate_timed
+from evenflow.experiments.validation.write import OVERVIEW, draw_validation, verdict
+from evenflow.report.plots import save
+from evenflow.results.run import RunResult
+from evenflow.sim import Link, RuntimeOverheads, World, simulate
+from evenflow.sim.timed import simulate_timed
+from evenflow.types import MicroBatch, Request
 from tests.virtual_run import WORLD, serve_noisily, serve_pools_noisily
 from tests.worlds import MAX_MODEL_LEN, pooled_worlds, served_worlds, small_world
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from evenflow.config.build import build
+from evenflow.config.run import load_config
 from evenflow.core.kv import KvCache, PagePool
 from evenflow.core.replay import RecordingBatcher, decision_of, replay
 from evenflow.core.scheduling import View
@@ -16,8 +18,6 @@ from evenflow.engines.swap import SwapCache
 from evenflow.errors import PolicyError, UsageError
 from evenflow.schedulers import create
 from evenflow.types import Plan, Prefill, Request, Rules
-from experiments.run_file.build import build
-from experiments.run_file.run import load_config
 from tests.worlds import engine_of, send
 
 
@@ -198,6 +198,6 @@ def test_only_policies_that_say_so_preempt_in_flight() -> None:
     batcher.complete(send(batcher, 0.0), 1.0)
     batcher.pool.allocate(1)
     with pytest.raises(
-        PolicyError, match="asks for the victims 'latest_admitted', which its rules do not have"
+        PolicyError, match="asks for the victims 'latest_admitted'; its rules lack them"
     ):
         batcher.next(1.0)

@@ -100,7 +100,7 @@ def test_tokens_are_those_of_vllm_by_itself_and_decisions_replay(
     sets = [
         each for value in [f"scheduler={{name: {name}}}", *settings] for each in ("--set", value)
     ]
-    python(folder, "experiments.cli", "run", "RUN.yaml", "--out", "out", "--force", *sets)
+    python(folder, "evenflow", "run", "RUN.yaml", "--out", "out", "--force", *sets)
     assert tokens_of(folder / "out") == stock
     assert (summary_of(folder / "out")["preemptions"] > 0) == preempts
     assert evenflow("replay", str(folder / "out"))[0] == 0
@@ -195,7 +195,7 @@ def words(tokens: list[int]) -> str:
 @needs_vllm
 @pytest.mark.slow
 def test_validate_has_decisions_and_end_to_end(folder: Path) -> None:
-    python(folder, "experiments.cli", "validate", "RUN.yaml", "--runs", "2", "--out", "validated")
+    python(folder, "evenflow", "validate", "RUN.yaml", "--runs", "2", "--out", "validated")
     found = json.loads((folder / "validated" / "validation.json").read_text())
     assert len(found["decisions"]) == 2
     assert min(found["decisions"]) > 0
@@ -214,7 +214,7 @@ def test_validate_has_decisions_and_end_to_end(folder: Path) -> None:
 def test_another_vllm_or_none_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | None, expected: str
 ) -> None:
-    from runtime import vllm as adapter
+    from evenflow.runtime import vllm as adapter
 
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
     monkeypatch.setattr(adapter.os, "environ", {})

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evenflow.experiments.figures.make import FOLDER
+from evenflow.experiments.figures.own import played
 from evenflow.results.bubbles import attribute
 from evenflow.results.run import RunResult
 from evenflow.types import Request
-from experiments.figures.make import FOLDER
-from experiments.figures.own import played
 from tests.figure_studies import study_of
 
 

@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from evenflow.core.kv import PagePool  # noqa: E402
+from evenflow.runtime.torch.model import Stage  # noqa: E402
+from evenflow.runtime.torch.sample import sample  # noqa: E402
+from evenflow.runtime.torch.settings import cut  # noqa: E402
+from evenflow.runtime.torch.weights import load_stage, read_model  # noqa: E402
+from evenflow.runtime.wire import Piece  # noqa: E402
 from evenflow.specs.deployment import split_layers  # noqa: E402
-from runtime.torch.model import Stage  # noqa: E402
-from runtime.torch.sample import sample  # noqa: E402
-from runtime.torch.settings import cut  # noqa: E402
-from runtime.torch.weights import load_stage, read_model  # noqa: E402
-from runtime.wire import Piece  # noqa: E402
 
 torch.set_num_threads(1)  # threads that wait for each other on a busy machine take seconds
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-import runtime.pipeline
+import evenflow.runtime.pipeline
 from evenflow.core.batcher import Batcher
+from evenflow.runtime.driver import Driver
+from evenflow.runtime.pipeline import Pipeline
+from evenflow.runtime.tokens import RandomTexts, TextOf
+from evenflow.runtime.torch.settings import TorchSettings, cut, torch_settings
+from evenflow.runtime.worker import run_stages
+from evenflow.sim import World
 from evenflow.specs.deployment import split_layers
 from evenflow.types import Request
-from runtime.driver import Driver
-from runtime.pipeline import Pipeline
-from runtime.tokens import RandomTexts, TextOf
-from runtime.torch.settings import TorchSettings, cut, torch_settings
-from runtime.worker import run_stages
-from sim import World
 from tests.tiny_models import PAGE_TOKENS, SHAPE, continued
 from tests.worlds import small_world
 
@@ -73,7 +73,7 @@ class Threads:
 
 def threads_for_processes(patch: pytest.MonkeyPatch) -> None:
     """Let pipelines start threads."""
-    patch.setattr(runtime.pipeline, "multiprocessing", Threads)
+    patch.setattr(evenflow.runtime.pipeline, "multiprocessing", Threads)
 
 
 def settings_of(folder: Path, stages: int, ranks: int = 1, **more: Any) -> list[TorchSettings]:

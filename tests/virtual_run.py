@@ -13,11 +13,11 @@ from evenflow.core.replay import RecordingBatcher
 from evenflow.engines.handover import RecordingPoolBatcher
 from evenflow.engines.pools import PooledWorld
 from evenflow.results.run import Around, RunResult, around_stages
+from evenflow.runtime.driver import Driver
+from evenflow.runtime.pools import Pool, PooledDriver
+from evenflow.runtime.wire import Free, Message, Returned, Step
+from evenflow.sim import World
 from evenflow.types import Request
-from runtime.driver import Driver
-from runtime.pools import Pool, PooledDriver
-from runtime.wire import Free, Message, Returned, Step
-from sim import World
 from tests.worlds import small_world
 
 WORLD = small_world(

@@ -15,13 +15,14 @@ from evenflow.core.decodes import ONE_TOKEN
 from evenflow.core.kv import KvCache, PagePool
 from evenflow.costs import AffineCost, SwapCost, estimates
 from evenflow.engines.handover import Handover, RecordingPoolBatcher
+from evenflow.engines.lock_step import LockStep, PromptWait
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.engines.speculation import Speculation
 from evenflow.engines.swap import SwapCache
 from evenflow.schedulers import create
+from evenflow.sim import Link, World, runtimes
 from evenflow.types import MicroBatch, Prefix, Request
-from sim import Link, World, runtimes
 
 MAX_MODEL_LEN = 256
 
@@ -217,7 +218,11 @@ def prefixes(draw: st.DrawFn, tokens: int, block_tokens: int) -> Prefix | None:
     return Prefix(tuple(blocks), block_tokens, known) if blocks else None
 
 
-ENGINE_LOOP: dict[str, Any] = {"loop": EngineLoop}
+DISPATCH: list[dict[str, Any]] = [
+    {"dispatch": "stage0"},
+    {"dispatch": "eager"},
+    {"loop": EngineLoop},
+]
 SPECULATIONS = st.sampled_from([ONE_TOKEN, ONE_TOKEN, Speculation((0.7,) * 3)])
 LINKS = (None, Link(per_token_s=1e-5, latency_s=1e-4))
 
@@ -234,7 +239,7 @@ def drawn_world(
     depth = draw(st.integers(1, most_stages))
     plain: dict[str, Any] = {
         "max_in_flight": draw(st.sampled_from([depth, depth, 1, None])),
-        "dispatch": draw(st.sampled_from(["stage0", "eager"])),
+        **draw(st.sampled_from(DISPATCH)),
         "total_pages": draw(st.sampled_from(pages)),
     }
     sizes = {"depth": depth, "times_s": costs_s, "max_model_len": MAX_MODEL_LEN}
@@ -290,32 +295,60 @@ def sglang_worlds(draw: st.DrawFn, depths: st.SearchStrategy[int], *, overlap: b
     )
 
 
+def cut_short(chunk: int) -> World:
+    """Return a world in which SGLang leaves out most of a prompt of 96: two are cut at once."""
+    lengths = [(1, 1), (1, 1), (1, 2), (96, 60), (16, 1)]
+    asked = [Request(number, 0.0, *each) for number, each in enumerate(lengths)]
+    asked[3] = replace(asked[3], max_new_tokens=60)
+    params = {"mixed_chunk": True, "chunked_prefill_size": chunk}
+    sizes = {"times_s": (0.005, 1e-4), "max_model_len": MAX_MODEL_LEN, "total_pages": 17}
+    return small_world(asked, "sglang", params, loop=EngineLoop, max_in_flight=1, **sizes)
+
+
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """Worlds of every policy, with pools from scarcely enough to plenty."""
-    if draw(st.integers(0, 7)) == 0:
-        return replace(draw(running_ahead()), requests=draw(requests()))
-    if draw(st.integers(0, 7)) == 0:
-        return draw(sglang_worlds(st.integers(1, 4), overlap=False))
-    world = drawn_world(
-        draw,
-        [16, 17, 20, 32, 400],
-        **draw(st.sampled_from([{"dispatch": "stage0"}, {"dispatch": "eager"}, ENGINE_LOOP])),
-        pipelined_chunks=draw(st.sampled_from([None, None, True, False])),
+    """Worlds of every policy, with pools from scarcely enough to plenty.
+
+    Every key is crossed with every other with which it goes.
+    """
+    kind = draw(st.integers(0, 7))
+    if kind == 0:
+        world = replace(draw(running_ahead()), requests=draw(requests()))
+    elif kind == 1:
+        world = draw(sglang_worlds(st.integers(1, 4), overlap=False))
+    else:
+        world = replace(drawn_world(draw, [16, 17, 20, 32, 400]), requests=draw(requests()))
+    world = replace(
+        world,
         overheads=runtimes()[draw(st.sampled_from(sorted(runtimes())))].stages,
         link=draw(st.sampled_from(LINKS)),
         prefix_cache=draw(st.integers(0, 2)) == 0,
+        concurrency=draw(st.sampled_from([None, None, None, 1, 3, 5])),
     )
-    world = replace(world, requests=draw(requests()))
-    if draw(st.integers(0, 5)) == 0:
-        world = replace(world, concurrency=draw(st.integers(1, 5)))
-    if draw(st.integers(0, 5)) == 0 and world.loop is not EngineLoop:
-        world = replace(world, virtual_engines=world.depth)
+    if kind > 1:
+        world = replace(world, pipelined_chunks=draw(st.sampled_from([None, None, True, False])))
+    if world.loop is not EngineLoop:
+        world = replace(world, **draw(st.sampled_from([{}, {}, *engines(world)])))
+    return world if kind == 0 else draw(speculating_or_swapping(world))
+
+
+def engines(world: World) -> list[dict[str, Any]]:
+    """Return what a world may have of several engines: one a stage, or two that step together."""
+    together: dict[str, Any] = {"virtual_engines": 2, "loop": LockStep}
+    wait = PromptWait(timeout_iters=3, batching_iters=1)
+    return [
+        {"virtual_engines": world.depth},
+        together,
+        together | {"loop_options": {"wait": wait}},
+    ]
+
+
+@st.composite
+def speculating_or_swapping(draw: st.DrawFn, world: World) -> World:
+    """The world, or the world where decodes yield several tokens, or pages go to the host."""
     if draw(st.integers(0, 3)) == 0:
-        speculation = Speculation(
-            (draw(st.sampled_from([0.0, 0.7, 1.0])),) * draw(st.integers(1, 5))
-        )
-        world = replace(world, decoding=speculation)
+        acceptance = draw(st.sampled_from([0.0, 0.7, 1.0])), draw(st.integers(1, 5))
+        world = replace(world, decoding=Speculation(acceptance[:1] * acceptance[1]))
     if draw(st.integers(0, 2)) == 0:
         costs = SwapCost(world.costs, [1_000] * world.depth, 1e6, 0.0005)
         world = replace(world, costs=costs, kv=SwapCache)
@@ -330,33 +363,38 @@ def served_worlds(
     per_token_s: float,
     links: tuple[Link | None, ...] = (None,),
 ) -> World:
-    """Worlds that a real driver serves too, of every policy."""
+    """Worlds that a real driver serves too, of every policy.
+
+    In a closed loop of clients, what a real engine loop asks next it asks before they answer.
+    """
     world = drawn_world(
         draw,
         [16, 20, 400],
         costs_s=(base_s, per_token_s),
-        concurrency=draw(st.sampled_from([None, None, 3])),
         link=draw(st.sampled_from(links)),
     )
     lengths = draw(st.lists(st.tuples(st.integers(1, 150), st.integers(1, 40)), min_size=1))
     times_s = sorted(draw(arrivals_s) for _ in lengths)
     asked = [Request(i, times_s[i], *pair) for i, pair in enumerate(lengths)]
     cap = draw(st.sampled_from([world.depth, None]))
-    return replace(world, requests=asked, max_in_flight=cap)
+    clients = draw(st.sampled_from([None, None, 3])) if world.loop is not EngineLoop else None
+    return replace(world, requests=asked, max_in_flight=cap, concurrency=clients)
 
 
 @st.composite
 def pools(draw: st.DrawFn) -> World:
     """A pool of any policy, with pages from scarcely enough to plenty."""
-    return drawn_world(
+    world = drawn_world(
         draw,
         [9, 16, 20, 32, 400],
         most_stages=3,
         costs_s=(draw(st.sampled_from([0.002, 0.005])), 0.0001),
         overheads=runtimes()[draw(st.sampled_from(sorted(runtimes())))].stages,
         link=draw(st.sampled_from(LINKS)),
-        decoding=draw(SPECULATIONS),
+        pipelined_chunks=draw(st.sampled_from([None, None, True, False])),
+        prefix_cache=draw(st.integers(0, 2)) == 0,
     )
+    return draw(speculating_or_swapping(world))
 
 
 @st.composite

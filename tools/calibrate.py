@@ -9,7 +9,7 @@ e26eb8f: medians of one layer on 1, 2, 4 and 8 ranks, without attention. `host`:
 `runtime`, by the search of `evenflow calibrate`, from a stated part of the measured runs of
 `evenflow reproduce`: `host ENTRY... --part WORD` fits on those whose names end with one of them
 (`even`: every other one, from the first), those of `--find` alone, to come near to the metrics
-that have a goal, each in units of it; the rest is reported apart. Fits need the extra `fit`.
+that have a goal, each in units of it; the rest is reported apart.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from evenflow.costs import RooflineCost, StageCost, Work, decode_work, prefill_w
 from evenflow.costs.roofline import Rates, linear_s
 from evenflow.costs.silicon.cost import GPUS, silicon_cost, silicon_source
 from evenflow.errors import UsageError
+from evenflow.experiments.reproduce import Case, cases_of, chosen, data_folder
+from evenflow.experiments.reproduce.calibrate import CONSTANTS, Fit, nearest_of
+from evenflow.profiler import import_files
+from evenflow.report.plots import finish, key, panels
+from evenflow.report.tables import markdown_table, percent
 from evenflow.results.run import Floats
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, gpu
 from evenflow.specs.model import ModelSpec, model
-from experiments.report.plots import finish, key, panels
-from experiments.report.tables import markdown_table, percent
-from experiments.reproduce import Case, cases_of, chosen, data_folder
-from experiments.reproduce.calibrate import CONSTANTS, Fit, nearest_of
-from experiments.study.trials import Case as Tried
-from experiments.study.trials import How, Study
-from profiler import import_files
+from evenflow.study.trials import Case as Tried
+from evenflow.study.trials import How, Study
 from tools.published_facts import facts_table, published_facts
 
 HEADS = (

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
+from evenflow.runtime.torch.model import Part, Rope, Stage
+from evenflow.runtime.torch.sample import sample
+from evenflow.runtime.torch.weights import random_weights
+from evenflow.runtime.wire import Piece
 from evenflow.specs.model import ModelSpec
-from runtime.torch.model import Part, Rope, Stage
-from runtime.torch.sample import sample
-from runtime.torch.weights import random_weights
-from runtime.wire import Piece
 
 
 def write_config(spec: ModelSpec, path: Path) -> None:

@@ -16,19 +16,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
+from evenflow.api import compare
 from evenflow.core.batch import MicroBatch
 from evenflow.core.decodes import Sequence as ServedSequence
 from evenflow.core.request import Request
 from evenflow.costs import AffineCost
 from evenflow.engines.pools import PooledWorld, TransferLink
+from evenflow.report.plots import svg
+from evenflow.report.style import BUSY, CAUSE_COLOURS
 from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.recorder import Recorder
 from evenflow.results.run import RunResult
 from evenflow.schedulers import create
-from experiments.api import compare
-from experiments.report.plots import svg
-from experiments.report.style import BUSY, CAUSE_COLOURS
-from sim import World, simulate
+from evenflow.sim import World, simulate
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from evenflow.errors import UsageError
-from experiments.engines import ENGINES, Engine, engine_of, of_engines, replay_engines
-from experiments.engines.journal import Event, Outcome, first_line
-from experiments.report.tables import markdown_table
+from evenflow.experiments.recordings import ENGINES, Engine, engine_of, of_engines, replay_engines
+from evenflow.experiments.recordings.journal import Event, Outcome, first_line
+from evenflow.report.tables import markdown_table
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "engines.md"

@@ -41,13 +41,8 @@ QUICK = {
     "compare": "compare examples/quickstart.yaml --schedulers token_throttling,vllm --out out"
     " --set workload.requests=100",
     "sweep": f"sweep examples/sweep/azure.yaml {FEW} --out out",
-    "tune": "tune examples/tune/bursty.yaml --slo p99_ttft_ms=8000 --slo p99_tpot_ms=400 --out out"
-    " --trials 8 --replications 1 --checks 2 --schedulers sarathi,token_throttling"
-    " --set workload.requests=60",
     "sweep-random": "sweep random.yaml --out out",
     "sweep-search": "sweep search.yaml --out out",
-    "tune-layouts": "tune examples/tune/bursty.yaml --slo p99_ttft_ms=8000 --out out --gpus 4"
-    " --trials 6 --replications 2 --checks 2 --set workload.requests=40",
     "capacity": "capacity run.yaml --slo p99_ttft_ms=5000 --tolerance 0.1 --out out"
     " --set workload.requests=300",
     "replay": "replay journal",
@@ -96,7 +91,7 @@ def outputs_of(command: str) -> Files:
         shutil.copytree(INPUTS, folder, dirs_exist_ok=True)
         shutil.copytree(ROOT / "examples", folder / "examples")
         done = subprocess.run(
-            [sys.executable, "-m", "experiments.cli", *shlex.split(command)],
+            [sys.executable, "-m", "evenflow", *shlex.split(command)],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
             capture_output=True,

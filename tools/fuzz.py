@@ -1,16 +1,18 @@
 """Attack Evenflow with what nobody sane gives it: `python -m tools.fuzz [--cases N] [--seed S]`.
 
-Five classes, N cases each: odd values at keys of the examples' files (`keys`), odd files where a
-file is read (`files`), odd options of commands (`options`), odd HTTP clients (`http`), and random
-worlds whose tables are judged by themselves (`worlds`). Right is status 0, or one line of error,
-status 2 and nothing left behind; wrong is a traceback, a warning, a hang, or a table that cannot
-be. Each failure is a line; exit status 1 if there is one. Commands run in this process, with 6 GB
-of memory.
+Six classes, N cases each: odd values at keys of the examples' files (`keys`), odd files where a
+file is read (`files`), odd options of commands (`options`), hostile texts at keys of figures
+(`figures`), odd HTTP clients (`http`), and random worlds whose tables are judged by themselves
+(`worlds`). Right is status 0, or one line of error, status 2 and nothing left behind; wrong is a
+traceback, a warning, a hang, a character that steers the terminal, a table that cannot be, or a
+figure that runs anything. Each failure is a line; exit status 1 if there is one. Commands run in
+this process, with 6 GB of memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import gzip
 import itertools
 import json
@@ -27,26 +29,31 @@ import tempfile
 import time
 import urllib.request
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 import yaml
 from typer.testing import CliRunner
 
-from evenflow.schedulers import POLICIES
-from experiments.cli.app import app
-from experiments.run_file.run import RunConfig
-from experiments.study import points
-from experiments.study.sweep_file import SweepConfig
+from evenflow.cli.app import app
+from evenflow.config.run import RunConfig
+from evenflow.core.routing import Router
+from evenflow.report.echo import STEERS
+from evenflow.schedulers import POLICIES, POOLED
+from evenflow.study import points
+from evenflow.study.sweep_file import SweepConfig
+from tests.worlds import POLICIES as SMALL_POLICIES
+from tests.worlds import SGLANG
 
 ROOT = Path(__file__).parent.parent
 MEMORY_BYTES = 6 * 2**30
 LIMIT_CPU_S, LIMIT_S = 40.0, 120.0
-LONGEST_LINE = 2100
+LONGEST_LINE = 1300
 FEW = ("--set", "workload.requests=3")
 
 VALUES = (
@@ -101,7 +108,10 @@ def judged(arguments: list[str], folder: Path) -> str | None:
             where = where.tb_next
         place = "" if where is None else f" in {where.tb_frame.f_code.co_qualname}"
         return f"{type(done.exception).__name__}: {str(done.exception)[:100]}{place}"
-    errors, left = done.stderr, {path.name for path in set(folder.rglob("*")) - before}
+    if steers := STEERS.search(done.output):
+        return f"prints {steers[0]!r}"
+    errors, new = done.stderr, set(folder.rglob("*")) - before
+    left = {path.name for path in new if "points" not in path.parts}  # which are kept on purpose
     if "Warning" in errors or "Traceback" in errors:
         return f"says {errors[:200]!r}"
     if done.exit_code == 0:
@@ -360,55 +370,280 @@ def options(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[str,
         yield " ".join(words)[:200], told if kept else "loses a file"
 
 
+# -- hostile texts in figures ---------------------------------------------------------------------
+
+FIGURE = """\
+title: "{requests} requests"
+source: mine
+differs: nothing
+run: {stages: 2, costs: {kind: affine, base_s: 0.01, per_token_s: 0.001}, kv: {pages: 400},
+      workload: {trace: t.csv, arrivals: offline}, scheduler: sarathi}
+systems: {ours: {scheduler: sarathi}, theirs: vllm_v1}
+study: {requests: 2, seeds: [0], budgets: [64, 512], kept: [64], pairs: [[L20, Qwen2.5-14B]]}
+quick: {requests: 2}
+vary: [budget, system]
+axes: {budget: {key: scheduler.max_num_seqs, words: "{:g} seats"}}
+columns: [budget, system]
+measure: shares
+args: {}
+over: {reference: {system: ours}, of: {gain: total_token_throughput}}
+shown: [budget, system, gain]
+claims: {tdpipe-superlinear: {take: gain, where: {system: theirs}}}
+plot:
+  height: 2
+  title: "{system}"
+  let: {twice: 2 * gain, seats: gain / 1}
+  legend: {title: "{requests}", loc: upper left, fontsize: 7}
+  common: {x: budget, y: {twice: "{system}"}, hue: [system]}
+  panels:
+    - kind: bars
+      where: gain > 0 and system in ['ours', 'theirs']
+      each: [system]
+      write: "{:.2f}"
+      strong: 64 seats
+      line: 1.0
+      bands: {fair: [0.9, 1.1]}
+      axes: {title: "{system}", ylabel: over ours, ylim: [0, null], yscale: linear}
+"""
+NUMBERED = "sarathi_4", "sarathi_9", "sarathi_14", "sarathi_table3", "tdpipe_9", "tdpipe_10"
+"""Figures of ours that take iterations apart, which is fast."""
+
+HOSTILE = (
+    *("@pd.io.common.os.system('touch ran')", "__import__('os').system('touch ran')", "@gain"),
+    *("gain.map(print)", "gain.__class__", "9**9**9", "-" * 290 + "1", "(" * 140 + "1" + ")" * 140),
+    *("not " * 70 + "1", "'a' * 999999999", "[gain] * 99999999", "gain" + " * gain" * 1000),
+    *("[x for x in gain]", "lambda: 1", "(x := 1)", "f'{gain}'", "gain if gain else 1", "1 << 99"),
+    *("gain == None", "gain / 0", "1 / 0", "system + 1", "gain in system", "`gain`", "{kept[0]}"),
+    *("{gain.__class__.__init__}", "{x.a}", "{:999999999d}", "{gain!r}", "{gain:{gain}}", "{gain}"),
+    *("{}", "{0}", "{__class__}", "%999999999d", "{requests:>999999999}", "{requests[__class__]}"),
+    *("{", "}", "$x^$", "$" + "{" * 200, "$\\frac{1}{0", "\x1b]0;x\a\x1b[2J", "\u202e", "[/b]"),
+    *("=cmd|'x'!A0", "os.system", "measures.np", "cases.importlib", "..app", "own._decodes"),
+    *("overview", "own.played", "panels.draw", "measures.__loader__", "os:system", "a" * 5000),
+    *("\n", "\r\n", "\ud800", "é\u4e2d", "", " ", None, True, -1, 0, 1e308, float("nan"), 10**30),
+    *([], [1], [[1]], {}, {"a": 1}, {"kind": [1]}),
+)
+EVENTS = {"os.system", "os.exec", "os.posix_spawn", "subprocess.Popen"}
+
+
+def figures(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[str, str | None]]:
+    """Yield figures' files with a hostile text or value at a key."""
+    ran: list[str] = []
+    sys.addaudithook(
+        lambda event, args: (
+            ran.append(str(args[0])) if event in EVENTS and args[0] != "git" else None
+        )
+    )
+    ours = [ROOT / f"experiments/figures/{name}.yaml" for name in NUMBERED]
+    for number in range(count):
+        base = yaml.safe_load(FIGURE) if number % 6 else _read(rng.choice(ours))
+        path, value = rng.choice(sorted(_paths(base), key=str)), rng.choice(HOSTILE)
+        place = folder / f"g{number}"
+        (place / "out/points").mkdir(parents=True)
+        (place / "t.csv").write_text(TRACE)
+        (place / "mine.yaml").write_text(json.dumps(_with(base, path, value)))
+        os.chdir(place)
+        told = judged(["figures", "mine.yaml", "--quick", "--out", "out"], place)
+        if ran:
+            told = f"runs {ran}"
+        tables = [text.read_text() for text in place.glob("out/*.csv")]
+        if told is None and any(re.search("^=|,=", text) for text in tables):
+            told = "writes a formula"
+        ran.clear()
+        os.chdir(folder)
+        shutil.rmtree(place)
+        yield f"{'.'.join(map(str, path))}: {value!r}"[:200], told
+
+
+def _paths(document: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield where the values of a document are; an empty text at the end is the name of a key."""
+    inside = document.items() if isinstance(document, dict) else enumerate(document)
+    for key, value in inside:
+        yield (key,)
+        if isinstance(document, dict):
+            yield (key, "")
+        if isinstance(value, dict | list):
+            yield from ((key, *below) for below in _paths(value))
+
+
+def _with(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """Return a document with a value, or with a text in place of the name of a key."""
+    head, *rest = path
+    changed = dict(document) if isinstance(document, dict) else list(document)
+    if rest == [""]:
+        changed[str(value)] = changed.pop(head)
+    else:
+        changed[head] = _with(document[head], tuple(rest), value) if rest else value
+    return changed
+
+
 # -- random worlds, judged by their tables --------------------------------------------------------
+
+
+LINK = {"bandwidth_gb_s": 1.0, "latency_us": 500.0}
+SLOW_LINK = {"bandwidth_gb_s": 0.05, "latency_us": 0.0}
+POOL = {"stages": 1, "pages": 24}
+TURNS = {"name": "vllm_v1", "max_num_batched_tokens": 64, "max_num_seqs": 12}
+SCHEDULERS: list[dict[str, Any]] = [
+    *({"name": name} for name in sorted(POLICIES)),
+    *({"name": name, **params} for name, params in SMALL_POLICIES),
+    *(
+        {"name": "sglang", **params, **more}
+        for params in SGLANG
+        for more in ({}, {"overlap": False})
+    ),
+    *({**TURNS, "async_scheduling": mode} for mode in ("v1", "v2")),
+    {**TURNS, "scheduling_policy": "priority"},
+    *({"name": name, "transfer_link": SLOW_LINK} for name in POOLED),
+    {"name": "distserve", "prefill": POOL, "decode": {"stages": 1, "pages": 40}},
+    {"name": "splitwise", "mixed": {"borrow_tokens": 60}, "prefill": {"scheduler": "vllm_v1"}},
+    *({"name": "distserve", "decode": {"scheduler": name}} for name in ("td_pipe", "sglang")),
+]
+CHOICES: Mapping[str, tuple[Any, ...]] = {
+    "model": ("Qwen2.5-0.5B",),
+    "dtype": ("fp8",),
+    "kv_dtype": ("fp8",),
+    "gpu": ("L20",),
+    "stages": (3, 4, 8, [20, 28]),
+    "split": ("balanced",),
+    "tensor_parallel": (2, 4),
+    "data_parallel": (2, 4),
+    "attention_dp_config": ({"enable_balance": True, "timeout_iters": 3},),
+    "expert_parallel": (True,),
+    "link": ("pcie-gen4", LINK, {**LINK, "latency_us": 5000.0}),
+    "nodes": ({"gpus": 2, "link": "ethernet-100g"},),
+    "costs": (
+        {"kind": "roofline"},
+        {"kind": "silicon"},
+        {"kind": "affine", "base_s": 0.001, "per_token_s": 0.0},
+    ),
+    "kv.pages": (22, 30, 1000),
+    "kv.page_tokens": (1, 8, 64),
+    "kv.prefix_cache": (True,),
+    "kv.swap": (True,),
+    "runtime": ("gllm", "vllm", "sglang", {"per_row_s": 0.001, "holds": "stage0"}),
+    "scale": ({"costs": 1.5}, {"host": 2.0}),
+    "dispatch": ("eager", "engine_loop"),
+    "max_in_flight": (1, 2, 9, "unlimited"),
+    "virtual_engines": (True, 2),
+    "pipelined_chunks": (True, False),
+    "max_model_len": (256, 2000),
+    "goodput": ({"ttft": 2000.0},),
+    "speculative": tuple(
+        {"k": k, "acceptance": p, "draft_cost_share": 0.1}
+        for k, p in ((1, 0.0), (3, 0.7), (5, 1.0))
+    ),
+    "replicas": tuple({"count": 2, "router": name} for name in get_args(Router)),
+    "workload.arrivals": (
+        "offline",
+        {"kind": "poisson", "rate": 5.0},
+        {"kind": "closed", "concurrency": 3},
+    ),
+    "workload.trace": ("prefixes.jsonl",),
+    "workload.max_new": (60,),
+    "workload.after": ([{"trace": "t.csv"}],),
+    "scheduler": tuple(SCHEDULERS),
+}
+"""What keys of a run may be instead of what PLAIN has; `workers` are no simulation's."""
+NEEDED: dict[str, dict[str, Any]] = {
+    "attention_dp_config": {"data_parallel": 2},
+    "kv.swap": {"kv.host_link": LINK},
+    "nodes": {"link": "nvlink-h100"},
+    "tensor_parallel": {"link": "nvlink-h100"},
+    "turns": {"dispatch": "engine_loop"},
+    "workload.after": {"kv.prefix_cache": True},
+}
+"""What else a key needs, unless that is drawn too."""
+PLAIN: dict[str, Any] = {
+    "model": "Qwen3-30B-A3B",
+    "gpu": "H100",
+    "stages": 2,
+    "costs": {"kind": "affine", "base_s": 0.02, "per_token_s": 1e-5},
+    "kv": {"pages": 100},
+    "scheduler": {"name": "sarathi"},
+    "workload": {"trace": "t.csv", "arrivals": "replay"},
+}
+SLOWER = {"scale", "speculative", "runtime", "data_parallel", "kv.swap", "expert_parallel"}
+"""Keys by which a micro-batch may take longer than its tokens do."""
+Drawn = dict[str, int]
+"""The keys of a world that are not plain, with the number of the choice."""
 
 
 def worlds(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[str, str | None]]:
     """Yield random worlds; wrong is a table that no pipeline could have written."""
+    tried: Counter[Any] = Counter()
+    ran: set[Any] = set()
+    runs = 0
     for number in range(count):
         place = folder / f"w{number}"
         place.mkdir()
-        world = _world(rng)
-        rows = [(round(rng.expovariate(1), 3), rng.randint(1, 300), rng.randint(1, 40))]
-        for _ in range(rng.randint(0, 25)):
-            gap_s = rng.choice((0.0, rng.expovariate(5)))
-            rows.append((rows[-1][0] + gap_s, rng.randint(1, 300), rng.randint(1, 40)))
-        text = "".join(f"{at_s:.3f},{prompt},{output}\n" for at_s, prompt, output in rows)
-        (place / "t.csv").write_text(TRACE.splitlines()[0] + "\n" + text)
+        drawn = _drawn(rng, tried)
+        world, rows = _world(drawn), _trace(rng, place)
         (place / "RUN.yaml").write_text(json.dumps(world))
         out = place / "out"
         told = judged(["simulate", str(place / "RUN.yaml"), "--out", str(out)], place)
+        if out.exists():
+            ran |= _pairs(drawn)
+            runs += 1
         if told is None and out.exists():
             told = wrong_tables(out, world, rows)
-        yield f"{json.dumps(world)} on {rows}"[:2000], told
+        yield f"{json.dumps(world)} on {rows}"[:3000], told
         shutil.rmtree(place)
+    print(f"{runs} of {count} worlds ran, with {len(ran)} pairs of choices", file=sys.stderr)
 
 
-def _world(rng: random.Random) -> dict[str, Any]:
-    name = rng.choice(sorted(POLICIES))
-    world: dict[str, Any] = {
-        "stages": rng.randint(1, 8),
-        "costs": {"kind": "affine", "base_s": rng.choice((0.001, 0.02)), "per_token_s": 1e-5},
-        "kv": {"pages": rng.randint(22, 200)},
-        "scheduler": {"name": name},
-        "workload": {"trace": "t.csv", "arrivals": rng.choice(("replay", "offline"))},
-    }
-    if rng.random() < 0.3:
-        world["max_in_flight"] = rng.randint(1, 9)
-    if rng.random() < 0.3:
-        world["dispatch"] = rng.choice(("stage0", "eager"))
-    if rng.random() < 0.2:
-        world["link"] = {"bandwidth_gb_s": 1.0, "latency_us": rng.randint(0, 5000)}
+def _drawn(rng: random.Random, tried: Counter[Any]) -> Drawn:
+    """Draw keys that are not plain; of several draws, that with the most pairs not tried yet."""
+    draws = []
+    for _ in range(12):
+        keys = {"scheduler", *rng.sample(sorted(CHOICES), rng.randint(0, 7))}
+        draws.append({key: rng.randrange(len(CHOICES[key])) for key in sorted(keys)})
+    drawn = max(draws, key=lambda each: sum(1 / (1 + tried[pair]) for pair in _pairs(each)))
+    tried.update(_pairs(drawn))
+    return drawn
+
+
+def _pairs(drawn: Drawn) -> set[Any]:
+    return set(itertools.combinations(sorted(drawn.items()), 2))
+
+
+def _world(drawn: Drawn) -> dict[str, Any]:
+    values = {key: CHOICES[key][number] for key, number in drawn.items()}
+    policy = values["scheduler"]
+    in_turns = policy["name"] == "sglang" or "async_scheduling" in policy
+    for key in [*values, *(["turns"] if in_turns else [])]:
+        values = NEEDED.get(key, {}) | values
+    world = copy.deepcopy(PLAIN)
+    for key, value in values.items():
+        inner, _, last = key.rpartition(".")
+        (world[inner] if inner else world)[last] = value
+    if values.get("kv.page_tokens") == 1:
+        world["kv"]["pages"] *= 16
     return world
+
+
+def _trace(rng: random.Random, place: Path) -> list[tuple[float, int, int]]:
+    """Write a trace, as a table and with the prefixes that its prompts share; return its rows."""
+    rows = [(round(rng.expovariate(1), 3), rng.randint(1, 300), rng.randint(1, 40))]
+    for _ in range(rng.randint(0, 25)):
+        gap_s = rng.choice((0.0, rng.expovariate(5)))
+        rows.append((rows[-1][0] + gap_s, rng.randint(1, 300), rng.randint(1, 40)))
+    table = [TRACE.splitlines()[0] + ",max_new,priority"]
+    lines = []
+    for at_s, prompt, output in rows:
+        table.append(f"{at_s:.3f},{prompt},{output},{rng.choice(('', 80))},{rng.randint(-1, 1)}")
+        sizes = {"input_length": prompt, "output_length": output, "hash_ids": [rng.randint(0, 1)]}
+        lines.append(json.dumps({"timestamp": round(at_s * 1e3), **sizes}))
+    (place / "t.csv").write_text("\n".join(table) + "\n")
+    (place / "prefixes.jsonl").write_text("\n".join(lines) + "\n")
+    return rows
 
 
 def wrong_tables(out: Path, world: Mapping[str, Any], asked: list[Any]) -> str | None:
     """Return what of a run's tables cannot be, by the rules of a pipeline and nothing else."""
-    requests, batches, stages = (
-        pd.read_csv(out / f"{n}.csv").to_dict("records") for n in ("requests", "batches", "stages")
-    )
+    requests = _rows(out / "requests.csv")
     done = [row for row in requests if row["status"] == "completed"]
-    if len(requests) != len(asked) or len(done) + _count(requests, "rejected") != len(asked):
+    ended = len(done) + _count(requests, "rejected") + _count(requests, "aborted")
+    if len(requests) != len(asked) or ended != len(asked):
         return f"{len(requests)} of {len(asked)} requests, {len(done)} completed"
     for row in done:
         _, prompt, output = asked[int(row["request_id"])]
@@ -416,27 +651,55 @@ def wrong_tables(out: Path, world: Mapping[str, Any], asked: list[Any]) -> str |
             return f"request {row['request_id']:.0f}: {row['output_tokens']:.0f} of {output} tokens"
         if not row["arrival_s"] < row["first_token_s"] <= row["completion_s"]:
             return f"request {row['request_id']:.0f}: times in disorder"
+    pipes = [path.parent for path in sorted(out.rglob("batches.csv"))]
+    batches = [row for pipe in pipes for row in _rows(pipe / "batches.csv")]
+    wrong = None if _count(requests, "aborted") else _wrong_tokens(batches, done, world)
+    for pipe in [] if wrong else pipes:
+        wrong = wrong or _wrong_pages(_rows(pipe / "batches.csv"), world)
+        wrong = wrong or _wrong_times(
+            _rows(pipe / "stages.csv"), _rows(pipe / "batches.csv"), world
+        )
+    return wrong
+
+
+def _rows(path: Path) -> list[Any]:
+    return pd.read_csv(path).to_dict("records")
+
+
+def _wrong_tokens(batches: list[Any], done: list[Any], world: Mapping[str, Any]) -> str | None:
+    """Compare what was computed with what was asked for, where each token is computed once."""
     prefills, decodes = (sum(row[f"{n}_tokens"] for row in batches) for n in ("prefill", "decode"))
     least = sum(row["prompt_tokens"] for row in done), sum(row["output_tokens"] - 1 for row in done)
     calm = not any(row["preemptions"] for row in done)
-    if prefills < least[0] or decodes > least[1] or (calm and (prefills, decodes) != least):
+    scheduler, kv = world.get("scheduler", {}), world["kv"]
+    leaves_out = scheduler.get("mixed_chunk") or scheduler.get("dynamic_chunking")
+    fewer = leaves_out or kv.get("prefix_cache") or (kv.get("swap") and not calm)
+    ahead = scheduler.get("async_scheduling") or scheduler.get("name") == "sglang"
+    if prefills < least[0] and not fewer:
         return f"{(prefills, decodes)} tokens computed, {least} asked for"
-    if not all(0 <= row["free_pages"] <= world["kv"]["pages"] for row in batches):
-        return "pages that are not there"
-    return _wrong_times(stages, batches, world)
+    if "speculative" in world or ahead or (fewer and calm and decodes == least[1]):
+        return None
+    if decodes > least[1] or (calm and (prefills, decodes) != least):
+        return f"{(prefills, decodes)} tokens computed, {least} asked for"
+    return None
+
+
+def _wrong_pages(batches: list[Any], world: Mapping[str, Any]) -> str | None:
+    total = world["kv"]["pages"] * world.get("data_parallel", 1)
+    there = all(0 <= row["free_pages"] <= total for row in batches)
+    return None if there else "pages that are not there"
 
 
 def _wrong_times(stages: Any, batches: Any, world: Mapping[str, Any]) -> str | None:
-    costs, depth = world["costs"], world["stages"]
     tokens = [row["prefill_tokens"] + row["decode_tokens"] for row in batches]
+    depth = 1 + max((row["stage"] for row in stages), default=-1)
     by_stage = [[row for row in stages if row["stage"] == stage] for stage in range(depth)]
     for stage, rows in enumerate(by_stage):
         for before, row in itertools.pairwise(rows):
             if row["start_s"] < before["end_s"] - 1e-9:
                 return f"stage {stage}: micro-batches {before['batch_id']} and the next overlap"
         for index, row in enumerate(rows):
-            takes_s = costs["base_s"] + costs["per_token_s"] * tokens[index]
-            if abs(row["end_s"] - row["start_s"] - takes_s) > 1e-9:
+            if _wrong_duration(row["end_s"] - row["start_s"], tokens[index], world):
                 return f"stage {stage}, micro-batch {index}: {row['end_s'] - row['start_s']} s"
             above_s = (
                 by_stage[stage - 1][index]["end_s"] if stage else batches[index]["scheduled_s"]
@@ -446,6 +709,16 @@ def _wrong_times(stages: Any, batches: Any, world: Mapping[str, Any]) -> str | N
     return None
 
 
+def _wrong_duration(seconds: float, tokens: int, world: Mapping[str, Any]) -> bool:
+    """Say whether a stage cannot have taken so long for a micro-batch of so many tokens."""
+    costs, scheduler = world["costs"], world.get("scheduler", {})
+    slower = SLOWER & {*world, *(f"kv.{key}" for key in world["kv"])}
+    if costs["kind"] != "affine" or slower or scheduler.get("name") in POOLED:
+        return seconds <= 0
+    off_s = seconds - (costs["base_s"] + costs["per_token_s"] * tokens)
+    return off_s < -1e-9 or (off_s > 1e-9 and not scheduler.get("padded"))
+
+
 def _count(rows: list[Any], status: str) -> int:
     return sum(row["status"] == status for row in rows)
 
@@ -453,15 +726,38 @@ def _count(rows: list[Any], status: str) -> int:
 # -- odd clients ----------------------------------------------------------------------------------
 
 BODY = b'{"prompt": [1, 2], "max_tokens": 3}'
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
 
 def _asks(rng: random.Random) -> bytes:
     """Return a well-formed request of something odd."""
-    odd: tuple[Any, ...] = (None, -1, 0, 1e308, "x" * 1000, [], [[]], [[1], "a"], {}, True, 2**70)
+    odd: tuple[Any, ...] = (
+        None,
+        -1,
+        0,
+        1e308,
+        "x" * 1000,
+        [],
+        [[]],
+        [[1], "a"],
+        {},
+        True,
+        2**70,
+        "\ud800",
+    )
     body: dict[str, Any] = {"prompt": [1], "max_tokens": 2, "stream": rng.random() < 0.5}
-    names = ("prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stream", "n")
+    names = (
+        "prompt",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "seed",
+        "stop",
+        "stream",
+        "model",
+    )
     body[rng.choice(names)] = rng.choice(odd)
     text = json.dumps(body).encode()
     return HEAD + b"content-length: %d\r\n\r\n" % len(text) + text
@@ -485,7 +781,7 @@ SENT: tuple[Callable[[random.Random], bytes], ...] = (
 def http(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[str, str | None]]:
     """Yield clients of one server; at the end, it must answer, be whole and have lost nobody."""
     (folder / "serve.yaml").write_text(RUN.replace("0.005", "0.001"))
-    command = [sys.executable, "-m", "experiments.cli", "serve", str(folder / "serve.yaml")]
+    command = [sys.executable, "-m", "evenflow", "serve", str(folder / "serve.yaml")]
     with open(folder / "log", "w") as log:
         server = subprocess.Popen(
             [*command, "--port", "0", "--out", str(folder / "served")],
@@ -520,7 +816,7 @@ def _wrong_server(server: subprocess.Popen[str], url: str, folder: Path) -> str 
     try:
         limit_s = time.monotonic() + 60
         while not re.search(
-            r"num_requests_running\S* 0\n(.*\n)*.*pages_free\S* 200\n",
+            r"num_requests_running\S* 0\.0\n(.*\n)*.*pages_free\S* 200\.0\n",
             urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode(),
         ):
             if time.monotonic() > limit_s:
@@ -535,7 +831,7 @@ def _wrong_server(server: subprocess.Popen[str], url: str, folder: Path) -> str 
     return None if (folder / "served" / "requests.csv").exists() else "no results"
 
 
-CLASSES = {"keys": keys, "files": files, "options": options, "worlds": worlds, "http": http}
+CLASSES = {each.__name__: each for each in (keys, files, options, figures, worlds, http)}
 
 
 def main(arguments: list[str] | None = None) -> int:

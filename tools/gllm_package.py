@@ -22,9 +22,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from evenflow.experiments.recordings import gllm
+from evenflow.experiments.recordings.journal import Event, Replayer, replayed
 from evenflow.schedulers.token_throttling import Variant
-from experiments.engines import gllm
-from experiments.engines.journal import Event, Replayer, replayed
 from tools.recordings import SUFFIX, arguments, drawn, write
 
 PAGE_TOKENS = 16

@@ -31,16 +31,16 @@ from evenflow.costs.profile.file import read_profile
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 from evenflow.costs.tables import TableCost
 from evenflow.errors import UsageError
+from evenflow.profiler import Settings, check_profile, require_device
+from evenflow.profiler.machine import device_name
+from evenflow.profiler.profile import errors_table
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import ModelSpec, model
-from profiler import Settings, check_profile, require_device
-from profiler.machine import device_name
-from profiler.profile import errors_table
 
 if TYPE_CHECKING:
+    from evenflow.study.runs import Job
     from evenflow.types import Request
-    from experiments.runs import Job
 
 MODELS = ("Qwen2.5-14B", "Qwen2.5-32B", "Llama-3.1-8B")
 SMALL = ModelSpec(
@@ -83,7 +83,7 @@ def _serve(out: Path, name: str, profile: str, scale: Scale) -> dict[str, Any]:
 
 
 def _measure(name: str, out: Path, settings: Settings, batches: int) -> dict[str, Any]:
-    from runtime.torch.timed import profile_model, timed_stage
+    from evenflow.runtime.profiled import profile_model, timed_stage
 
     path = out / f"{Path(name).stem}.csv.gz"
     began_s = perf_counter()
@@ -103,7 +103,7 @@ def _measure(name: str, out: Path, settings: Settings, batches: int) -> dict[str
 
 def tokens_equal(device: str, folder: Path, new_tokens: int = 32) -> bool:
     """Say whether a checkpoint in float32 gives the same greedy tokens as on the CPU."""
-    from runtime.torch.weights import load_stage
+    from evenflow.runtime.torch.weights import load_stage
     from tools.checkpoints import greedy_tokens
 
     prompt = list(range(100, 140))
@@ -167,9 +167,9 @@ class Subject:
 
     def job(self, way: Way, arrivals: Any = "offline", policy: str = POLICIES[0]) -> Job:
         """Return the run that serves it in one way."""
-        from experiments.run_file.build import load_workload
-        from experiments.run_file.run import RunConfig
-        from experiments.runs import Job
+        from evenflow.config.build import load_workload
+        from evenflow.config.run import RunConfig
+        from evenflow.study.runs import Job
 
         workers = {"device": self.scale.device, "transport": way.mode, "weights": self.weights}
         values = {
@@ -218,7 +218,7 @@ def serve_and_validate(
 
 def check_tokens(out: Path, scale: Scale) -> list[dict[str, Any]]:
     """Serve a small checkpoint in each mode; compare its tokens with those of the CPU."""
-    from experiments.real import serve_job
+    from evenflow.runtime.real import serve_job
 
     small = replace(scale, requests=24, context=128)
     folder = small_checkpoint(out)
@@ -242,8 +242,8 @@ def check_tokens(out: Path, scale: Scale) -> list[dict[str, Any]]:
 
 
 def _tokens_of_the_cpu(folder: Path, requests: Sequence[Request]) -> dict[int, list[int]]:
-    from runtime.tokens import RandomTexts
-    from runtime.torch.weights import load_stage
+    from evenflow.runtime.tokens import RandomTexts
+    from evenflow.runtime.torch.weights import load_stage
     from tools.checkpoints import greedy_tokens
 
     stage, text_of = load_stage(folder, 0, SMALL.num_layers), RandomTexts(SMALL.vocab_size, 0)
@@ -255,7 +255,7 @@ def _tokens_of_the_cpu(folder: Path, requests: Sequence[Request]) -> dict[int, l
 
 def small_checkpoint(out: Path) -> Path:
     """Return a folder with a small random model in float32, drawn on the CPU."""
-    from runtime.torch.model import Rope
+    from evenflow.runtime.torch.model import Rope
     from tools.checkpoints import save_random
 
     folder = out / "small"
@@ -270,7 +270,7 @@ def serve_modes(subject: Subject) -> list[dict[str, Any]]:
 
     Times in ms, of micro-batches; throughputs per second.
     """
-    from experiments.real import outcome_of, serve_job
+    from evenflow.runtime.real import outcome_of, serve_job
 
     rows: list[dict[str, Any]] = []
     refused = [Way(stages, "nccl") for stages in subject.scale.stages if stages > 1]
@@ -301,9 +301,9 @@ def validate_policies(subject: Subject, modes: Sequence[Mapping[str, Any]]) -> l
 
     Writes validation.md and the figures under the subject's folder.
     """
-    from experiments.report.plots import save
-    from experiments.validation import validate
-    from experiments.validation.write import draw_validation, markdown
+    from evenflow.experiments.validation import validate
+    from evenflow.experiments.validation.write import draw_validation, markdown
+    from evenflow.report.plots import save
 
     rows, pages = [], []
     for stages in subject.scale.stages[:2]:
@@ -327,7 +327,7 @@ def validate_policies(subject: Subject, modes: Sequence[Mapping[str, Any]]) -> l
 
 def write_lengths(folder: Path, scale: Scale) -> None:
     """Write a trace of random lengths: prompts to a quarter of the context, outputs to an 8th."""
-    from experiments.report.tables import write_table
+    from evenflow.report.tables import write_table
 
     rng = np.random.default_rng(0)
     prompts = rng.integers(scale.context // 16, scale.context // 4, size=scale.requests)

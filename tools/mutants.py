@@ -1,12 +1,11 @@
 """Change the core in 300 places, one at a time, and see which changes the tests notice.
 
 A mutant is one small edit of a file of MODULES: a comparison, an operator, a constant, a condition,
-what is returned, a statement left out. The seed draws them from all such places; numbers of a
-policy's `search_space` are data and are not drawn. Each mutant gets a process of its own, forked
-from one that has imported the libraries and none of Evenflow; a stage of tests runs in it until one
-fails, the next stage only where none did. What comes out is kept in OUT/results.jsonl, so that a
-run that was stopped goes on. Mutants that no test can notice are in tests/equivalent_mutants.yaml,
-each with the reason.
+what is returned, a statement left out. The seed draws them from all such places. Each mutant gets
+a process of its own, forked from one that has imported the libraries and none of Evenflow; a stage
+of tests runs in it until one fails, the next stage only where none did. What comes out is kept in
+OUT/results.jsonl, so that a run that was stopped goes on. Mutants that no test can notice are in
+tests/equivalent_mutants.yaml, each with the reason.
 """
 
 from __future__ import annotations
@@ -154,9 +153,7 @@ def variants(node: Any) -> Iterator[tuple[Any, str]]:
 def nodes(node: ast.AST, inside: bool = False) -> Iterator[ast.AST]:
     """Walk over what may change: no annotation, no text; whole statements in functions only."""
     inside = inside or isinstance(node, ast.FunctionDef)
-    if isinstance(node, ast.JoinedStr) or (
-        isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "search_space"
-    ):
+    if isinstance(node, ast.JoinedStr):
         return
     if inside or not isinstance(node, ast.Assign | ast.Expr):
         yield node

@@ -16,11 +16,11 @@ from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 from evenflow.costs.silicon.points import memory_bytes_per_s
 from evenflow.costs.silicon.tables import load_tables
 from evenflow.errors import UsageError
+from evenflow.experiments.figures.iterations import REFERENCE, in_chunks, joined
+from evenflow.report.tables import markdown_table
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import LinkSpec, gpu, link
 from evenflow.specs.model import model
-from experiments.figures.iterations import REFERENCE, in_chunks, joined
-from experiments.report.tables import markdown_table
 
 
 class Fact(NamedTuple):

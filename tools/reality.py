@@ -9,10 +9,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.report.plots import svg
-from experiments.reproduce import Reproduced, chosen, data_folder, reproduce
-from experiments.reproduce.write import draw, markdown
-from experiments.study.trials import How
+from evenflow.experiments.reproduce import Reproduced, chosen, data_folder, reproduce
+from evenflow.experiments.reproduce.write import draw, markdown
+from evenflow.report.plots import svg
+from evenflow.study.trials import How
 
 DOCS = Path(__file__).parent.parent / "docs"
 

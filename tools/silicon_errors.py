@@ -19,8 +19,8 @@ from evenflow.costs.silicon.points import (
     step_times,
 )
 from evenflow.costs.silicon.tables import Heads, SiliconTables, load_tables
+from evenflow.report.tables import markdown_table
 from evenflow.specs.gpu import gpu
-from experiments.report.tables import markdown_table
 
 GPUS = {"a100_sxm": "A100-80G", "l40s": "L40S", "h100_sxm": "H100", "h200_sxm": "H200"}
 SIDES = (256, 20_000)

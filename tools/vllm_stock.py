@@ -2,7 +2,7 @@
 compared with.
 
 Writes a result as `vllm bench serve --save-detailed` does, and `generated_ids` beside it. Needs the
-vLLM that `runtime.vllm` asks for, in an environment of its own (`make test-vllm`).
+vLLM that `evenflow.runtime.vllm` asks for, in an environment of its own (`make test-vllm`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from evenflow.core.request import Request
-from experiments.real import job_of, servable, workers_of
-from runtime.front import TraceReplay
-from runtime.vllm import EngineWorkers, arguments
+from evenflow.runtime.front import TraceReplay
+from evenflow.runtime.real import job_of, servable, workers_of
+from evenflow.runtime.vllm import EngineWorkers, arguments
 
 
 def served(run: Path, overrides: list[str]) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def served(run: Path, overrides: list[str]) -> dict[str, Any]:
     world, workers = servable(built), workers_of(job.config, built, job.beside)
     assert isinstance(workers, EngineWorkers)
     assert workers.text_of is not None
-    from runtime.vllm.engine import Engine
+    from evenflow.runtime.vllm.engine import Engine
 
     tokens: dict[int, list[tuple[float, int]]] = defaultdict(list)
     front = TraceReplay(world.requests, world.concurrency)

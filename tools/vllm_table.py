@@ -4,7 +4,7 @@
 
 Two stages on this machine's CPU. A stage's seconds are those of vLLM's own micro-batches in a run
 that is not scored, of other requests in a closed loop. Each policy, and vLLM as it is, then serves
-the same requests in turn, round after round. Needs the vLLM that `runtime.vllm` asks for.
+the same requests in turn, round after round. Needs the vLLM that `evenflow.runtime.vllm` asks for.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from statistics import mean
 import numpy as np
 import pandas as pd
 
-from experiments.report.tables import markdown_table
-from experiments.reproduce.measured import read_results
+from evenflow.experiments.reproduce.measured import read_results
+from evenflow.report.tables import markdown_table
 
 ROOT = Path(__file__).parent.parent
 SHAPE = ROOT / "examples" / "validate" / "small-llama" / "config.json"
@@ -102,7 +102,7 @@ class Bench:
 
     def evenflow(self, *arguments: object) -> str:
         """Return what a command prints; SystemExit with what it complains of."""
-        return self._python("experiments.cli", *arguments)
+        return self._python("evenflow", *arguments)
 
     def stock(self, name: str) -> Numbers:
         """Have vLLM decide by itself; return what came of it."""

@@ -5,7 +5,7 @@ their names are loaded when they are asked for.
 """
 
 from evenflow import later
-from traces.arrivals import (
+from evenflow.traces.arrivals import (
     AnyArrivals,
     Arrivals,
     Closed,
@@ -17,8 +17,15 @@ from traces.arrivals import (
     make_requests,
     with_own_prefixes,
 )
-from traces.formats import FORMATS
-from traces.trace import FILTERS, SAMPLE_NAMES, Trace, load_trace, sample_trace, with_conversations
+from evenflow.traces.formats import FORMATS
+from evenflow.traces.trace import (
+    FILTERS,
+    SAMPLE_NAMES,
+    Trace,
+    load_trace,
+    sample_trace,
+    with_conversations,
+)
 
 __all__ = [
     "FILTERS",
@@ -43,10 +50,10 @@ __all__ = [
 __getattr__ = later(
     __name__,
     {
-        **dict.fromkeys(("convert", "fit", "info"), "traces.describe"),
+        **dict.fromkeys(("convert", "fit", "info"), "evenflow.traces.describe"),
         **dict.fromkeys(
             ("PREDICTORS", "Predictor", "make_predictor", "train", "with_predictions"),
-            "traces.predict",
+            "evenflow.traces.predict",
         ),
     },
 )

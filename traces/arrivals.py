@@ -16,8 +16,8 @@ from pydantic import BeforeValidator, Discriminator, Field
 
 from evenflow.errors import UsageError
 from evenflow.keys import Count, Keys, Positive, short_form
+from evenflow.traces.trace import SKIPPED, Floats, Trace, random_stream, sample_trace
 from evenflow.types import Prefix, Request
-from traces.trace import SKIPPED, Floats, Trace, random_stream, sample_trace
 
 
 class Arrivals(Protocol):

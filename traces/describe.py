@@ -2,7 +2,7 @@
 
 Fits are of maximum likelihood, have location 0 and treat whole numbers as continuous. Real traces
 are capped and bimodal: look at the Kolmogorov-Smirnov distances before trusting a family;
-`traces.trace` uses quantiles instead. Knows only the format it writes.
+`evenflow.traces.trace` uses quantiles instead. Knows only the format it writes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.errors import UsageError, instead_of, require_package
+from evenflow.errors import UsageError, instead_of
 from evenflow.files import write_whole
-from traces.trace import Floats, Ints, Trace
+from evenflow.traces.trace import Floats, Ints, Trace
 
 ROUNDING = 1e-6
 """Values that differ by a smaller share, as the gaps of an even rate do, are equal."""
@@ -93,7 +93,7 @@ def fit(trace: Trace) -> dict[str, dict[str, Any]]:
     """Return quantiles and lognormal, gamma and Weibull fits of each field of a trace.
 
     The fields are `input_tokens`, `output_tokens` and `interarrival_s` (where there are times); for
-    the keys see `fit_values`. Needs the extra `fit` (scipy).
+    the keys see `fit_values`.
     """
     columns: dict[str, Ints | Floats] = {
         "input_tokens": trace.prompt_tokens,
@@ -133,7 +133,6 @@ FIT_KEYS = (
 
 def fit_families(values: Floats) -> dict[str, Any]:
     """Return the fits of positive values that differ."""
-    require_package("scipy", "fitting", "fit")
     from scipy import stats
     from scipy.optimize import fmin
 

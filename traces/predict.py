@@ -22,8 +22,9 @@ import numpy as np
 
 from evenflow.errors import UsageError, instead_of, require_package
 from evenflow.files import write_whole
+from evenflow.sums import plain_sum
+from evenflow.traces.trace import Floats, Ints, Trace, random_stream
 from evenflow.types import Request
-from traces.trace import Floats, Ints, Trace, random_stream
 
 PERCENTILES = (25, 50, 75, 99)
 NUM_CLASSES = len(PERCENTILES) + 1
@@ -127,7 +128,7 @@ def _words(text: str) -> dict[int, float]:
     # zlib.crc32 is the same everywhere, where hash() differs from process to process.
     words = Counter(zlib.crc32(word.encode()) % WORD_BINS for word in WORD.findall(text.lower()))
     weights = {1 + LENGTH_BINS + word: 1 + math.log(count) for word, count in words.items()}
-    norm = math.sqrt(sum(weight**2 for weight in weights.values()))
+    norm = math.sqrt(plain_sum(weight**2 for weight in weights.values()))
     return {index: weight / norm for index, weight in weights.items()}
 
 
@@ -355,9 +356,9 @@ def make_predictor(spec: str | Mapping[str, Any]) -> Predictor:
 
     Raises UsageError for an unknown kind or option, and for a file that cannot be loaded.
     """
-    options = {"kind": spec} if isinstance(spec, str) else dict(spec)
+    options = dict(spec) if isinstance(spec, Mapping) else {"kind": spec}
     kind = options.pop("kind", "")
-    if kind not in PREDICTORS:
+    if not isinstance(kind, str) or kind not in PREDICTORS:
         raise UsageError(f'predictor "{kind}" is unknown; {instead_of(kind, PREDICTORS)}')
     try:
         return PREDICTORS[kind](**options)

@@ -27,8 +27,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenflow.errors import UsageError, instead_of
+from evenflow.traces.formats import (
+    FORMATS,
+    Row,
+    Source,
+    encoder,
+    find_format,
+    fingerprint,
+    open_trace,
+)
 from evenflow.types import Prefix
-from traces.formats import FORMATS, Row, Source, encoder, find_format, fingerprint, open_trace
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

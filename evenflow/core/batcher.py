@@ -7,8 +7,10 @@ policy in `evenflow.schedulers`. One thread or process owns it.
 
 from __future__ import annotations
 
+import os
 from collections import abc
 from dataclasses import replace
+from functools import partial
 from numbers import Integral
 from typing import Any, get_args
 
@@ -19,7 +21,8 @@ from evenflow.core.kv import KvCache, PagePool
 from evenflow.core.request import Request
 from evenflow.core.rules import rules_of
 from evenflow.core.scheduling import Action, Order, Plan, Prefill, Scheduler
-from evenflow.errors import PolicyError, StallError, UsageError, place_of
+from evenflow.errors import PolicyError, StallError, UsageError
+from evenflow.user_code import end_copy, place_of, shown, words_of
 
 ORDERS = frozenset(get_args(Order))
 
@@ -83,6 +86,7 @@ class Batcher:
         self._row_tokens = decoding.row_tokens
         self._refuse = getattr(scheduler, "refuse", None)
         self._batches = 0
+        self._process = os.getpid()
         self._answer = ""  # to the last question: why nothing is sent
         self._wakes = 0  # answers in a row to wait, with nothing in flight or at one instant
         self._waited_at: tuple[int, float | None] = (0, None)  # so many micro-batches, and when
@@ -185,21 +189,21 @@ class Batcher:
             return f"{pages} KV pages exceed the pool's {self.pool.total_pages}"
         if self._refuse is None:
             return None
-        reason: str | None = self._refuse(request.prompt_tokens, request.output_limit, self.pool)
+        sizes = request.prompt_tokens, request.output_limit
+        reason: str | None = self._call(self._refuse, *sizes, self.pool)
         return reason
 
     # -- carrying out an answer -----------------------------------------------------------------
 
     def _ask(self, chunks: list[Chunk]) -> tuple[Plan, DecodeGroup | None]:
         """Ask the policy and carry out its answer, adding `chunks`; return its plan and decodes."""
-        try:
-            answer = self.scheduler.schedule(self.view)
-        except (Exception, SystemExit) as error:
-            raise self._raised(error) from error
+        answer = self._call(self.scheduler.schedule, self.view)
         if type(answer) is Plan:
             return answer, self._carry_out(answer, chunks)
+        if not isinstance(answer, abc.Iterator):
+            raise self._broken(f"returned {shown(answer)}, not a Plan")
         plan, group = Plan(), None
-        for part in self._parts(answer):
+        for part in iter(partial(self._call, next, answer, None), None):
             if type(part) is Plan:
                 if part.decodes and group is not None:
                     raise self._broken("takes decodes in two parts of a plan")
@@ -207,16 +211,8 @@ class Batcher:
             elif isinstance(part, Action):
                 part.apply(self)
             else:
-                raise self._broken(f"returned {part!r}, not a Plan")
+                raise self._broken(f"returned {shown(part)}, not a Plan")
         return plan, group
-
-    def _parts(self, answer: object) -> abc.Iterator[object]:
-        if not isinstance(answer, abc.Iterator):
-            raise self._broken(f"returned {answer!r}, not a Plan")
-        try:
-            yield from answer
-        except (Exception, SystemExit) as error:
-            raise self._raised(error) from error
 
     def _carry_out(self, plan: tuple[Any, ...], chunks: list[Chunk]) -> DecodeGroup | None:
         """Add the chunks of a Plan to `chunks`; return its decodes. It may hold anything."""
@@ -253,9 +249,9 @@ class Batcher:
         if not 0 < decodes <= ready:
             raise self._broken(f"takes {decodes} decodes of {ready} ready")
         if order not in ORDERS:
-            raise self._broken(f"asks for the order {order!r}")
+            raise self._broken(f"asks for the order {shown(order)}")
         if victims not in self.queues.victims:
-            raise self._broken(f"asks for the victims {victims!r}, which its rules do not have")
+            raise self._broken(f"asks for the victims {shown(victims)}; its rules lack them")
         return self.queues.take_decodes(decodes, order, victims)
 
     def _send(self, chunks: list[Chunk], group: DecodeGroup | None) -> MicroBatch:
@@ -343,10 +339,20 @@ class Batcher:
         self._answer = "kv" if plan.kv_limited else "policy"
 
     def _no(self, value: object, what: str, right: str) -> PolicyError:
-        return self._broken(f"plans {value!r} as {what}; {right} is right")
+        return self._broken(f"plans {shown(value)} as {what}; {right} is right")
 
-    def _raised(self, error: BaseException) -> PolicyError:
-        return self._broken(f"raised {type(error).__name__}: {error}{place_of(error)}")
+    def _call(self, method: abc.Callable[..., Any], *given: Any) -> Any:
+        """Call code of the policy; PolicyError for whatever it raises but Ctrl-C."""
+        try:
+            answer = method(*given)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            end_copy(self._process, self.policy_name)
+            raise self._broken(f"raised {words_of(error)}{place_of(error)}") from error
+        if os.getpid() != self._process:
+            end_copy(self._process, self.policy_name)
+        return answer
 
     def _broken(self, what: str, seq: Sequence | None = None) -> PolicyError:
         of = "" if seq is None else f", request {seq.request.request_id}:"

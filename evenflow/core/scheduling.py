@@ -262,10 +262,6 @@ class Action:
         """Carry it out on the Batcher."""
 
 
-SearchSpace = abc.Mapping[str, abc.Sequence[Any] | abc.Mapping[str, Any]]
-"""Values worth trying of a policy's parameters, by name; see `Scheduler`."""
-
-
 class Scheduler(Protocol):
     """A policy: reads a view, returns a plan. It has no clock, no I/O and no unseeded randomness.
 
@@ -275,8 +271,6 @@ class Scheduler(Protocol):
 
     A policy may also have
     - `rules`: how its requests are served, where that is not the plain way, see `Rules`;
-    - `search_space` (class attribute): which values are worth trying of its parameters, by name: a
-      list of them, or a mapping of `low`, `high` and, if so, `log` and `integer`, as in SWEEP.yaml;
     - `refuse(prompt_tokens, output_tokens, pool)`, which returns why it could never serve such a
       request, or None.
     """

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from evenflow.core.batch import Span, Work
 from evenflow.costs.base import BatchShape, StageCost, decode_work
 from evenflow.errors import UsageError, require_counts
+from evenflow.sums import plain_sum
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -108,7 +109,7 @@ class DraftedCost(Modified):
 
 def share_of(target: StageCost, share: float) -> Callable[[int, int], float]:
     """Return the seconds of a draft step as a share of the target's step, all stages together."""
-    return lambda rows, context: share * sum(target.times(decode_work(rows, context)))
+    return lambda rows, context: share * plain_sum(target.times(decode_work(rows, context)))
 
 
 def step_of(draft: StageCost) -> Callable[[int, int], float]:

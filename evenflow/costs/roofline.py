@@ -19,6 +19,7 @@ from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, LinkSpec
 from evenflow.specs.model import ModelSpec, Split, parameters
 from evenflow.specs.precision import Arithmetic
+from evenflow.sums import plain_sum
 
 WEIGHT_ONLY_TILE = 16
 """Rows of a tile of the kernels that widen weights as they read them (Marlin in vLLM)."""
@@ -414,7 +415,7 @@ class RooflineCost:
             return shared_s
         ranks = self.deployment.tensor_parallel
         shapes = model.linear_shapes(ranks)
-        products_s = sum(self.product_s(tokens, shape, model) for shape in shapes)
+        products_s = plain_sum(self.product_s(tokens, shape, model) for shape in shapes)
         moved_s = elementwise_s(tokens, model, ranks, self._rates)
         overhead_s = self.deployment.gpu.per_layer_overhead_s
         return products_s + moved_s + overhead_s + (self.all_reduce_s(tokens, model) + shared_s)

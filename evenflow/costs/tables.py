@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from evenflow.costs.base import BatchShape
 from evenflow.specs.model import ModelSpec
+from evenflow.sums import plain_sum
 
 
 class Estimate(NamedTuple):
@@ -52,7 +53,7 @@ class Curve:
     def sum(cls, curves: Sequence[Curve]) -> Curve:
         """Return the curve of the sums of curves with the same sizes and tile."""
         rows = zip(*(curve._seconds for curve in curves), strict=True)
-        return cls(curves[0]._sizes, [sum(row) for row in rows], curves[0].tile)
+        return cls(curves[0]._sizes, [plain_sum(row) for row in rows], curves[0].tile)
 
     @property
     def sizes(self) -> list[int]:
@@ -259,8 +260,8 @@ def added(parts: Sequence[BySize]) -> BySize:
     def total(size: int) -> Estimate:
         estimates = [part(size) for part in parts]
         return Estimate(
-            sum(estimate.seconds for estimate in estimates),
-            sum(estimate.unmeasured_s for estimate in estimates),
+            plain_sum(estimate.seconds for estimate in estimates),
+            plain_sum(estimate.unmeasured_s for estimate in estimates),
         )
 
     return total
@@ -350,7 +351,7 @@ class TableCost:
         if head is None:
             head = self._by_rows[batch.sampled_rows] = self._head(batch.sampled_rows)
         times[-1] += head.seconds
-        self._predicted_s += sum(times)
+        self._predicted_s += plain_sum(times)
         self._unmeasured_s += unmeasured_s + head.unmeasured_s
         return times
 

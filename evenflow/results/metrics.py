@@ -2,8 +2,9 @@
 
 Pure functions of a RunResult. TTFT = first token - arrival; TPOT = (E2EL - TTFT) / (output tokens -
 1), without requests of one output token; ITL pools every gap between successive tokens; E2EL = last
-token - arrival. Only completed requests count. The scheduling delay ("queue") is what Sarathi-Serve
-limits: the first micro-batch with a part of the prompt - arrival.
+token - arrival. Only completed requests count; a metric of no requests is None. The scheduling
+delay ("queue") is what Sarathi-Serve limits: the first micro-batch with a part of the prompt -
+arrival.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenflow.results.run import Floats, Ints, RunResult, Tally
+from evenflow.sums import plain_sum
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -27,6 +29,9 @@ SAMPLED = 1 << 12
 
 UNSERVED_SHARE = 0.1
 """A run is overloaded where its queue grows by more than this share of what arrives."""
+
+Summary = dict[str, float | int | None]
+"""Numbers by vLLM's keys; None: of no requests."""
 
 Limit = Literal["ttft", "tpot", "e2el", "queue"]
 """A latency of a request that may have a limit for goodput."""
@@ -64,9 +69,7 @@ def meets(result: RunResult, limits_ms: Mapping[Limit, float]) -> NDArray[np.boo
     return good
 
 
-def summarize(
-    result: RunResult, goodput_ms: Mapping[Limit, float] | None = None
-) -> dict[str, float | int]:
+def summarize(result: RunResult, goodput_ms: Mapping[Limit, float] | None = None) -> Summary:
     """Return the summary of a run under vLLM's keys.
 
     `duration` runs from the first arrival to the last completion, in seconds; throughputs are per
@@ -85,20 +88,24 @@ def summarize(
     input_tokens = int(result.prompt_tokens[done].sum())
     output_tokens = int(result.output_tokens[done].sum())
     per_s = 1 / duration if duration > 0 else 0.0
-    summary: dict[str, float | int] = {
-        "duration": duration,
+
+    def rate(count: int) -> float | None:
+        return count * per_s if done.any() else None
+
+    summary: Summary = {
+        "duration": duration if done.any() else None,
         "completed": int(done.sum()),
         "failed": int((~done).sum()),
         "total_input_tokens": input_tokens,
         "total_output_tokens": output_tokens,
-        "request_throughput": int(done.sum()) * per_s,
-        "output_throughput": output_tokens * per_s,
-        "total_token_throughput": (input_tokens + output_tokens) * per_s,
+        "request_throughput": rate(int(done.sum())),
+        "output_throughput": rate(output_tokens),
+        "total_token_throughput": rate(input_tokens + output_tokens),
         **load(result),
         **_peaks(result, tally),
     }
     if goodput_ms:
-        summary["request_goodput"] = float(meets(result, goodput_ms).sum() * per_s)
+        summary["request_goodput"] = rate(int(meets(result, goodput_ms).sum()))
     pooled = {
         "ttft": (latency.ttft_s[done], None),
         "tpot": (latency.tpot_s[done & (result.output_tokens > 1)], None),
@@ -128,20 +135,22 @@ def summarize(
 def load(result: RunResult) -> dict[str, float | int]:
     """Return what arrives a second, how much of it is served, and whether that is `overloaded`.
 
-    The queue are the requests that are not done; or, where the steps after a first token take
-    longer than a quarter of the arrivals, so that their number grows in any case, those without a
-    first token. What a queue does not work off is the least that it holds for a while, which a
-    burst hardly moves. How much more that is in the last quarter of the arrivals than in the
-    second, as a share of what arrives between the two moments, is the share of what is offered by
-    which the queue grows (`queue_growth_per_s`); the rest is served. `overloaded` is 1 where the
-    share is above UNSERVED_SHARE and the queue grows by more than chance adds (one deviation of a
-    Poisson count). Empty where all requests arrive at once.
+    All requests are offered; those that are never completed are not served, and in no queue. The
+    queue are the requests that are not done; or, where the steps after a first token take longer
+    than a quarter of the arrivals, so that their number grows in any case, those without a first
+    token. What a queue does not work off is the least that it holds for a while, which a burst
+    hardly moves. How much more that is in the last quarter of the arrivals than in the second, as a
+    share of what arrives between the two moments, is the share by which the queue grows
+    (`queue_growth_per_s`); the rest is served. `overloaded` is 1 where the share is above
+    UNSERVED_SHARE and the queue grows by more than chance adds (one deviation of a Poisson count).
+    Empty where all requests arrive at once; where all that are completed do, only what is offered.
     """
+    offered = _offered(result)
     known = np.isfinite(result.completion_s)
     arrived = np.sort(result.arrival_s[known])
     span_s = float(np.ptp(arrived)) if known.any() else 0.0
     if span_s <= 0:
-        return {}
+        return offered
     generating_s = (result.completion_s - result.first_token_s)[known].mean()
     brief = generating_s > span_s / 4
     left = np.sort((result.first_token_s if brief else result.completion_s)[known])
@@ -153,16 +162,26 @@ def load(result: RunResult) -> dict[str, float | int]:
         queued = came - np.searchsorted(left, times_s, "right")
         return np.array([queued.min(), came[queued.argmin()]])
 
-    offered = (len(arrived) - 1) / span_s
+    accepted = offered["offered_requests_per_s"] * (len(arrived) / len(known))
     grown, between = map(int, least_queued(0.75, 1.0) - least_queued(0.25, 0.5))
     share = max(grown, 0) / max(between, 1)
-    tokens = (result.prompt_tokens + result.output_tokens)[known]
-    return {
-        "offered_requests_per_s": offered,
-        "offered_tokens_per_s": offered * float(tokens.mean()),
-        "served_requests_per_s": offered * (1 - share),
-        "queue_growth_per_s": offered * share,
+    return offered | {
+        "served_requests_per_s": accepted * (1 - share),
+        "queue_growth_per_s": accepted * share,
         "overloaded": int(share > UNSERVED_SHARE and grown > between**0.5),
+    }
+
+
+def _offered(result: RunResult) -> dict[str, float | int]:
+    """Return the requests and the tokens that arrive a second; nothing where all come at once."""
+    span_s = float(np.ptp(result.arrival_s)) if len(result.arrival_s) else 0.0
+    if span_s <= 0:
+        return {}
+    per_s = (len(result.arrival_s) - 1) / span_s
+    tokens = result.prompt_tokens + result.output_tokens
+    return {
+        "offered_requests_per_s": per_s,
+        "offered_tokens_per_s": per_s * float(tokens.mean()),
     }
 
 
@@ -212,15 +231,17 @@ def _summed(keys: Floats, values: NDArray[Any]) -> tuple[Floats, Floats]:
     return found, np.bincount(place, weights=values).astype(np.float64)
 
 
-def statistics(name: str, values_s: Floats, counts: Ints | None = None) -> dict[str, float | int]:
+def statistics(name: str, values_s: Floats, counts: Ints | None = None) -> Summary:
     """Return mean, median, deviation and percentiles of a latency under vLLM's keys, in ms.
 
-    `counts`: how often each of the values in seconds is there; None: once.
+    `counts`: how often each of the values in seconds is there; None: once. All are None of no
+    values.
     """
     if counts is None:
         counts = np.ones(len(values_s), dtype=np.int64)
     if not counts.any():
-        values_s, counts = np.zeros(1), np.ones(1, dtype=np.int64)
+        kinds = ("mean", "median", "std", *(f"p{each}" for each in PERCENTILES))
+        return dict.fromkeys((f"{kind}_{name}_ms" for kind in kinds), None)
     stops = np.cumsum(counts)
     count = int(stops[-1])
     mean = _sum_ms(values_s, stops, 0, count) / count
@@ -278,7 +299,7 @@ def _sum_ms(
     if count > AT_ONCE:
         half = start + count // 2 - count // 2 % 8
         parts = (start, half), (half, stop)
-        return sum(_sum_ms(values_s, stops, *part, around) for part in parts)
+        return plain_sum(_sum_ms(values_s, stops, *part, around) for part in parts)
     first, last = np.searchsorted(stops, [start, stop], "right")
     counts = np.diff(np.clip(stops[first : last + 1], start, stop), prepend=start).astype(np.int64)
     part = np.repeat(values_s[first : last + 1] * 1e3, counts)
@@ -322,10 +343,8 @@ def _offline(
     }
 
 
-def _kv_memory(
-    result: RunResult, tally: Tally, done: np.ndarray, input_tokens: int
-) -> dict[str, float | int]:
-    found: dict[str, float | int] = {}
+def _kv_memory(result: RunResult, tally: Tally, done: np.ndarray, input_tokens: int) -> Summary:
+    found: Summary = {}
     count = len(tally.returned_s)
     if result.kv_tokens is not None and count:
         pages = count * (result.total_pages // result.engines)
@@ -333,11 +352,11 @@ def _kv_memory(
         found["kv_waste_share"] = 1 - int(tally.kv_tokens.sum()) / slots
     if result.cached_tokens is not None:
         cached_tokens = int(result.cached_tokens[done].sum())
-        found["prefix_hit_rate"] = cached_tokens / input_tokens if input_tokens else 0.0
+        found["prefix_hit_rate"] = cached_tokens / input_tokens if input_tokens else None
     return found
 
 
-def _of_pools(result: RunResult, duration: float) -> dict[str, float | int]:
+def _of_pools(result: RunResult, duration: float) -> Summary:
     """Return what a system of pools adds to the summary; nothing for one that has none.
 
     `transfer_wait` is from the first token to the start of the transfer, `transfer` from start to
@@ -348,7 +367,7 @@ def _of_pools(result: RunResult, duration: float) -> dict[str, float | int]:
     if moved is None:
         return {}
     per_s = 1 / duration if duration > 0 else 0.0
-    summary: dict[str, float | int] = {
+    summary: Summary = {
         f"{name}_busy_share": float((part.end_s - part.start_s).sum()) * per_s / part.depth
         for name, part in result.pools.items()
     }
@@ -361,12 +380,12 @@ def _of_pools(result: RunResult, duration: float) -> dict[str, float | int]:
     return summary | {
         "num_transfers": len(moved.tokens),
         "mean_transfer_wait_ms": _mean(waits_ms),
-        "p99_transfer_wait_ms": float(np.percentile(waits_ms, 99)) if len(waits_ms) else 0.0,
+        "p99_transfer_wait_ms": float(np.percentile(waits_ms, 99)) if len(waits_ms) else None,
         "mean_transfer_ms": _mean(travels_ms),
         "transfer_link_busy_share": float(moved.link_busy_s.sum()) * per_s,
         "backpressure_s": float(moved.blocked_s.sum()),
     }
 
 
-def _mean(values: Floats) -> float:
-    return float(values.mean()) if len(values) else 0.0
+def _mean(values: Floats) -> float | None:
+    return float(values.mean()) if len(values) else None

@@ -14,6 +14,7 @@ from evenflow.compiled import docstring
 from evenflow.core.scheduling import Scheduler
 from evenflow.errors import UsageError
 from evenflow.schedulers.limits import Policy, refuse
+from evenflow.user_code import user_code
 
 POLICIES = {
     "static": "evenflow.schedulers.reserving:Static",
@@ -29,7 +30,7 @@ POLICIES = {
 """Where each is that has a name: one is imported when it is asked for."""
 
 POOLED = ("distserve", "splitwise")
-"""Names that stand for several pools, each with a policy: see `experiments.run_file.pools`."""
+"""Names that stand for several pools, each with a policy: see `evenflow.config.pools`."""
 
 ESTIMATES = ("token_budget_for", "prefill_s", "decode_s")
 """Constructor parameters that take a callable over the cost model (`evenflow.costs.estimates`)."""
@@ -123,13 +124,10 @@ def entry(name: str, cls: type, listed: tuple[tuple[str, Any], ...]) -> Entry:
 
 def _imported(name: str) -> type[Scheduler]:
     module_name, _, class_name = name.partition(":")
-    try:
+    cannot = f"scheduler {name!r}: cannot import {module_name!r}"
+    with user_code(module_name, lambda words: UsageError(f"{cannot} ({words})")):
         whole = sys.modules.get(module_name) if module_name.endswith(".py") else None
         module = whole or importlib.import_module(module_name)  # waits for whoever imports it
-    except (Exception, SystemExit) as error:
-        raise UsageError(
-            f"scheduler {name!r}: cannot import {module_name!r} ({type(error).__name__}: {error})"
-        ) from error
     cls = getattr(module, class_name, None)
     if not (inspect.isclass(cls) and callable(getattr(cls, "schedule", None))):
         raise UsageError(

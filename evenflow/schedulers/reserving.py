@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import PagePool
 from evenflow.core.rules import Rules
-from evenflow.core.scheduling import Plan, SearchSpace, View
+from evenflow.core.scheduling import Plan, View
 from evenflow.engines.padding import PaddedRules
 from evenflow.keys import Count
 from evenflow.schedulers.admission import UNLIMITED, Room
@@ -19,10 +18,6 @@ from evenflow.schedulers.limits import Policy
 @dataclass(kw_only=True, eq=False)
 class Reserving(Policy):
     """Reserves pages for `max_model_len` tokens a request, so that nothing is ever preempted."""
-
-    search_space: ClassVar[SearchSpace] = {
-        "max_num_seqs": {"low": 4, "high": 512, "log": True, "integer": True}
-    }
 
     max_num_seqs: Count = 128
     """Most requests that are admitted at a time."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from evenflow.compiled import mypyc_attr
-from evenflow.core.scheduling import Order, Plan, SearchSpace, Victim, View, decodes_only
+from evenflow.core.scheduling import Order, Plan, Victim, View, decodes_only
 from evenflow.keys import Count, Positive
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Fraction, Policy
@@ -25,12 +25,6 @@ class Sarathi(Policy):
 
     The modes are those of table 4; `token_budget: auto` is that of section 4.3.
     """
-
-    search_space: ClassVar[SearchSpace] = {
-        "token_budget": {"low": 128, "high": 8192, "log": True, "integer": True},
-        "max_num_seqs": {"low": 16, "high": 1024, "log": True, "integer": True},
-        "watermark": {"low": 0.0, "high": 0.1},
-    }
 
     token_budget: Count | Literal["auto"] = 512
     """Most tokens of a micro-batch that has chunks; auto: most that keep `tbt_slo_s`."""

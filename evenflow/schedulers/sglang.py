@@ -8,19 +8,20 @@ from functools import cached_property
 from itertools import islice
 from math import inf, sqrt
 from operator import itemgetter
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import PagePool
-from evenflow.core.scheduling import Action, Order, Plan, Prefill, SearchSpace
+from evenflow.core.scheduling import Action, Order, Plan, Prefill
 from evenflow.engines.rules import EngineRules
 from evenflow.engines.upkeep import Upkeep
 from evenflow.engines.view import Decode, EnginePrompt, EngineView
 from evenflow.keys import Count, NonNegative
 from evenflow.schedulers.limits import Policy
+from evenflow.sums import plain_sum
 
 CLIP = 4096  # more output than this is not reserved
 LOOKED_UP = 128  # prompts that are looked up in a pass, at most
@@ -55,12 +56,6 @@ class SGLang(Policy):
     micro-batch that may be in flight has decodes of its own. Requests are also received after a
     step of prompts and where nobody runs (its SchedulerRecvSkipper).
     """
-
-    search_space: ClassVar[SearchSpace] = {
-        "chunked_prefill_size": [512, 1024, 2048, 4096, 8192, 16384],
-        "max_running_requests": {"low": 16, "high": 4096, "log": True, "integer": True},
-        "schedule_conservativeness": {"low": 0.1, "high": 1.4},
-    }
 
     chunked_prefill_size: Count = 8192
     """Most prompt tokens of a micro-batch; longer prompts are cut."""
@@ -317,7 +312,7 @@ class Room:
 
     def __post_init__(self) -> None:
         rest = ((min(one.output_limit - one.generated, CLIP), one) for one in self.decodes)
-        self.reserved = self.planned + sum(tokens * self.share(one) for tokens, one in rest)
+        self.reserved = self.planned + plain_sum(tokens * self.share(one) for tokens, one in rest)
 
     def walks(self, prompt: EnginePrompt) -> bool:
         return prompt.exact and not self.view.prefix_cache

@@ -11,15 +11,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.rules import Rules
-from evenflow.core.scheduling import Order, Plan, Prompt, SearchSpace, View
+from evenflow.core.scheduling import Order, Plan, Prompt, View
 from evenflow.errors import is_count
 from evenflow.keys import Count, Share, expect
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Policy
+from evenflow.sums import plain_sum
 
 DecodeTime = Callable[[int, int], float]
 """Seconds that one stage takes for a decode step of (rows, tokens they attend to in all)."""
@@ -109,7 +110,7 @@ def temporal_intensity(prefill_s: Sequence[float], decode_step_s: float, depth: 
     3.4.
     """
     bubble_s = max(max(prefill_s) - decode_step_s, 0.0) * (depth - 1)
-    total_s = sum(prefill_s) + depth * decode_step_s + bubble_s
+    total_s = plain_sum(prefill_s) + depth * decode_step_s + bubble_s
     return 1 - bubble_s / total_s if total_s else 1.0
 
 
@@ -154,10 +155,6 @@ class TDPipe(Policy):
     the even split takes the rows that arrived first; peak decode speed is that of 256 rows, and 192
     count as saturated; the end of decode is looked for at one batch a round.
     """
-
-    search_space: ClassVar[SearchSpace] = {
-        "max_num_batched_tokens": {"low": 1024, "high": 16384, "log": True, "integer": True}
-    }
 
     predictor: str | Mapping[str, Any] = "oracle"
     """Who foretells output lengths: oracle, mean, {kind: noisy, accuracy}, or {kind: classifier,

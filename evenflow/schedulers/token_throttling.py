@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.rules import Rules
-from evenflow.core.scheduling import Plan, Prefill, Prompt, SearchSpace, Victim, View, decodes_only
+from evenflow.core.scheduling import Plan, Prefill, Prompt, Victim, View, decodes_only
 from evenflow.errors import MOST
 from evenflow.keys import Count
 from evenflow.schedulers.admission import UNLIMITED
@@ -269,15 +269,6 @@ class TokenThrottling(Policy):
     is a floor of the whole and pages do not cap the budget; `code` is the package gllm-rt
     0.0.6.post1, decision for decision (`PackageRules`).
     """
-
-    search_space: ClassVar[SearchSpace] = {
-        "iterations": {"low": 1, "high": 32, "log": True, "integer": True},
-        "max_prefill": {"low": 256, "high": 8192, "log": True, "integer": True},
-        "min_prefill": {"low": 8, "high": 512, "log": True, "integer": True},
-        "kv_thresh": {"low": 0.0, "high": 0.3},
-        "victim": ["latest", "most_pages"],
-        "reserve": ["threshold", "adaptive"],
-    }
 
     iterations: Count = 8
     """#T: micro-batches over which the waiting prompt tokens are spread."""

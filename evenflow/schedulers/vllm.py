@@ -8,11 +8,11 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import PagePool
-from evenflow.core.scheduling import Plan, Prefill, SearchSpace, View, decodes_only
+from evenflow.core.scheduling import Plan, Prefill, View, decodes_only
 from evenflow.engines.rules import EngineRules
 from evenflow.keys import Count
 from evenflow.schedulers.admission import UNLIMITED, Room
@@ -28,12 +28,6 @@ class VLLM(Policy):
     allocated as needed; when none is free the latest-arrived ready request is preempted and
     recomputed. There is no balancing: the first call after several returns takes all ready decodes.
     """
-
-    search_space: ClassVar[SearchSpace] = {
-        "max_num_batched_tokens": {"low": 1024, "high": 16384, "log": True, "integer": True},
-        "max_num_seqs": {"low": 16, "high": 1024, "log": True, "integer": True},
-        "watermark": {"low": 0.0, "high": 0.1},
-    }
 
     max_num_batched_tokens: Count | None = None
     """Most tokens of a micro-batch; null: `max_model_len`."""
@@ -130,8 +124,6 @@ class VLLMV1(Policy):
     free once anything runs. When a page is missing, the last admitted is preempted, in flight or
     not, and this step admits nobody. Those of one `priority` go by arrival.
     """
-
-    search_space: ClassVar[SearchSpace] = VLLM.search_space
 
     max_num_batched_tokens: Count = 2048
     """Most tokens of a micro-batch; null: `max_model_len`."""

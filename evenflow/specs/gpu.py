@@ -161,8 +161,10 @@ def _look_up(
     for key in wanted:
         if key not in known:
             raise UsageError(f'{kind}: unknown key "{key}"; {instead_of(key, known)}')
-    if wanted.get("name") in by_name:
-        return replace(by_name[wanted["name"]], **wanted)
+    if not isinstance(name := wanted.get("name", kind), str):
+        raise UsageError(f"{kind}: name: should be a text, not {name!r}")
+    if name in by_name:
+        return replace(by_name[name], **wanted)
     try:
         return make(**({"name": kind} | dict(wanted)))
     except TypeError as error:

@@ -7,6 +7,7 @@ labels with the keys that they stand for, or values of one key. Draws nothing.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,14 +17,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evenflow.errors import UsageError
-from experiments.figures.iterations import REFERENCE, iteration, world_of
-from experiments.figures.schema import Layer, OwnAxis, gpu_name, layered, without_links
-from experiments.figures.study import Study
-from experiments.run_file.run import RunConfig, with_
-from experiments.run_file.yaml_file import Document, patched
-from experiments.study.capacity import Question, capacity_of
-from experiments.study.slo import Condition
+from evenflow.config.run import RunConfig, with_
+from evenflow.config.yaml_file import Document, patched
+from evenflow.errors import MOST_RUNS, UsageError, is_count
+from evenflow.experiments.figures.formulas import filled
+from evenflow.experiments.figures.iterations import REFERENCE, iteration, world_of
+from evenflow.experiments.figures.schema import Layer, OwnAxis, gpu_name, layered, without_links
+from evenflow.experiments.figures.study import Study
+from evenflow.study.capacity import Question, capacity_of
+from evenflow.study.slo import Condition
 
 LAYERS = ("pair", "deployment", "dataset", "trace", "slo", "load", "rate", "system")
 """The order in which the axes' keys lie over each other; a figure's own axes lie over all."""
@@ -88,6 +90,8 @@ def cases_of(study: Study, vary: Iterable[str] | None = None) -> list[Case]:
         else:
             axis = study.plan.keys.axes.get(name, OwnAxis())
             found = [case for under in found for case in _own(study, under, name, axis)]
+        if len(found) * len(study.seeds) > MOST_RUNS:
+            raise UsageError(f"vary: {name}: more than {MOST_RUNS} runs; fewer values are right")
     return found
 
 
@@ -103,7 +107,9 @@ def _limits(study: Study, case: Case) -> Iterator[Case]:
     """Limits equally spaced from the strict to the relaxed one."""
     assert case.served is not None  # a deployment has its limits
     ends = case.served.slo_s["strict"], case.served.slo_s["relaxed"]
-    for limit_s in map(float, np.linspace(*ends, study.numbers["limits"])):
+    if not is_count(count := study.numbers["limits"], MOST_RUNS):
+        raise UsageError(f"study.limits: should be a whole number, at most {MOST_RUNS}")
+    for limit_s in map(float, np.linspace(*ends, count)):
         yield case.at("slo_s", limit_s, tbt_s=limit_s)
 
 
@@ -142,7 +148,7 @@ def _own(study: Study, case: Case, name: str, axis: OwnAxis) -> Iterator[Case]:
             f"in study.{of}"
         )
     for value in given:
-        label = axis.words.format(value) if axis.words else value
+        label = filled(axis.words, {"": value}, f"axes.{name}.words") if axis.words else value
         if axis.key is not None:
             yield case.at(name, label, patched(Document("", {}, {}), {axis.key: value}).data)
             continue
@@ -240,7 +246,7 @@ def served(study: Study) -> list[Served]:
 
 def _served(study: Study, label: str, entry: Mapping[str, Any]) -> Served:
     by_hand, own, slo_s = study.plan.by_hand, entry.get("run", {}), entry.get("slo_s", {})
-    keys = layered(without_links(own) if "gpu" in by_hand else own, by_hand)
+    keys = layered(without_links(own, by_hand) if "gpu" in by_hand else own, by_hand)
     other_hardware = not HARDWARE.isdisjoint(by_hand)
     shown = label
     if other_hardware or "model" in by_hand:  # what it is made of
@@ -281,20 +287,16 @@ def table_of(study: Study) -> pd.DataFrame:
     The columns up to `seed` say which run a row is of.
     """
     keys = study.plan.keys
-    table = function(keys.table)(study) if keys.table else run_cases(study, cases_of(study))
+    if keys.table:
+        table = function(keys.table, "study")(study)
+    else:
+        table = run_cases(study, cases_of(study))
     for name, made_by in keys.add.items():
-        table[name] = function(made_by)(study, table)
+        table[name] = function(made_by, "study", "table")(study, table)
     if keys.over is not None:
-        of = {name: columns_of(study, table, [own])[0] for name, own in keys.over.of.items()}
-        ratios = over(table, of, keys.over.reference, inverse=keys.over.inverse)
+        ratios = over(table, keys.over.of, keys.over.reference)
         table[list(ratios.columns)] = ratios
     return table
-
-
-def columns_of(study: Study, table: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    """Return columns of a table, in place of a number of the study all those that it lists."""
-    found = [[name] if name in table else study.numbers[name] for name in names]
-    return [name for several in found for name in several]
 
 
 def run_cases(
@@ -327,7 +329,7 @@ def run_cases(
         else more
         for key, case in runs.items()
     }
-    return study.run(configs, columns, function(measure), args)
+    return study.run(configs, columns, function(measure, "outcome"), args)
 
 
 def _argument(study: Study, case: Case, of: str | list[str]) -> Any:
@@ -343,35 +345,40 @@ def exploded(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def over(
-    table: pd.DataFrame,
-    columns: Mapping[str, str],
-    reference: Mapping[str, Any],
-    *,
-    inverse: bool = False,
+    table: pd.DataFrame, columns: Mapping[str, str], reference: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """Return columns by name over those of the run at `reference`, all else of the run equal.
-
-    `inverse`: those of the run at `reference` over the row's.
-    """
+    """Return columns by name over those of the run at `reference`, all else of the run equal."""
     chosen = pd.Series(True, table.index)
     for name, value in reference.items():
-        at = table[name].iloc[0] if value is None else value
-        chosen &= table[name] == (table[at] if isinstance(at, str) and at in table else at)
+        named = isinstance(value, str) and value in table
+        chosen &= table[name] == (table[value] if named else value)
     run = [name for name in table.loc[:, :"seed"].columns if name not in reference]
     base = table.loc[chosen, [*run, *columns.values()]]
     known = table[run].merge(base, on=run, how="left").set_index(table.index)
-    above, below = (known, table) if inverse else (table, known)
-    return pd.DataFrame({name: above[of] / below[of] for name, of in columns.items()})
+    return pd.DataFrame({name: table[of] / known[of] for name, of in columns.items()})
 
 
-def function(name: str) -> Callable[..., Any]:
-    """Return the function that a figure names: MODULE.FUNCTION, or one of the measures."""
+MODULES = ("measures", "micro_batches", "own")
+"""The modules whose functions a figure's file may name."""
+
+
+def function(name: str, *takes: str) -> Callable[..., Any]:
+    """Return the function that a figure names: MODULE.FUNCTION, or one of the measures.
+
+    `takes`: what its first parameters are called; a measure may have more. UsageError for any other
+    name, and for what is no public function of one of MODULES.
+    """
     module, _, own = name.rpartition(".")
-    try:
-        found = importlib.import_module(f"experiments.figures.{module or 'measures'}")
-        made: Callable[..., Any] = getattr(found, own)
-    except (ImportError, AttributeError):
-        raise UsageError(f"{name}: no such function for a figure, like measures.seat_use") from None
+    made = None
+    if (module := module or "measures") in MODULES and not own.startswith("_"):
+        found = importlib.import_module(f"evenflow.experiments.figures.{module}")
+        made = vars(found).get(own)
+    if not inspect.isfunction(made) or made.__module__ != found.__name__:
+        raise UsageError(f"{name}: no such function for a figure, like measures.seat_use")
+    given = tuple(inspect.signature(made).parameters)
+    of = given[:1] if takes == ("outcome",) else given
+    if of != takes:
+        raise UsageError(f"{name}: is not a function of {' and '.join(takes)}, as is right here")
     return made
 
 
@@ -421,11 +428,14 @@ def _search(study: Study, config: RunConfig, slo: tuple[Condition, ...]) -> list
     """Return what the search of each seed found."""
     seeded = with_(config, {"workload.seed": study.seeds[0]})
     tolerance, count = float(study.numbers["tolerance"]), len(study.seeds)
-    question = Question(seeded, slo, study.plan.beside, tolerance, count)
+    asked = Question(
+        seeded, slo, study.plan.beside, tolerance, count, allow_refused=study.plan.allow_refused
+    )
     try:
-        answer = capacity_of(question, study.simulator(), curve=())
+        answer = capacity_of(asked, study.simulator(), curve=())
     except UsageError as error:
         return [{"error": str(error)}] * count
+    study.note_served([answer.served])
     kv_pages = answer.provenance["deployment"]["kv_pages"]
     shared = {"limit_ms": slo[0].limit, "kv_pages": kv_pages, "error": None}
     runs = {(each.replication, each.rate): each.values for each in answer.measured}

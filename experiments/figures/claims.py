@@ -16,8 +16,10 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from experiments.figures.schema import PAPER, Asked, Query
-from experiments.study.uncertainty import range_of
+from evenflow.errors import UsageError, instead_of
+from evenflow.experiments.figures.schema import PAPER, Asked, Query
+from evenflow.keys import shown
+from evenflow.study.uncertainty import range_of
 
 CLAIMS = Path(__file__).parent / "claims.yaml"
 MISSES = Path(__file__).parent / "misses.yaml"
@@ -92,8 +94,14 @@ def load_claims() -> list[Claim]:
 
 
 def published_value(claim_id: str) -> Any:
-    """Return the paper's value of a claim, for a figure that draws it beside ours."""
-    return next(claim.value for claim in load_claims() if claim.id == claim_id)
+    """Return the paper's value of a claim, for a figure that draws it beside ours.
+
+    UsageError for a claim that is none.
+    """
+    values = {claim.id: claim.value for claim in load_claims()}
+    if claim_id not in values:
+        raise UsageError(f"claims: unknown {shown(claim_id)}; {instead_of(claim_id, values)}")
+    return values[claim_id]
 
 
 def load_misses() -> dict[str, str]:

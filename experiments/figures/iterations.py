@@ -9,14 +9,15 @@ from collections.abc import Callable
 from operator import add
 from typing import NamedTuple
 
+from evenflow.config.build import build
 from evenflow.costs import RooflineCost, Work, decode_work, prefill_work
 from evenflow.costs.roofline import AttentionRates, Rates, linear_s
 from evenflow.engines.pools import PooledWorld
 from evenflow.errors import UsageError
-from experiments.figures.schema import Layer, layered
-from experiments.figures.study import Study
-from experiments.run_file.build import build
-from sim import World
+from evenflow.experiments.figures.schema import Layer, layered
+from evenflow.experiments.figures.study import Study
+from evenflow.sim import World
+from evenflow.sums import plain_sum
 
 Seconds = Callable[[Work], float]
 
@@ -68,10 +69,15 @@ def iteration(world: World) -> Seconds:
     def seconds(work: Work) -> float:
         tokens = work.prefill_tokens + work.decode_tokens
         stages_s = world.costs.times(work)
-        links_s = sum(hop.latency_s + hop.per_token_s * tokens for hop in world.hops)
+        links_s = plain_sum(hop.latency_s + hop.per_token_s * tokens for hop in world.hops)
         cpu = world.overheads
-        prepare_s = world.depth * cpu.prepare_s + cpu.prepare_share * sum(stages_s)
-        return cpu.host_s(work) + (0.0 if cpu.overlapped else prepare_s) + sum(stages_s) + links_s
+        prepare_s = world.depth * cpu.prepare_s + cpu.prepare_share * plain_sum(stages_s)
+        return (
+            cpu.host_s(work)
+            + (0.0 if cpu.overlapped else prepare_s)
+            + plain_sum(stages_s)
+            + links_s
+        )
 
     return seconds
 
@@ -83,16 +89,16 @@ def parts_of(cost: RooflineCost, work: Work) -> Parts:
     rates = Rates.of(deployment.gpu)
     attention = AttentionRates.of(model, ranks, rates)
     tokens = work.prefill_tokens + work.decode_tokens
-    layer_s = sum(
+    layer_s = plain_sum(
         linear_s(tokens, shape, model.dtype_bytes, cost.tile_tokens, rates)
         for shape in model.linear_shapes(ranks)
     )
-    attention_s = sum(attention.prefill_s(chunk.start, chunk.stop) for chunk in work.chunks)
+    attention_s = plain_sum(attention.prefill_s(chunk.start, chunk.stop) for chunk in work.chunks)
     if work.decode_tokens:
         attention_s += attention.decode_s(work.decode_tokens, work.decode_context)
     layers = model.num_layers
     known = (layers * layer_s, layers * attention_s, layers * cost.all_reduce_s(tokens))
-    return Parts(*known, other=sum(cost.times(work)) - sum(known))
+    return Parts(*known, other=plain_sum(cost.times(work)) - plain_sum(known))
 
 
 def prompts(count: int, tokens: int) -> Work:

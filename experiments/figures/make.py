@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import pandas as pd
 
 from evenflow.errors import UsageError, instead_of
-from experiments.figures.cases import columns_of, exploded, function, table_of
-from experiments.figures.claims import (
+from evenflow.experiments.figures.cases import exploded, function, table_of
+from evenflow.experiments.figures.claims import (
     Answer,
     answer,
     answers,
@@ -28,15 +29,16 @@ from experiments.figures.claims import (
     with_papers,
     worst,
 )
-from experiments.figures.panels import annotate, draw
-from experiments.figures.schema import Plan, load_plan
-from experiments.figures.study import Drawing, Study, footnote
-from experiments.report.folder import staged
-from experiments.report.plots import save
-from experiments.report.tables import markdown_table, write_json, write_table
-from experiments.study.fair import alike
-from experiments.study.points import Store
-from experiments.study.uncertainty import COSTS
+from evenflow.experiments.figures.formulas import filled
+from evenflow.experiments.figures.panels import annotate, checked_plot, draw
+from evenflow.experiments.figures.schema import Plan, load_plan
+from evenflow.experiments.figures.study import Drawing, Study, footnote
+from evenflow.report.folder import staged
+from evenflow.report.plots import save
+from evenflow.report.tables import markdown_table, write_json, write_table
+from evenflow.study.fair import alike
+from evenflow.study.points import Store
+from evenflow.study.uncertainty import COSTS
 
 FOLDER = Path(__file__).parent
 NOT_FIGURES = ("claims", "misses")
@@ -48,7 +50,9 @@ def names() -> list[str]:
     return sorted((stem.replace("_", "-") for stem in found), key=_by_number)
 
 
-def chosen(asked: Sequence[str], overrides: tuple[str, ...], *, quick: bool) -> list[Plan]:
+def chosen(
+    asked: Sequence[str], overrides: tuple[str, ...], *, quick: bool, allow_refused: bool = False
+) -> list[Plan]:
     """Return the figures asked for, all where none is; UsageError for a name that is none.
 
     A name without its number stands for all of that paper: `gllm`; one that ends in .yaml is a
@@ -63,7 +67,8 @@ def chosen(asked: Sequence[str], overrides: tuple[str, ...], *, quick: bool) -> 
         if not group:
             raise UsageError(f"figures {name}: no such figure; {instead_of(name, known)}")
         wanted |= {each: FOLDER / f"{each.replace('-', '_')}.yaml" for each in group}
-    return [load_plan(path, overrides, quick=quick) for path in wanted.values()]
+    plans = (load_plan(path, overrides, quick=quick) for path in wanted.values())
+    return [replace(plan, allow_refused=allow_refused) for plan in plans]
 
 
 def make(
@@ -75,9 +80,15 @@ def make(
 ) -> Drawing:
     """Make one figure and write its files into `folder`, all or none: png, svg, csv, json."""
     study = Study(plan, store, executor, on_progress)
-    drawing = _drawn(study)
+    with _told(plan):
+        return _written(study, maker(plan)(study), folder)
+
+
+def _written(study: Study, drawing: Drawing, folder: Path) -> Drawing:
+    plan = study.plan
     facts, keys = study.facts(), plan.keys
-    title, source = keys.title.format_map({"gpus": study.gpus, **study.numbers}), keys.source
+    title = filled(keys.title, {"gpus": study.gpus, **study.numbers}, "title")
+    source = keys.source
     if not plan.published:
         source = f"after {source}; set by hand: {', '.join(plan.overrides)}"
     about = {
@@ -109,21 +120,27 @@ def add_intervals(
     UsageError where no factor can be on the costs: a figure that takes iterations apart.
     """
     path = folder / f"{plan.name}.json"
-    about = json.loads(path.read_text(encoding="utf-8"))
+    about = _made(path)
     if not about["claims"]:
         return
     studies = [Study(plan, store, executor, on_progress, index) for index in range(len(COSTS))]
-    about["intervals"] = ends(about["claims"], [_drawn(each).claims for each in studies])
+    with _told(plan):
+        about["intervals"] = ends(about["claims"], [maker(plan)(each).claims for each in studies])
     with staged(folder, force=True, adds=True) as scratch:
         write_json(scratch / path.name, about)
 
 
 def maker(plan: Plan) -> Callable[[Study], Drawing]:
     """Return the function that makes a figure of its study."""
+    known = [claim.id for claim in load_claims()]
+    for name in plan.keys.claims:
+        if name not in known:
+            raise UsageError(f"{plan.run.name}: claims: {name}; {instead_of(name, known)}")
     if plan.keys.module is not None:
-        return function(plan.keys.module)
+        return function(plan.keys.module, "study")
     if not plan.keys.vary and plan.keys.table is None:
         raise UsageError(f"{plan.run.name}: the figure has no cases; give vary, like [system]")
+    checked_plot(plan.keys.plot)  # before what takes long
     return from_keys
 
 
@@ -133,21 +150,29 @@ def from_keys(study: Study) -> Drawing:
     table = table_of(study)
     words = {"gpus": study.gpus, "first": next(iter(keys.systems), ""), **study.numbers}
     beside = with_papers(table, keys.claims) if study.plan.published else table
-    figure = function(keys.draw)(study, table) if keys.draw else draw(keys.plot, beside, words)
+    if keys.draw:
+        figure = function(keys.draw, "study", "table")(study, table)
+    else:
+        figure = draw(keys.plot, beside, words)
     claims = {name: answer(table, query) for name, query in keys.claims.items()}
-    shown = None if keys.shown is None else columns_of(study, table, keys.shown)
     if keys.explode:
         told = [exploded(table, columns) for columns in keys.explode]
         table = pd.concat(told, ignore_index=True)
-    return Drawing(figure, table, shown, claims if study.plan.published else {})
+    return Drawing(figure, table, keys.shown, claims if study.plan.published else {})
 
 
-def _drawn(study: Study) -> Drawing:
-    """Make a figure; what goes wrong inside after something was set by hand is told of that."""
-    plan = study.plan
+MISUSED = (
+    ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
+)  # fmt: skip
+"""What a figure's functions and matplotlib raise where keys do not go together."""
+
+
+@contextmanager
+def _told(plan: Plan) -> Iterator[None]:
+    """Tell what goes wrong inside of what was set by hand, or of a file of the user's own."""
     try:
-        return maker(plan)(study)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        yield
+    except MISUSED as error:
         given = ", ".join(f"--set {each}" for each in plan.overrides)
         if not given and plan.of_a_paper:
             raise
@@ -172,13 +197,19 @@ def _reservations(made: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def write_claims(folder: Path) -> list[Answer]:
-    """Write claims.csv, a row a value, and claims.md, a row a claim; return the values."""
-    paths = {name: folder / f"{name}.json" for name in names()}
-    made = {
-        name: json.loads(path.read_text(encoding="utf-8"))
-        for name, path in paths.items()
-        if path.exists()
-    }
+    """Write claims.csv, a row a value, and claims.md, a row a claim; return the values.
+
+    Any figure made in the folder answers; where two answer one claim, the paper's figure does.
+    """
+    papers = [name for name in names() if (folder / f"{name}.json").exists()]
+    others = sorted({path.stem for path in folder.glob("*.json")} - {*papers})
+    made = {}
+    for name in [*others, *papers]:
+        try:
+            made[name] = _made(folder / f"{name}.json")
+        except UsageError:
+            if name in papers:
+                raise
     ours = {key: value for about in made.values() for key, value in about["claims"].items()}
     known = {k: v for about in made.values() for k, v in about.get("intervals", {}).items()}
     found = [
@@ -208,6 +239,18 @@ def write_claims(folder: Path) -> list[Answer]:
         text = markdown(found) + "".join(f"\n{each}\n" for each in _reservations(made))
         (scratch / "claims.md").write_text(text, encoding="utf-8")
     return found
+
+
+def _made(path: Path) -> dict[str, Any]:
+    """Return what is kept of a figure beside its picture; UsageError for another file."""
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        facts, claims, ends = about["facts"], about["claims"], about.get("intervals", {})
+        if {type(part) for part in (facts, claims, ends)} == {dict}:
+            return dict(about)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    raise UsageError(f"{path}: is no figure that evenflow made; move it elsewhere")
 
 
 def markdown(found: Sequence[Answer]) -> str:

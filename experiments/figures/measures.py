@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from evenflow.report.data import covered, present, used_share
 from evenflow.results.bubbles import CAUSES
 from evenflow.results.metrics import request_metrics
+from evenflow.results.outcome import Outcome
 from evenflow.results.run import Floats, Ints, RunResult
-from experiments.outcome import Outcome
-from experiments.report.data import covered, present, used_share
+from evenflow.sums import plain_sum
 
 
 def overview(outcome: Outcome) -> dict[str, Any]:
@@ -20,23 +21,12 @@ def overview(outcome: Outcome) -> dict[str, Any]:
     return {**outcome.summary, "kv_pages": deployment.get("kv_pages")}
 
 
-def prepared(outcome: Outcome) -> dict[str, Any]:
-    """Return a run's summary, and its CPU work before executions over its execution time."""
-    result = outcome.result
-    free_s = result.end_s.copy()
-    free_s[1:], free_s[0] = result.end_s[:-1], 0.0
-    waited_s = result.start_s - result.available_s.clip(free_s)
-    executed_s = result.end_s - result.start_s
-    share = float(waited_s.sum() / executed_s.sum()) if len(executed_s) else 0.0
-    return {**overview(outcome), "prepare_over_execute": share}
-
-
 def shares(outcome: Outcome) -> dict[str, Any]:
     """Return the share of stage time that is busy, and that of each cause of idle time."""
     every = [part.idle for part in outcome.parts.values()]
-    total_s = sum(each.busy_s + each.idle_s for each in every)
-    idle = {cause: sum(each.totals()[cause] for each in every) / total_s for cause in CAUSES}
-    return {**overview(outcome), "busy": 1 - sum(idle[cause] for cause in CAUSES), **idle}
+    total_s = plain_sum(each.busy_s + each.idle_s for each in every)
+    idle = {cause: plain_sum(each.totals()[cause] for each in every) / total_s for cause in CAUSES}
+    return {**overview(outcome), "busy": 1 - plain_sum(idle[cause] for cause in CAUSES), **idle}
 
 
 def within(outcome: Outcome, limits: list[tuple[float, float]]) -> dict[str, Any]:

@@ -14,9 +14,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from evenflow.costs import RooflineCost, decode_work, estimates, prefill_work
-from evenflow.schedulers.td_pipe import saturating_rows, spatial_intensity, temporal_intensity
-from experiments.figures.cases import Served, layout_of, pairs, served
-from experiments.figures.iterations import (
+from evenflow.experiments.figures.cases import Served, layout_of, pairs, served
+from evenflow.experiments.figures.iterations import (
     REFERENCE,
     in_chunks,
     iteration,
@@ -26,8 +25,10 @@ from experiments.figures.iterations import (
     roofline_of,
     world_of,
 )
-from experiments.figures.panels import draw
-from experiments.figures.study import Study
+from evenflow.experiments.figures.panels import draw
+from evenflow.experiments.figures.study import Study
+from evenflow.schedulers.td_pipe import saturating_rows, spatial_intensity, temporal_intensity
+from evenflow.sums import plain_sum
 
 
 def throughput(study: Study) -> pd.DataFrame:
@@ -74,7 +75,7 @@ def by_part(study: Study) -> pd.DataFrame:
             "phase": phase,
             "tokens": tokens,
             **{f"{part}_ms": 1e3 * s for part, s in parts_of(cost, work)._asdict().items()},
-            "total_ms": 1e3 * sum(cost.times(work)),
+            "total_ms": 1e3 * plain_sum(cost.times(work)),
         }
         for phase, tokens, work in works
     )
@@ -177,7 +178,7 @@ def chunks(study: Study) -> pd.DataFrame:
             "prompt_tokens": prompt,
             "chunk_tokens": chunk,
             "whole_ms": 1e3 * seconds(prefill_work(prompt)),
-            "chunked_ms": 1e3 * sum(map(seconds, in_chunks(prompt, chunk))),
+            "chunked_ms": 1e3 * plain_sum(map(seconds, in_chunks(prompt, chunk))),
         }
         for prompt, chunk in product(numbers["prompt_tokens"], dict.fromkeys(sizes))
     )
@@ -196,7 +197,7 @@ def _reference_row(study: Study, one: Served) -> dict[str, object]:
         "deployment": one.label,
         **{f"{name}_s": seconds for name, seconds in parts._asdict().items()},
         "layout": layout_of(study, one.keys),
-        "link_and_cpu_s": total_s - sum(parts),
+        "link_and_cpu_s": total_s - plain_sum(parts),
         "total_s": total_s,
         "strict_slo_s": one.slo_s["strict"],
         "strict_over_iteration": one.slo_s["strict"] / total_s,
@@ -221,7 +222,7 @@ def communication(study: Study) -> pd.DataFrame:
         free = world_of(study, keys, FREE, ranks, noted=False).costs
         for tokens in lengths:
             work = prefill_work(tokens)
-            total_s, free_s = sum(costs.times(work)), sum(free.times(work))
+            total_s, free_s = plain_sum(costs.times(work)), plain_sum(free.times(work))
             times = {"total_ms": 1e3 * total_s, "communication_ms": 1e3 * (total_s - free_s)}
             rows.append({"pair": pair, "gpus": count, "tokens": tokens, **times})
     table = pd.DataFrame(rows)

@@ -17,19 +17,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from evenflow.config.build import build
+from evenflow.config.yaml_file import find
 from evenflow.costs import decode_work
 from evenflow.errors import UsageError
-from evenflow.results.metrics import summarize
-from evenflow.results.run import RunResult
-from evenflow.schedulers import parameters, policy
-from evenflow.specs.gpu import link
-from evenflow.specs.model import model
-from evenflow.types import Request
-from experiments.figures.cases import (
+from evenflow.experiments.figures.cases import (
     SEARCH,
     Case,
     cases_of,
-    pairs,
     poisson,
     run_cases,
     served,
@@ -37,19 +32,22 @@ from experiments.figures.cases import (
     tbt_slo,
     traces,
 )
-from experiments.figures.claims import published_value
-from experiments.figures.iterations import iteration, world_of
-from experiments.figures.measures import stalls
-from experiments.figures.panels import COLORS, MARKERS, Panel, draw, draw_panel, grid_lines
-from experiments.figures.schema import Layer
-from experiments.figures.study import Drawing, Study
-from experiments.report.plots import panels
-from experiments.run_file.build import build
-from experiments.run_file.yaml_file import find
-from sim import simulate
-from traces import load_trace
-from traces.predict import LengthClasses, Mean, Noisy, Predictor, score, train
-from traces.trace import Trace, random_stream
+from evenflow.experiments.figures.iterations import iteration, world_of
+from evenflow.experiments.figures.measures import stalls
+from evenflow.experiments.figures.panels import COLORS, Panel, draw, draw_panel, grid_lines
+from evenflow.experiments.figures.schema import Layer
+from evenflow.experiments.figures.study import Drawing, Study
+from evenflow.report.plots import panels
+from evenflow.results.metrics import summarize
+from evenflow.results.run import RunResult
+from evenflow.schedulers import parameters, policy
+from evenflow.sim import simulate
+from evenflow.specs.gpu import link
+from evenflow.specs.model import model
+from evenflow.traces import load_trace
+from evenflow.traces.predict import LengthClasses, Mean, Noisy, Predictor, score, train
+from evenflow.traces.trace import Trace, random_stream
+from evenflow.types import Request
 
 TURN = 5.0
 """TTFT has turned where its mean is so many times that at the lowest rate."""
@@ -260,82 +258,6 @@ def _carried(study: Study, cases: list[Case]) -> list[float]:
     return [float(rate) for rate in found]
 
 
-# -- TD-Pipe's readings ---------------------------------------------------------------------------
-
-OUTPUT, BEST, RATE = "offline_output_throughput", "TD-Pipe", "output tokens/s"
-
-
-def readings(study: Study) -> pd.DataFrame:
-    """Run every system under every reading, and TD-Pipe on half of the GPUs besides."""
-    if study.gpus < 2:
-        raise UsageError("stages: this figure compares all GPUs with half of them; give at least 2")
-    pair, *_ = Case().each("pair", pairs(study))
-    wanted = [*((label, study.gpus) for label in study.labels), (BEST, study.gpus // 2)]
-    cases = []
-    for reading, given in study.numbers["readings"].items():
-        keys = {key: value for key, value in given.items() if key != "of"}
-        for label, gpus in wanted:
-            layer = keys if label in given.get("of", [label]) else {}
-            case = pair.at("reading", reading, layer).at("system", label)
-            cases.append(case.at("gpus", gpus, gpus=gpus))
-    return ratios(run_cases(study, cases, columns=("reading", "system", "gpus")), study.gpus)
-
-
-def ratios(runs: pd.DataFrame, gpus: int) -> pd.DataFrame:
-    """Return a row for each reading, quantity and seed: TD-Pipe over each system, its scaling."""
-    found = []
-    for (reading, seed), rows in runs.groupby(["reading", "seed"], sort=False):
-        whole, half = (rows[rows.gpus == n].set_index("system")[OUTPUT] for n in (gpus, gpus // 2))
-        own = float(whole[BEST])
-        values = {f"over {label}": own / rate for label, rate in whole.drop(BEST).items()}
-        values |= {scaling(gpus): own / float(half[BEST]), RATE: own}
-        found += [(reading, name, seed, value) for name, value in values.items()]
-    return pd.DataFrame(found, columns=["reading", "quantity", "seed", "value"])
-
-
-def scaling(gpus: int) -> str:
-    """Return what TD-Pipe's throughput on all GPUs over that on half of them is called."""
-    return f"{gpus} GPUs over {gpus // 2}"
-
-
-def draw_readings(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw a line a reading: ratios, the scaling and the rate, with the published ones dashed."""
-    names = list(dict.fromkeys(table.reading))
-    figure = Figure(figsize=(13, 1.6 + 0.36 * len(names)), layout="constrained")
-    left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=[2.4, 1, 1])
-    paper: dict[str, float] = {}
-    if study.plan.published:
-        best: dict[str, float] = published_value("tdpipe-best-case")
-        paper = {f"over {name.upper().replace('_', '+')}": value for name, value in best.items()}
-        paper[scaling(study.gpus)] = published_value("tdpipe-superlinear")
-        paper[RATE] = published_value("tdpipe-l20-32b")
-    for label in [label for label in COLORS if f"over {label}" in set(table.quantity)]:
-        _dots(left, table, f"over {label}", label, paper)
-    title = f"TD-Pipe over each system, {study.gpus} x {next(iter(pairs(study)))}"
-    left.set(title=title, xlabel="ratio of output tokens/s")
-    words = "dashed: published, largest of all pairs" if paper else None
-    left.legend(fontsize=8, title=words, title_fontsize=8)
-    for axes, quantity in ((middle, scaling(study.gpus)), (right, RATE)):
-        _dots(axes, table, quantity, BEST, paper)
-        axes.set(title=BEST, xlabel=quantity)
-    left.set_yticks(range(len(names)), names, fontsize=8)
-    left.invert_yaxis()
-    grid_lines(figure.axes)
-    return figure
-
-
-def _dots(
-    axes: Axes, table: pd.DataFrame, quantity: str, label: str, paper: Mapping[str, float]
-) -> None:
-    rows = table[table.quantity == quantity].groupby("reading", sort=False).value
-    mean = rows.mean()
-    reach = [mean - rows.min(), rows.max() - mean]
-    look: dict[str, Any] = {"color": COLORS[label], "marker": MARKERS[label], "markersize": 5}
-    axes.errorbar(mean, range(len(mean)), xerr=reach, ls="", capsize=2, label=quantity, **look)
-    if quantity in paper:
-        axes.axvline(paper[quantity], color=COLORS[label], ls="--", lw=0.9)
-
-
 # -- scenarios ------------------------------------------------------------------------------------
 
 
@@ -533,22 +455,6 @@ def _by_group(predictor: str, seed: int, scores: Mapping[str, Any]) -> Iterator[
         yield {**place, "group": group, "error": error}
 
 
-def draw_errors(study: Study, table: pd.DataFrame) -> Figure:
-    """Draw the figure's `plot`, say how often each is right, and mark the published errors."""
-    right = table.groupby("predictor").accuracy.transform("mean").map("{:.1%}".format)
-    known = table.predictor.str.startswith("noisy")
-    labels = table.predictor.where(known, table.predictor + ", " + right + " right")
-    shown = table.assign(label=labels, percent=100 * table.error)
-    figure = draw(study.plan.keys.plot, shown, study.numbers)
-    if study.plan.published:
-        (axes,) = figure.axes
-        published = 100 * np.array(published_value("tdpipe-predictor")["error256"])
-        words = f"published, {AT} requests"
-        axes.plot(np.full(len(published), AT), published, "kx", zorder=3, label=words)
-        axes.legend(fontsize=8)
-    return figure
-
-
 # -- prompts and decodes on GPUs of their own -----------------------------------------------------
 
 MOVED = "mean_transfer_ms"
@@ -598,4 +504,6 @@ def example_ms(study: Study) -> float:
             "transfer_link": {"bandwidth_gb_s": given["bandwidth_gb_s"], "latency_us": 0},
         },
     }
-    return float(summarize(played(study, [Request(0, 0.0, given["tokens"], 2)], keys))[MOVED])
+    moved_ms = summarize(played(study, [Request(0, 0.0, given["tokens"], 2)], keys))[MOVED]
+    assert moved_ms is not None  # the request is moved
+    return float(moved_ms)

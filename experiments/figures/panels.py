@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -17,12 +17,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from pydantic import Field, model_validator
 
+from evenflow.config.yaml_file import Document, checked
 from evenflow.errors import UsageError
-from evenflow.keys import Keys, needed
-from experiments.figures.schema import PAPER, layered
-from experiments.report.plots import finish
-from experiments.report.style import DECODE, PREFILL
-from experiments.run_file.yaml_file import Document, checked
+from evenflow.experiments.figures.formulas import chosen, evaluated, filled
+from evenflow.experiments.figures.schema import PAPER, layered
+from evenflow.keys import Keys, expect, needed
+from evenflow.report.plots import finish
+from evenflow.report.style import DECODE, PREFILL
 
 # -- looks -----------------------------------------------------------------------------------------
 
@@ -126,19 +127,45 @@ PALE, FEW = 0.45, 4
 NO_RATIO = "1.00"
 """What a bar is over itself, which is not written."""
 LEGEND_INCHES = 1.5
+MOST_PANELS = 100
 
 Words = Mapping[str, Any]
 
-WORDS = {
-    "total_token_throughput": "input + output tokens/s",
-    "steady_total_token_throughput": "tokens/s, steady window",
-    "offline_output_throughput": "output tokens/s, offline",
-    "mean_ttft_ms": "mean TTFT (ms)",
-    "mean_tpot_ms": "mean TPOT (ms)",
-    "kv_pages": "KV pages",
-    "busy_share": "stages busy (share)",
-}
-"""What columns are called beside an axis, where the figure does not say."""
+
+Line = Annotated[str, Field(max_length=300)]
+Inches = Annotated[float, Field(ge=0.5, le=100)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Limits = Annotated[list[Number | None], Field(min_length=2, max_length=2)]
+Scale = Literal["linear", "log"]
+
+
+class AxesKeys(Keys):
+    """Words and limits of a panel's axes, as matplotlib's `Axes.set` has them."""
+
+    title: Line | None = None
+    xlabel: Line | None = None
+    ylabel: Line | None = None
+    xlim: Limits | None = None
+    ylim: Limits | None = None
+    xscale: Scale = "linear"
+    yscale: Scale = "linear"
+
+
+class LegendKeys(Keys):
+    """Words and place of a legend, as matplotlib's `Axes.legend` has them."""
+
+    title: Line | None = None
+    loc: str = "best"
+    ncols: Annotated[int, Field(ge=1, le=20)] = 1
+    fontsize: Annotated[float, Field(ge=1, le=40)] = 8
+    bbox_to_anchor: Annotated[list[Number], Field(min_length=2, max_length=4)] | None = None
+
+
+WRITES = "null, or a text with a number in braces, like {:.2f}"
+
+
+def _names_a_number(value: object) -> bool:
+    return value is None or (isinstance(value, str) and "{" in value)
 
 
 class Panel(Keys):
@@ -147,15 +174,15 @@ class Panel(Keys):
     A point is a mean over the seeds, with a whisker from least to most. Words may name numbers of
     the study in braces. `x`: several columns are lines of one word. `hue`: columns whose values
     make a curve each, of a `y` whose words name one of them; `each`: columns whose values make a
-    panel each. `where` chooses rows as `pandas.DataFrame.query` does; `@name` is a number of the
-    study. `also`: the column of the steady window by that of the whole run, dotted or as rings.
-    `write`: the format of what stands over a bar, of its height, or of the row's columns by name in
-    braces; over a stack, and in the legend of lines for all points but the first, of those columns.
+    panel each. `where`: the formula that holds for the rows shown (`formulas`). `also`: the column
+    of the steady window by that of the whole run, dotted or as rings. `write`: what stands over a
+    bar, `{:.2f}` for its height, or the row's columns by name in braces; over a stack, and in the
+    legend of lines for all points but the first, those columns.
     `strong`: the value of `x` whose bar is not pale. `line`: a level to compare with, `levels`:
     columns of a level for each bar, by their words, `bands`: ranges by theirs; `mark`: the column
     that has the default of `x`, whose values then stand at equal distance. `log_2`: powers of two
     across; `decades`: powers of ten upwards, with plain numbers. `width` is in inches; `words` are
-    what values of `each` are called; `axes`, `legend`: what `Axes.set` and `Axes.legend` take.
+    what values of `each` are called.
 
     `tokens`, `stages`, `busy` and `kv` show columns of `measures.micro_batches` within the run of
     the first seed, with no `x` and `y`; words may name numbers of the runs, and their `[mean]`,
@@ -170,7 +197,7 @@ class Panel(Keys):
     where: str | None = None
     also: dict[str, str] = Field(default_factory=dict)
     colors: list[str] = Field(default_factory=list)
-    write: str | None = None
+    write: Annotated[str | None, expect(_names_a_number, WRITES)] = None
     strong: str | None = None
     line: float | None = None
     levels: dict[str, str] = Field(default_factory=dict)
@@ -178,10 +205,10 @@ class Panel(Keys):
     mark: str | None = None
     log_2: bool = False
     decades: bool = False
-    width: float = 4.5
+    width: Inches = 4.5
     words: dict[str, str] = Field(default_factory=dict)
-    axes: dict[str, Any] = Field(default_factory=dict)
-    legend: dict[str, Any] | None = None
+    axes: AxesKeys = AxesKeys()
+    legend: LegendKeys | None = None
 
     @model_validator(mode="after")
     def _of_columns(self) -> Self:
@@ -194,22 +221,20 @@ class Plot(Keys):
     """A figure's panels side by side, in rows `height` inches high.
 
     `rows`: columns whose values make a row of all panels each, with `title` at its left; or `down`:
-    each panel is a row. `let`: columns to draw, by what `pandas.DataFrame.eval` makes them of.
-    `panels`: each its keys, or a number of the study that lists columns to draw, of which the
-    `first` panel may have more. `common`: keys of all. `legend`: one for all, at the right.
-    `share`: the axes, x and y, that panels of a column have in common.
+    each panel is a row. `let`: columns to draw, by their formulas (`formulas`).
+    `common`: keys of all panels. `legend`: one for all, at the right. `share`: the axes, x and y,
+    that panels of a column have in common.
     """
 
-    height: float = 3.9
-    panels: str | list[dict[str, Any]]
-    first: dict[str, Any] = Field(default_factory=dict)
+    height: Inches = 3.9
+    panels: list[dict[str, Any]]
     common: dict[str, Any] = Field(default_factory=dict)
     rows: list[str] = Field(default_factory=list)
     title: str = "{}"
     down: bool = False
     share: list[Literal["x", "y"]] = Field(default_factory=list)
     let: dict[str, str] = Field(default_factory=dict)
-    legend: dict[str, Any] | None = None
+    legend: LegendKeys | None = None
 
 
 class Curve(NamedTuple):
@@ -233,13 +258,15 @@ Placed = list[tuple[Panel, pd.DataFrame]]
 
 def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure:
     """Draw a table as a figure's `plot` says, with the numbers of its study in the words."""
-    keys, panels = _checked(plot, numbers)
+    keys, panels = checked_plot(plot)
     table = table.copy()
     if any(panel.kind in WITHIN for panel in panels):
         table = table[table.error.isna()]
     for name, of in keys.let.items():
-        table[name] = table.eval(of)
+        table[name] = evaluated(of, table, numbers, f"plot.let.{name}")
     lines = list(_lines(keys, panels, table, numbers))
+    if (count := sum(map(len, lines))) > MOST_PANELS:
+        raise UsageError(f"plot: has {count} panels; at most {MOST_PANELS} are right")
     widths = [_width(panel, rows) for panel, rows in lines[0]]
     beside = 0.0 if keys.legend is None else LEGEND_INCHES
     size = (max(6.0, sum(widths) + beside), keys.height * len(lines))
@@ -255,8 +282,8 @@ def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure
             row[0].set_title("")
     if keys.legend is not None:
         handles = grid[0, 0].get_legend_handles_labels()
-        looks = {"fontsize": 8, "title_fontsize": 8, **_in_words(keys.legend, numbers)}
-        figure.legend(*handles, loc="outside right center", **looks)
+        words = {"title_fontsize": 8, **_in_words(keys.legend, numbers, "plot.legend")}
+        figure.legend(*handles, **{"loc": "outside right center", "fontsize": 8, **words})
     if any(f"{name}{PAPER}" in table for panel in panels for name in panel.y):
         mark = Line2D([], [], **PAPER_MARK, mec="k", mew=1.4)
         where: Words = {"loc": "outside upper right", "frameon": False, "fontsize": 8}
@@ -265,16 +292,10 @@ def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure
     return figure
 
 
-def _checked(plot: Mapping[str, Any], numbers: Words) -> tuple[Plot, list[Panel]]:
+def checked_plot(plot: Mapping[str, Any]) -> tuple[Plot, list[Panel]]:
+    """Return the keys of a plot and of its panels; UsageError for what is wrong with them."""
     keys = checked(Plot, Document("plot", dict(plot), {}))
-    given = keys.panels
-    if isinstance(given, str):
-        hue = " ".join(f"{{{name}}}" for name in keys.common.get("hue", ()))
-        given = [
-            {"y": {name: hue}, "axes": {"ylabel": WORDS.get(name, name)}} for name in numbers[given]
-        ]
-    panels = [layered(keys.common, panel) for panel in given]
-    panels[:1] = [layered(panel, keys.first) for panel in panels[:1]]
+    panels = [layered(keys.common, panel) for panel in keys.panels]
     return keys, [checked(Panel, Document("plot.panels", panel, {})) for panel in panels]
 
 
@@ -297,12 +318,16 @@ def _lines(
         if plot.rows:
             first, rows = line[0]
             title = _titled(plot.title, plot.rows, values)
-            line[0] = first.model_copy(update={"axes": {**first.axes, "title": title}}), rows
+            line[0] = _with_axes(first, {"title": title}), rows
         yield line
 
 
 def _without(panel: Panel, word: str) -> Panel:
-    return panel.model_copy(update={"axes": {k: v for k, v in panel.axes.items() if k != word}})
+    return _with_axes(panel, {word: None})
+
+
+def _with_axes(panel: Panel, words: Words) -> Panel:
+    return panel.model_copy(update={"axes": panel.axes.model_copy(update=dict(words))})
 
 
 def _titled(title: str, columns: Sequence[str], values: Sequence[Any]) -> str:
@@ -322,19 +347,20 @@ def _panels(
 
     Only the first of several has a legend, and words beside its axis.
     """
-    rows = table.query(panel.where, local_dict=dict(numbers)) if panel.where else table
+    where = panel.where
+    rows = chosen(where, table, numbers, "plot.panels.where") if where else table
     each = [panel.each] if isinstance(panel.each, str) else panel.each
     if not each:
         yield panel, rows
         return
-    told = [name for name in ("title", "xlabel") if "{" in str(panel.axes.get(name))]
-    words = panel.axes if told else {**panel.axes, "title": "{}"}
+    words = panel.axes.model_dump(include={"title", "xlabel"}, exclude_none=True)
+    words = {name: text for name, text in words.items() if "{" in text} or {"title": "{}"}
     for index, (values, own) in enumerate(rows.groupby(each, sort=False)):
         shown = [panel.words.get(str(value), value) for value in values]
-        named = {name: _titled(str(words[name]), each, shown) for name in told or ["title"]}
-        axes = words | named | ({"ylabel": None} if index else {})
+        named = {name: _titled(text, each, shown) for name, text in words.items()}
         legend = panel.legend if (panel.kind == "lines" and panel.write) or not index else None
-        yield panel.model_copy(update={"axes": axes, "legend": legend}), own
+        titled = _with_axes(panel, named | ({"ylabel": None} if index else {}))
+        yield titled.model_copy(update={"legend": legend}), own
 
 
 def _width(panel: Panel, rows: pd.DataFrame) -> float:
@@ -362,20 +388,20 @@ def draw_panel(axes: Axes, panel: Panel, rows: pd.DataFrame, numbers: Words) -> 
         axes.axhspan(low, high, color="0.3", alpha=0.10, lw=0)
         axes.annotate(words, (1, (low + high) / 2), (4, 0), textcoords="offset points",
                       xycoords=("axes fraction", "data"), fontsize=8)  # fmt: skip
-    axes.set(**_in_words(panel.axes, numbers))
+    axes.set(**_in_words(panel.axes, numbers, "plot.panels.axes"))
     axes.title.set_fontsize(10)
     if panel.decades:
         decades(axes)
     if panel.legend is not None and axes.get_legend_handles_labels()[0]:
-        axes.legend(**{"fontsize": 8, "title_fontsize": 8, **_in_words(panel.legend, numbers)})
+        words = _in_words(panel.legend, numbers, "plot.panels.legend")
+        axes.legend(**{"fontsize": 8, "title_fontsize": 8, **words})
 
 
-def _in_words(given: Words, numbers: Words) -> dict[str, Any]:
-    try:
-        return {k: v.format_map(numbers) if isinstance(v, str) else v for k, v in given.items()}
-    except KeyError as error:
-        known = ", ".join(sorted(numbers))
-        raise UsageError(f"plot: no number {error.args[0]}; there are {known}") from None
+def _in_words(given: Keys, numbers: Words, key: str) -> dict[str, Any]:
+    return {
+        name: filled(value, numbers, f"{key}.{name}") if isinstance(value, str) else value
+        for name, value in given.model_dump(exclude_unset=True).items()
+    }
 
 
 def _across(panel: Panel, rows: pd.DataFrame) -> pd.Series:
@@ -391,7 +417,8 @@ def _curves(panel: Panel, rows: pd.DataFrame, numbers: Words) -> Iterator[Curve]
         hue = panel.hue if any(f"{{{name}" in words for name in panel.hue) else []
         for values, own in rows.groupby(hue, sort=False) if hue else [((), rows)]:
             named = dict(zip(hue, values, strict=True))
-            found.append((words.format_map({**numbers, **named}), column, own))
+            name = filled(words, {**numbers, **named}, f"plot.panels.y.{column}")
+            found.append((name, column, own))
     spare = colors_of([name for name, _, _ in found])
     colors = panel.colors or list(spare.values())
     ticks = _across(panel, rows).dropna().unique()
@@ -410,7 +437,7 @@ def _curves(panel: Panel, rows: pd.DataFrame, numbers: Words) -> Iterator[Curve]
 def _written(write: str | None, means: pd.DataFrame, heights: pd.Series) -> Iterator[str]:
     """Yield what is written at each of the places across, of the height there or of columns."""
     for row, height in zip(means.to_dict("records"), heights, strict=True):
-        words = "" if write is None else write.format_map(row) if "{" in write else write % height
+        words = "" if write is None else filled(write, {**row, "": height}, "plot.panels.write")
         yield "" if "nan" in words or words == NO_RATIO else words
 
 

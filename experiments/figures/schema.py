@@ -1,27 +1,25 @@
 """The schema of a figure's YAML, and the layers that its runs are made of: keys over keys.
 
-Those set by hand lie over the file's, the links of a GPU's host under all. Knows which keys there
-are, not what a figure makes of them.
+Those set by hand lie over the file's. Knows which keys there are, not what a figure makes of them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
 
+from evenflow.config import yaml_file
+from evenflow.config.links import HOSTS
+from evenflow.config.systems import keys_of_system
+from evenflow.config.yaml_file import Document, as_patch, patched
 from evenflow.errors import UsageError
 from evenflow.keys import Keys
-from evenflow.specs.gpu import gpu, links
-from experiments.report.tables import is_number
-from experiments.run_file import yaml_file
-from experiments.run_file.links import HOSTS
-from experiments.run_file.yaml_file import Document, as_patch, long_form, patched
-from experiments.systems import keys_of_system
+from evenflow.report.tables import is_number
 
 Layer: TypeAlias = Mapping[str, Any]
 """Keys of a run."""
@@ -48,14 +46,11 @@ class OwnAxis(Keys):
 class Over(Keys):
     """Columns by name that are a metric over that of the run at `reference`, all else equal.
 
-    `reference` has a value by column: null for the first in the table, the name of a column for
-    what is different in every row. A number of the study that lists columns stands for its first.
-    `inverse`: the reference's metric over the row's.
+    `reference` has a value by column; the name of a column for what is different in every row.
     """
 
     reference: dict[str, Any]
     of: dict[str, str]
-    inverse: bool = False
 
 
 PAPER = ", paper"
@@ -99,7 +94,7 @@ class FigureKeys(Keys):
     stands for. `study`: the figure's own numbers (rates, requests, seeds ...); `quick` replaces
     some of them for a coarse pass. `title` may name numbers of the study in braces, and `{gpus}`.
     `differs` says what is not as in the paper. `like`: the figure whose keys hold where this one
-    has none of its own; of `plot`, key by key, and of `study`, number by number.
+    has none of its own, but for claims; of `plot`, key by key, and of `study`, number by number.
 
     `vary`: the axes of its cases, the last fastest (`cases.AXES`, or its own in `axes`); `columns`:
     which of them stand first in a row, in which order. `measure`: what is kept of each run, a
@@ -141,6 +136,7 @@ class Plan:
     """A figure to make: its name, its keys with the user's `overrides`, its run as a document.
 
     `published`: the set-up is the one that the figure's file describes, not one set by hand.
+    `allow_refused`: it is made though too many requests are refused.
     """
 
     name: str
@@ -150,6 +146,7 @@ class Plan:
     quick: bool = False
     overrides: tuple[str, ...] = ()
     published: bool = True
+    allow_refused: bool = False
 
     @property
     def of_a_paper(self) -> bool:
@@ -194,7 +191,7 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
             run = yaml_file.override(run, assignment)
     by_hand = set_by_hand(run)
     if "gpu" in by_hand:  # the links that the file gives are another's
-        run = run._replace(data=layered(without_links(run.data), by_hand))
+        run = run._replace(data=layered(without_links(run.data, by_hand), by_hand))
     keys = yaml_file.checked(FigureKeys, document._replace(data=document.data | {"run": run.data}))
     _check_not_taken(by_hand, keys.study)
     numbers = {dotted.split(".")[1] for dotted in map(_key, overrides) if dotted[:6] == "study."}
@@ -220,7 +217,7 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> Document:
     if folder / name in (path, *above):
         raise UsageError(f"{document.place(('like',))}: like: the figure would be like itself")
     under = _read(folder / name, (path, *above))
-    data = under.data | document.data
+    data = under.data | {"claims": {}} | document.data
     if isinstance(own := document.data.get("plot"), dict):
         data["plot"] = layered(under.data.get("plot", {}), own)
     if isinstance(own := document.data.get("study"), dict):
@@ -277,32 +274,24 @@ def check_like(value: Any, known: Any, assignment: str) -> None:
         raise UsageError(f"--set {assignment}: should be {_words(known)}")
 
 
-def _like(value: Any, known: Any) -> bool:
+def _like(value: Any, known: Any, *, inside: bool = False) -> bool:
+    """Say whether a value is like the known one; `inside` numbers may be 0 and have fractions."""
     match known:
         case None:
             return value is None or _like(value, [[1.0], 1.0])
         case bool() | str():
             return type(value) is type(known)
+        case int() | float() if inside:
+            return is_number(value) and value >= 0
         case int() | float():
             return is_number(value) and isinstance(value, type(known) | int) and value > 0
+        case Mapping() if inside:
+            return isinstance(value, Mapping)
     kind = Mapping if isinstance(known, Mapping) else list
     if not isinstance(value, kind) or not value:
         return False
-    examples = _inside(known)
-    return all(any(_like_inside(v, each) for each in examples) for v in _inside(value) if examples)
-
-
-def _inside(known: Any) -> Collection[Any]:
-    return known.values() if isinstance(known, Mapping) else known
-
-
-def _like_inside(value: Any, example: Any) -> bool:
-    """Say whether a value is like one inside of the known one; numbers there may have fractions."""
-    if is_number(example):
-        return is_number(value) and value >= 0
-    if isinstance(example, Mapping):
-        return isinstance(value, Mapping)
-    return not isinstance(value, Mapping) and _like(value, example)
+    values, examples = (v.values() if isinstance(v, Mapping) else v for v in (value, known))
+    return all(any(_like(v, each, inside=True) for each in examples) for v in values if examples)
 
 
 def _words(known: Any) -> str:
@@ -342,9 +331,15 @@ def set_by_hand(document: Document) -> dict[str, Any]:
     return patched(Document("", {}, {}), patch).data
 
 
-def without_links(run: Layer) -> dict[str, Any]:
-    """Return a run's keys without those that say what connects its GPUs within a machine."""
+def without_links(run: Layer, by_hand: Layer) -> dict[str, Any]:
+    """Return a run's keys under those set by hand, without what connects the GPUs of a machine.
+
+    Where machines are several, those of the new GPU's host.
+    """
     kept = {key: value for key, value in run.items() if key != "link"}
+    host = HOSTS.get(gpu_name(by_hand["gpu"]))
+    if "nodes" in kept and host is not None:
+        kept["link"] = host.link
     if isinstance(costs := kept.get("costs"), Mapping):
         kept["costs"] = {key: value for key, value in costs.items() if key != "all_reduce"}
     return kept
@@ -353,36 +348,3 @@ def without_links(run: Layer) -> dict[str, Any]:
 def gpu_name(given: str | Mapping[str, Any]) -> str:
     """Return what a figure calls a GPU that is named or described."""
     return given if isinstance(given, str) else str(given.get("name", "gpu"))
-
-
-def with_host(run: Layer) -> Layer:
-    """Return a run's keys with the links of its GPU's host under them.
-
-    A run that has a link keeps its own, and so does one of one stage that says how its GPUs add up;
-    what they leave open (`link: {latency_us: 100}`) is the host's. Raises UsageError for several
-    GPUs whose links are known neither here nor in the run.
-    """
-    costs = long_form("costs", run.get("costs", "roofline"))
-    if run.get("gpu") is None or costs.get("kind") == "affine":
-        return run
-    one_stage = run.get("stages", 1) == 1
-    given = run.get("link", costs.get("all_reduce") if one_stage else None)
-    says_all = not isinstance(given, Mapping) or {"name", "bandwidth_gb_s", "points"} & given.keys()
-    if given is not None and says_all:
-        return run
-    name = gpu(run["gpu"]).name
-    if name not in HOSTS:
-        if one_stage and run.get("tensor_parallel", 1) == 1:
-            return run
-        known = ", ".join(sorted(link.name for link in links()))
-        raise UsageError(
-            f"gpu {name}: its links are not known; give --set link=NAME ({known}), or "
-            "--set 'link={bandwidth_gb_s: 20, latency_us: 10}'"
-        )
-    host = HOSTS[name]
-    below: dict[str, Any] = {"link": host.link}
-    if host.nodes is not None:
-        below["nodes"] = host.nodes.model_dump(exclude_unset=True)
-    if costs.get("kind") == "roofline" and (host.all_reduce or "all_reduce" in costs):
-        below["costs"] = {"kind": "roofline", "all_reduce": host.all_reduce or host.link}
-    return layered(below, run)

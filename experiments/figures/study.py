@@ -6,7 +6,7 @@ The facts are what a reader has to know of the runs: they stand under the pictur
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,19 +14,20 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from evenflow.config.links import link_words
+from evenflow.config.run import RunConfig, configured, with_
+from evenflow.config.systems import keys_of_system
+from evenflow.config.yaml_file import long_form
 from evenflow.errors import UsageError, instead_of
+from evenflow.experiments.figures.measures import overview
+from evenflow.experiments.figures.schema import Layer, Plan, gpu_name, layered
+from evenflow.results.outcome import Served
 from evenflow.schedulers import POOLED, parameters, policy
-from experiments.figures.measures import overview
-from experiments.figures.schema import Layer, Plan, gpu_name, layered, with_host
-from experiments.run_file.links import link_words
-from experiments.run_file.run import RunConfig, configured, with_
-from experiments.run_file.yaml_file import long_form
-from experiments.study.fair import Side, doubts
-from experiments.study.points import Point, Store
-from experiments.study.trials import Simulator, Trial
-from experiments.study.trials import table as table_of
-from experiments.study.uncertainty import factors, stated
-from experiments.systems import keys_of_system
+from evenflow.study.fair import Side, doubts, require_served
+from evenflow.study.points import Point, Store
+from evenflow.study.trials import Simulator, Trial
+from evenflow.study.trials import table as table_of
+from evenflow.study.uncertainty import factors, stated
 
 PLACED = ("stages", "tensor_parallel")
 """Keys of a system that follow from the number of GPUs."""
@@ -75,6 +76,7 @@ class Study:
         self._schedulers: set[str] = set()
         self._machines: set[str] = set()
         self._failures: list[str] = []
+        self._served: list[Served] = []
         self.doubts: list[str] = []
         self._check_parameters()
 
@@ -99,8 +101,7 @@ class Study:
     @property
     def gpu_counts(self) -> list[int]:
         """1, 2, 4 ... up to the number of GPUs that the figure's run has, and that number."""
-        powers = [count for count in range(1, self.gpus) if count & (count - 1) == 0]
-        return [*powers, self.gpus]
+        return [*(2**power for power in range((self.gpus - 1).bit_length())), self.gpus]
 
     def _given(self, label: str) -> Layer:
         """Return the keys of a system as the figure has them."""
@@ -171,15 +172,14 @@ class Study:
     def config(self, *layers: Layer) -> RunConfig:
         """Return the figure's run with `layers` of keys over it; mappings merge, the last wins.
 
-        Its requests are as many as the study has; links that are not given are those of the GPU's
-        host.
+        Its requests are as many as the study has.
         """
         data: Layer = self.plan.run.data
         if "requests" in self.numbers:
             data = layered(data, {"workload": {"requests": self.numbers["requests"]}})
         for layer in layers:
             data = layered(data, layer)
-        config = configured(self.plan.run._replace(data=dict(with_host(data))))
+        config = configured(self.plan.run._replace(data=dict(data)))
         if self._wrong is None:
             return config
         return with_(config, factors(config, stated(config, self.plan.beside), self._wrong))
@@ -205,6 +205,7 @@ class Study:
             points = [Point(each, self.plan.beside, measure, more) for each in seeded]
             rows.append((dict(zip(names, key, strict=True)), points))
         trials = simulator.trials_of(rows)
+        self.note_served(trial.served for trial in trials)
         self.doubts += unfair(trials)
         return self.noted(list(cases.values()), table_of(trials))
 
@@ -245,14 +246,22 @@ class Study:
         if config.gpu is not None:
             self._machines.add(machine_words(config))
 
+    def note_served(self, served: Iterable[Served]) -> None:
+        """Keep how many requests of runs were completed; UsageError where too few were."""
+        for each in served:
+            require_served({"": each}, allowed=self.plan.allow_refused)
+            self._served.append(each)
+            self.doubts += [str(each)] if each.is_unfair else []
+
     def facts(self) -> dict[str, Any]:
         """Return what the reader of the figure has to know: sizes, seeds, KV pages, costs.
 
         How the GPUs are used, or of several systems, which may differ in that, their number.
         """
-        run, numbers = self.plan.run.data, self.numbers
+        run, numbers, served = self.plan.run.data, self.numbers, Served.of_all(self._served)
         layout = {"gpus": self.gpus} if self.labels else {key: run.get(key) for key in PLACED}
         return {
+            "not_served": str(served) if served.failed else None,
             "model": run.get("model"),
             "gpu": run.get("gpu"),
             **layout,
@@ -322,12 +331,14 @@ def policy_words(config: RunConfig) -> str:
 def machine_words(config: RunConfig) -> str:
     """Return a run's GPU with its links, in words."""
     assert config.gpu is not None  # or there is no machine
-    if config.link is None:
-        return gpu_name(config.gpu)
-    words = f"{gpu_name(config.gpu)} over {link_words(config.link)}"
-    if config.nodes is not None:
-        words += f" in machines of {config.nodes.gpus}, {link_words(config.nodes.link)} between"
-    all_reduce = getattr(config.costs, "all_reduce", None)
+    link, nodes, all_reduce = config.wires
+    words = gpu_name(config.gpu)
+    if link is not None:
+        words += f" over {link_words(link)}"
+    elif all_reduce is None and config.num_stages * config.tensor_parallel > 1:
+        words += " over links that take no time"
+    if nodes is not None:
+        words += f" in machines of {nodes.gpus}, {link_words(nodes.link)} between"
     return words if all_reduce is None else f"{words}, all-reduce {link_words(all_reduce)}"
 
 

@@ -20,17 +20,17 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
+from evenflow.config.run import RunConfig, configured, with_
+from evenflow.config.yaml_file import Document, Patch, checked, patched, read
 from evenflow.errors import UsageError, instead_of
+from evenflow.experiments.reproduce.measured import Measured, layout_words, read_results
 from evenflow.keys import Count, Keys, Positive
+from evenflow.report.tables import write_table
 from evenflow.specs.gpu import gpu
-from experiments.report.tables import write_table
-from experiments.reproduce.measured import Measured, layout_words, read_results
-from experiments.run_file.run import RunConfig, configured, with_
-from experiments.run_file.yaml_file import Document, Patch, checked, patched, read
-from experiments.study import uncertainty
-from experiments.study.fair import alike, alone
-from experiments.study.points import Point
-from experiments.study.trials import How, Trial
+from evenflow.study import uncertainty
+from evenflow.study.fair import alike, alone
+from evenflow.study.points import Point
+from evenflow.study.trials import How, Trial
 
 FOLDER = Path(__file__).parent
 DATA = "EVENFLOW_SHARED"
@@ -368,21 +368,21 @@ def _rows(case: Case, trial: Trial) -> Iterator[dict[str, Any]]:
     keys = case.entry.keys
     spreads = (known for end, known in keys.spread.items() if case.measured.label.endswith(end))
     spread = next(spreads, {})
-    simulated, ideal, *others = (record.values for record in trial.records)
-    ranges = uncertainty.ranges_of(others)
+    ranges = uncertainty.ranges_of([record.values for record in trial.records[2:]])
     for metric, goal in keys.metrics.items():
         measured = case.measured.metrics.get(metric)
         if measured is None:
             continue
+        simulated, ideal, *_ = trial.values(metric)
         yield {
             **case.labels,
             "metric": metric,
             "measured": measured,
             "spread": spread.get(metric, np.nan),
-            "simulated": simulated[metric],
-            "error": simulated[metric] / measured - 1,
-            "ideal": ideal[metric],
-            "ideal_error": ideal[metric] / measured - 1,
+            "simulated": simulated,
+            "error": simulated / measured - 1,
+            "ideal": ideal,
+            "ideal_error": ideal / measured - 1,
             "goal": np.nan if goal is None else goal,
             **_told(ranges.get(metric), measured),
         }

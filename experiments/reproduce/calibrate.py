@@ -11,6 +11,7 @@ no form of results and no command line.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,18 +22,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from evenflow.errors import UsageError, require_package
+from evenflow.config.run import RunConfig
+from evenflow.config.yaml_file import Document, Patch
+from evenflow.errors import UsageError
+from evenflow.experiments.reproduce import served
+from evenflow.experiments.reproduce.measured import Measured
 from evenflow.results.metrics import request_metrics
+from evenflow.results.outcome import Outcome, Served
 from evenflow.results.run import Floats
 from evenflow.runtimes import Holds
-from experiments.outcome import Outcome
-from experiments.reproduce import served
-from experiments.reproduce.measured import Measured
-from experiments.run_file.run import RunConfig
-from experiments.run_file.yaml_file import Document, Patch
-from experiments.study.fair import LEVEL, Side, alone, student_quantile
-from experiments.study.trials import Case, How, Search, Study, Trial
-from experiments.study.trials import run as search
+from evenflow.study.fair import LEVEL, Side, alone, student_quantile
+from evenflow.study.trials import Case, How, Search, Study, Trial
+from evenflow.study.trials import run as search
 
 Answer = TypeVar("Answer")
 
@@ -117,10 +118,10 @@ class Calibrated:
 
 
 def latencies(outcome: Outcome) -> dict[str, Any]:
-    """Return the TTFT and TPOT of each request in ms, in order of arrival, and their means."""
+    """Return the TTFT and TPOT of each request in ms, in order of arrival; means and counts."""
     of = request_metrics(outcome.result)
     order = np.argsort(outcome.result.request_id)
-    return {name: outcome.summary[name] for name in MEANS} | {
+    return {name: outcome.summary[name] for name in (*MEANS, "completed", "failed")} | {
         "ttft_ms": (1e3 * of.ttft_s[order]).tolist(),
         "tpot_ms": (1e3 * of.tpot_s[order]).tolist(),
     }
@@ -130,10 +131,8 @@ def calibrate(document: Document, beside: Path, runs: Sequence[Measured], how: H
     """Return the constants with which a run of these keys comes nearest to measured `runs`.
 
     What the host's time holds up is the run's own `runtime.holds`, or whatever fits best. Relative
-    paths start from `beside`. Raises UsageError where nothing can be compared, and without the
-    extra `fit`.
+    paths start from `beside`. Raises UsageError where nothing can be compared.
     """
-    require_package("scipy", "calibrate:", "fit")
     given = document.data.get("runtime")
     kept = {k: v for k, v in given.items() if k not in CONSTANTS} if isinstance(given, dict) else {}
     with TemporaryDirectory() as scratch:
@@ -224,7 +223,7 @@ class Target:
     """
 
     def __init__(self, measured: Measured, patch: Patch) -> None:
-        self.patch = patch
+        self.label, self.patch = measured.label, patch
         table = measured.requests
         self._one_by_one = "ttft_ms" in table
         self.loads: Floats = _load(table) if self._one_by_one else np.empty(0)
@@ -241,14 +240,24 @@ class Target:
             raise UsageError(f"{measured.label}: has neither TTFT nor TPOT to compare with")
 
     def deviations(self, values: Mapping[str, Any]) -> Floats:
-        """Return log(simulated / measured) of each group: of TTFT, then of TPOT."""
+        """Return log(simulated / measured) of each group: of TTFT, then of TPOT.
+
+        UsageError where the simulation does not serve what was served.
+        """
+        served = Served.of(values)
+        if served.is_unfair:
+            raise UsageError(
+                f"{self.label}: simulated, {served}, and all were served when it was measured; "
+                "give the max_model_len and the KV pages that it had"
+            )
         return np.nan_to_num(self._logs(values)[self.known] - self._measured)
 
     def _logs(self, values: Mapping[str, Any]) -> Floats:
         """Return the logs of both latencies by group; NaN where there is none."""
         with np.errstate(divide="ignore", invalid="ignore"):
             if not self._one_by_one:
-                return np.log([float(values[name]) for name in MEANS])
+                means = (values[name] for name in MEANS)
+                return np.log([math.nan if mean is None else float(mean) for mean in means])
             ttft, tpot = (np.asarray(values[name], dtype=float) for name in LATENCIES)
             firsts = _sum(self._prompts, np.log(ttft)) / _sum(self._prompts, ttft / ttft)
             gaps = np.where(np.isfinite(tpot), self._gaps, 0.0)

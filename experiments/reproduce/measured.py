@@ -22,9 +22,10 @@ import pandas as pd
 from evenflow.costs.silicon.cost import GPUS as SILICON
 from evenflow.errors import UsageError
 from evenflow.files import require_file
+from evenflow.report.tables import is_number
 from evenflow.results.metrics import statistics
 from evenflow.results.run import Floats
-from experiments.report.tables import is_number
+from evenflow.sums import plain_sum
 
 LATENCIES = ("ttft", "tpot", "e2el")
 COLUMNS = ["arrival_s", "input_tokens", "output_tokens", "ttft_ms", "e2el_ms"]
@@ -123,7 +124,8 @@ def of_requests(
         latencies["itl"] = gaps_ms
     for name, values_ms in latencies.items():
         if len(values_ms):
-            metrics |= statistics(name, values_ms / 1e3)
+            found = statistics(name, values_ms / 1e3)
+            metrics |= {key: value for key, value in found.items() if value is not None}
     return Measured(label, metrics, requests, gaps_ms, **more)
 
 
@@ -160,7 +162,7 @@ def _of_vllm(label: str, data: Mapping[str, Any]) -> Measured:
         doubt = "the file has no requests one by one; give --save-detailed"
         return Measured(label, metrics | more, pd.DataFrame(), doubts=(doubt,))
     itls_s = data["itls"]
-    e2els_s = [first + sum(gaps) for first, gaps in zip(data["ttfts"], itls_s, strict=True)]
+    e2els_s = [first + plain_sum(gaps) for first, gaps in zip(data["ttfts"], itls_s, strict=True)]
     arrivals_s, doubts = _arrivals(data, e2els_s)
     outputs = data.get("output_lens") or [1 + len(gaps) for gaps in itls_s]
     columns = arrivals_s, data["input_lens"], outputs, data["ttfts"], e2els_s

@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from evenflow.experiments.reproduce import GROUP, Entry, Reproduced
+from evenflow.experiments.validation.write import BAND
+from evenflow.report.plots import finish, panels, plain_decades, save
+from evenflow.report.style import colour
+from evenflow.report.tables import markdown_table, number, percent, print_numbers, write_table
+from evenflow.report.words import metric_words
 from evenflow.runtimes import runtimes
-from experiments.report.plots import finish, panels, plain_decades, save
-from experiments.report.style import colour
-from experiments.report.tables import markdown_table, number, percent, print_numbers, write_table
-from experiments.report.words import metric_words
-from experiments.reproduce import GROUP, Entry, Reproduced
-from experiments.validation.write import BAND
 
 NAME = "reality"
 FEW_RUNS = 8

@@ -2,7 +2,7 @@
 
 A calibration run may come first: other requests, much fewer, served for real, whose driver and
 message times a second prediction then uses. Knows no command line; what is compared is in
-`experiments.validation.layers`.
+`evenflow.experiments.validation.layers`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from evenflow.config.run import with_
 from evenflow.core.replay import Entry, replay
 from evenflow.engines.pools import PooledWorld
 from evenflow.errors import PolicyError, UsageError
-from evenflow.results.run import Floats, RunResult, merged
-from experiments.real import check_comparable, real_workload, recorded, servable, serve_job
-from experiments.run_file.run import with_
-from experiments.runs import Job
-from experiments.validation.layers import (
+from evenflow.experiments.validation.layers import (
     METRICS,
     Structure,
     Times,
@@ -41,10 +38,14 @@ from experiments.validation.layers import (
     structure_of,
     summary_of,
 )
-from runtime import Served
-from runtime.serve import LAST, engine_names, names_of
-from sim import World, simulate, simulate_replicas
-from sim.timed import simulate_timed
+from evenflow.results.run import Floats, RunResult, merged
+from evenflow.runtime import Served
+from evenflow.runtime.real import check_comparable, real_workload, recorded, servable, serve_job
+from evenflow.runtime.serve import LAST, engine_names, names_of
+from evenflow.sim import World, simulate, simulate_replicas
+from evenflow.sim.timed import simulate_timed
+from evenflow.study.runs import Job
+from evenflow.sums import plain_sum
 
 DRAWS = 5
 """So many simulations, each with a seed of its own, share a calibrated prediction."""
@@ -148,6 +149,7 @@ def validate(
     lines = summaries["measured"], summaries["simulated"][0], summaries.get("calibrated", ())
     found = {
         "requests": len(world.requests),
+        "failed": lines[1]["failed"],
         "end_to_end": {key: compared(key, *lines) for key in METRICS},
         "structure": [
             structure_errors(each) | {"at_once": metric_errors(other.measured, other.again)}
@@ -181,12 +183,13 @@ def _without_stages(job: Job, runs: int, watch: Watch) -> Validation:
             if (difference := replay(journal, recorded(built, pool))) is not None:
                 raise PolicyError(f"a recorded run does not replay: {difference}")
     predicted = simulate(built.world)
-    summaries = [summary_of(each.result) for each, _ in served]
+    summaries, simulated = [summary_of(each.result) for each, _ in served], summary_of(predicted)
     names = [key for key in METRICS if key not in ("busy_share", "bubble_share")]
     found = {
         "requests": len(built.world.requests),
+        "failed": simulated["failed"],
         "decisions": [len(each.result.scheduled_s) for each, _ in served],
-        "end_to_end": {key: compared(key, summaries, summary_of(predicted)) for key in names},
+        "end_to_end": {key: compared(key, summaries, simulated) for key in names},
         "calibration": None,
         "left_out": "vLLM tells no times of its stages: no structure, costs and bubbles",
     }
@@ -205,7 +208,7 @@ def _validation(
         "scheduler": job.config.scheduler.name,
         "runs": len(served),
         **found,
-        "seconds": sum(each.wall_s for each, _ in served),
+        "seconds": plain_sum(each.wall_s for each, _ in served),
         "load": [load for _, load in served],
         "provenance": first.provenance,
     }

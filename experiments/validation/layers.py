@@ -8,6 +8,7 @@ measured around the stages. Runs nothing in real time.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -26,10 +27,11 @@ from evenflow.errors import PolicyError
 from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.metrics import request_metrics, summarize
 from evenflow.results.run import Floats, Ints, RunResult, Transfers, around_stages
+from evenflow.runtime import Served
+from evenflow.sim import World
+from evenflow.sim.timed import GRID_PER_S, TimedLink, Timing, simulate_timed
+from evenflow.sums import plain_sum
 from evenflow.types import MicroBatch
-from runtime import Served
-from sim import World
-from sim.timed import GRID_PER_S, TimedLink, Timing, simulate_timed
 
 NAMES = ("ttft", "tpot", "itl", "e2el")
 METRICS = (
@@ -77,7 +79,7 @@ class Times:
 
 
 def measured_times(served: Served, world: World, num_tokens: Ints) -> Times:
-    """Return the times of a real run of a world, on the grid of `sim.timed`.
+    """Return the times of a real run of a world, on the grid of `evenflow.sim.timed`.
 
     `num_tokens` of each micro-batch, padding included, keep the world's links busy.
     """
@@ -151,8 +153,8 @@ class Recorded:
         if self.parted_at is not None:
             timing = timing._replace(stages_s=self._alike_s(key, by_costs_s))
         self._used[key] += 1
-        self._sums_s[0] += sum(timing.stages_s)
-        self._sums_s[1] += sum(by_costs_s)
+        self._sums_s[0] += plain_sum(timing.stages_s)
+        self._sums_s[1] += plain_sum(by_costs_s)
         return timing
 
     def _alike_s(self, key: tuple[int, int], by_costs_s: list[float]) -> Sequence[float]:
@@ -237,8 +239,11 @@ class Structure(NamedTuple):
 
 
 def summary_of(result: RunResult) -> dict[str, Any]:
-    """Return the summary of a run, with the share of its stages' time that is idle."""
-    summary = summarize(result)
+    """Return the summary of a run, with the share of its stages' time that is idle.
+
+    A metric of no requests is NaN.
+    """
+    summary = {key: math.nan if v is None else v for key, v in summarize(result).items()}
     return summary | {"bubble_share": 1 - summary["busy_share"]}
 
 
@@ -283,9 +288,10 @@ def structure_errors(structure: Structure) -> dict[str, Any]:
 
 
 def metric_errors(real: RunResult, simulated: RunResult) -> dict[str, float]:
-    """Return the relative error of each of METRICS that is not 0 in the real run."""
+    """Return the relative error of each of METRICS that both have and is not 0 in the real run."""
     ours, theirs = summary_of(real), summary_of(simulated)
-    return {key: theirs[key] / ours[key] - 1 for key in METRICS if ours[key]}
+    errors = {key: theirs[key] / ours[key] - 1 for key in METRICS if ours[key]}
+    return {key: error for key, error in errors.items() if not math.isnan(error)}
 
 
 def request_errors(one: RunResult, other: RunResult) -> dict[str, dict[str, float]]:
@@ -415,13 +421,14 @@ def compared(
     """Return one metric: the runs' mean, least and most, the simulator's, and its error.
 
     `error` is relative to the mean of the runs, and so is `spread`, from least to most; None where
-    the mean is 0. `calibrated` is the mean of several simulations, `calibrated_spread` theirs.
+    there is no mean, or it is 0. `calibrated` is the mean of several simulations,
+    `calibrated_spread` theirs.
     """
     values = np.array([summary[key] for summary in measured], dtype=float)
     mean = float(values.mean())
 
     def over_mean(value: float, less: int = 0) -> float | None:
-        return float(value) / mean - less if mean else None
+        return float(value) / mean - less if abs(mean) > 0 else None
 
     line = {
         "measured": mean,

@@ -5,26 +5,28 @@ Knows what `validate` returns; computes nothing but worst cases.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from evenflow.config.provenance import wall_clock
+from evenflow.experiments.validation import Validation
+from evenflow.report.echo import echo
+from evenflow.report.plots import finish, key, plain_decades, save
+from evenflow.report.style import DECODE, PREFILL, SCHEDULER_COLOURS, blend
+from evenflow.report.tables import markdown_table, number, percent, print_numbers, write_json
+from evenflow.report.words import metric_words
 from evenflow.results.metrics import request_metrics
 from evenflow.results.run import Floats, RunResult
-from experiments.provenance import wall_clock
-from experiments.real import notes_of
-from experiments.report.plots import finish, key, plain_decades, save
-from experiments.report.style import DECODE, PREFILL, SCHEDULER_COLOURS, blend
-from experiments.report.tables import markdown_table, number, percent, print_numbers, write_json
-from experiments.report.words import metric_words
-from experiments.study.fair import Side, alone, marked
-from experiments.validation import Validation
+from evenflow.runtime.real import notes_of
+from evenflow.study.fair import Side, alone, marked
+from evenflow.sums import plain_sum
 
 Found = Mapping[str, Any]
 
@@ -68,7 +70,7 @@ def print_validation(found: Found) -> None:
     """Print the layers, and what the driver and the messages took."""
     for section in sections(found):
         print_numbers(section.heads, section.rows, section.title)
-    typer.echo("\n".join(notes(found)))
+    echo("\n".join(notes(found)))
 
 
 def markdown(validations: Sequence[Found]) -> str:
@@ -137,7 +139,8 @@ def notes(found: Found) -> list[str]:
         lines.append(
             f"what that costs stage 0 in a simulation: runtime: {{schedule_s: {host_s:.6f}}}"
         )
-    side = Side({"completed": found["requests"]}, found["provenance"])
+    failed = {"completed": found["requests"] - found["failed"], "failed": found["failed"]}
+    side = Side(failed, found["provenance"])
     doubts = marked(alone("the simulation", side))
     return [*lines, *notes_of(found["provenance"]), *doubts, verdict(found)]
 
@@ -148,7 +151,11 @@ def verdict(found: Found) -> str:
     load = f"load average of the machine, run by run: {loads}"
     how = "simulated" if found["calibration"] is None else "calibrated"
     error = "error" if found["calibration"] is None else "calibrated_error"
-    lines = {key: line for key, line in found["end_to_end"].items() if key in OVERVIEW}
+    lines = {
+        key: line
+        for key, line in found["end_to_end"].items()
+        if key in OVERVIEW and math.isfinite(line["measured"])
+    }
     known = {name: abs(line[error]) for name, line in lines.items() if line[error] is not None}
     if not known:
         return load
@@ -236,7 +243,7 @@ def _bubbles(found: Found) -> Section:
         for cause in found["bubbles"]["measured"]
         if any(shares[cause] > 0 for shares in runs)
     ]
-    rows.append(_shares("all", (sum(shares.values()) for shares in runs)))
+    rows.append(_shares("all", (plain_sum(shares.values()) for shares in runs)))
     return Section("Bubbles: share of all stages' time", ["", *found["bubbles"]], rows)
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from evenflow.results.run import GIVEN_UP
-from runtime.http.exposition import Counted
-from runtime.http.text import Codec, StopStrings
+from evenflow.runtime.http.exposition import Counted
+from evenflow.runtime.http.text import Codec, StopStrings
 
 
 class ServiceError(Exception):
@@ -37,14 +37,16 @@ class Serving:
     """What is served: a model by its name, and what reads and writes for its clients.
 
     `workers` says what computes: torch, or emulated. At most `max_queue` requests wait for their
-    first token (None: no limit). `by_priority`: the policy looks at priorities, so that clients may
-    give one. Arrivals are in seconds since `origin_s` of the monotonic clock.
+    first token (None: no limit). `allowed_hosts` are what clients may call the server, beside
+    localhost. `by_priority`: the policy looks at priorities, so that clients may give one. Arrivals
+    are in seconds since `origin_s` of the monotonic clock.
     """
 
     model: str
     codec: Codec
     workers: str
     max_queue: int | None = None
+    allowed_hosts: Sequence[str] = ()
     max_model_len: int = 0
     by_priority: bool = False
     origin_s: float = 0.0
@@ -78,17 +80,12 @@ class Piece(NamedTuple):
 
 
 class Reply:
-    """The answers to one call, as the event loop hears of them."""
+    """The answers to one call, as the event loop hears of them: pieces, or why there are none."""
 
     def __init__(self, first_id: int, count: int) -> None:
         self.request_ids = range(first_id, first_id + count)
-        self._missing = count
-        self._admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pieces: asyncio.Queue[Piece | ServiceError] = asyncio.Queue()
-
-    async def admitted(self) -> None:
-        """Wait until all requests are admitted; ServiceError if one is not."""
-        await self._admitted
+        self.add = self._pieces.put_nowait
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Iterate over the pieces of all answers; ServiceError if there are no more."""
@@ -99,21 +96,6 @@ class Reply:
                 raise piece
             missing -= piece.finish_reason is not None
             yield piece
-
-    def admit(self) -> None:
-        self._missing -= 1
-        if not self._missing and not self._admitted.done():
-            self._admitted.set_result(None)
-
-    def add(self, piece: Piece) -> None:
-        self._pieces.put_nowait(piece)
-
-    def fail(self, error: ServiceError) -> None:
-        if self._admitted.done():
-            self._pieces.put_nowait(error)
-        else:
-            self._admitted.set_exception(error)
-            self._admitted.exception()  # asyncio would log one that nobody asked for
 
 
 class _Answer:
@@ -173,7 +155,7 @@ class Answers:
 
     def __init__(self, serving: Serving, tell: Callable[..., None]) -> None:
         self.serving = serving
-        self.counted = Counted()
+        self.counted = Counted(serving.model)
         self.failure: str | None = None
         self._tell = tell
         self._answers: dict[int, _Answer] = {}
@@ -206,7 +188,7 @@ class Answers:
         """Abort what is still open of a call whose client has left."""
         for request_id in reply.request_ids:  # one that has ended is known no more
             if self._answers.pop(request_id, None) is not None:
-                self.counted.finished["abort"] += 1
+                self.counted.finished["abort"].inc()
                 self._tell("withdraw", request_id)
 
     @property
@@ -224,7 +206,7 @@ class Answers:
         """Refuse what is submitted from now on, and give up what is open."""
         self.failure = why
         for answer in self._answers.values():
-            answer.reply.fail(ServiceError(why, 503))
+            answer.reply.add(ServiceError(why, 503))
         self._answers.clear()
 
     def added(self, request_id: int, refusal: str | None) -> None:
@@ -233,19 +215,18 @@ class Answers:
         if answer is None:
             return
         if refusal is None:
-            self.counted.prompt_tokens += len(answer.generation.prompt_ids)
-            answer.reply.admit()
+            self.counted.admit(len(answer.generation.prompt_ids))
             return
         del self._answers[request_id]
         message = f"prompt and max_tokens: {refusal}"
-        answer.reply.fail(ServiceError(message, 400, "context_length_exceeded", "max_tokens"))
+        answer.reply.add(ServiceError(message, 400, "context_length_exceeded", "max_tokens"))
 
     def given_up(self, request_id: int) -> None:
         """Hear that the policy ended a request before its time."""
         answer = self._answers.pop(request_id, None)
         if answer is not None:
-            self.counted.finished["abort"] += 1
-            answer.reply.fail(ServiceError(GIVEN_UP, 503))
+            self.counted.finished["abort"].inc()
+            answer.reply.add(ServiceError(GIVEN_UP, 503))
 
     def token(self, request_id: int, token: int) -> None:
         """Hand out a token, unless its client has left."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 from evenflow.core.batcher import Batcher
 from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError
+from evenflow.runtime.driver import Driver
+from evenflow.runtime.front import LiveFront
+from evenflow.runtime.http.answers import Generation, Serving
+from evenflow.runtime.pipeline import Pipeline, ended_error
+from evenflow.runtime.tokens import Text
+from evenflow.runtime.wire import Draw
 from evenflow.types import Prefix, Request
-from runtime.driver import Driver
-from runtime.front import LiveFront
-from runtime.http.answers import Generation, Serving
-from runtime.pipeline import Pipeline, ended_error
-from runtime.tokens import Text
-from runtime.wire import Draw
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -48,24 +49,18 @@ STOPPING = "the server is stopping"
 
 def listening(host: str, port: int) -> socket.socket:
     """Return a socket bound to an address; UsageError if it cannot be had."""
-    for module in ("fastapi", "uvicorn"):
+    for module in ("fastapi", "prometheus_client", "uvicorn"):
         if find_spec(module) is None:
             raise UsageError(f"a server needs {module}: pip install 'evenflow[server]'")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
+        kind, how = socket.SOCK_STREAM, socket.AI_PASSIVE
+        family, *_, address = socket.getaddrinfo(host, port, type=kind, flags=how)[0]
     except OSError as error:
         raise UsageError(f"--host {host}: {error.strerror}") from None
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind(address)
-        bound.listen()
+        return socket.create_server(address, family=family)
     except OSError as error:
-        bound.close()
-        raise UsageError(f"--port {port} on {host}: {error.strerror}") from None
-    return bound
+        raise UsageError(f"--port {port} on {host}: {os.strerror(error.errno or 0)}") from None
 
 
 @dataclass(slots=True)
@@ -356,7 +351,7 @@ def _gauges(engines: Sequence[Batcher]) -> Mapping[str, float]:
 def _serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -> None:
     """Be the HTTP server's process: it alone needs FastAPI."""
     try:
-        from runtime.http.server import serve_clients
+        from evenflow.runtime.http.server import serve_clients
 
         serve_clients(serving, bound, channel)
     except Exception as error:

@@ -6,6 +6,7 @@ supported is refused, never ignored.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -14,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from evenflow.errors import UsageError
-from runtime.http.answers import Generation, Piece, ServiceError
-from runtime.http.text import Codec
+from evenflow.runtime.http.answers import Generation, Piece, ServiceError
+from evenflow.runtime.http.text import Codec
 
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "n": (None, 1),
@@ -96,6 +97,8 @@ class Asked(Strict):
     def _drop_what_changes_nothing(cls, data: object) -> object:
         if not isinstance(data, dict):
             return data
+        for name, value in data.items():
+            _require_text(name, value)
         left = {name: value for name, value in data.items() if value is not None}
         for name in left.keys() & cls.without_effect.keys():
             values = cls.without_effect[name]
@@ -192,7 +195,7 @@ class CompletionRequest(Asked):
             raise ServiceError("prompt: is empty", 400, param="prompt")
         prompt_ids: list[list[int]] = []
         for prompt in prompts:
-            ids = _encoded(codec, prompt) if isinstance(prompt, str) else prompt
+            ids = codec.encode(prompt) if isinstance(prompt, str) else prompt
             if ids is None:
                 raise ServiceError(
                     "prompt: text needs a tokenizer.json, in the model's folder or given to the "
@@ -265,14 +268,17 @@ def _check_ids(codec: Codec, ids: Sequence[int], param: str) -> None:
         raise ServiceError(f"{param}: {words}", 400, param=param)
 
 
-def _encoded(codec: Codec, text: str) -> list[int] | None:
-    """Return the token ids of a prompt; ServiceError for half a character, which JSON can say."""
+def _require_text(name: str, value: object) -> None:
+    """Raise for half a character, which JSON can say and no text has, anywhere in a parameter."""
+    told = {"name": ascii(name)[1:-1]}
     try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        message = f"prompt: no text: {error.reason} at {error.start}"
-        raise ServiceError(message, 400, param="prompt") from None
-    return codec.encode(text)
+        json.dumps([name, value], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError(
+            "unsupported", "{name}: half a character is no text", told
+        ) from None
+    except RecursionError:
+        raise PydanticCustomError("unsupported", "{name}: is nested too deeply", told) from None
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

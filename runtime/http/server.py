@@ -2,7 +2,7 @@
 
 A process of its own, at one end of a channel whose other end has the driver; it does not outlive
 that. Knows HTTP, how many connections there may be and how long a request may be on its way; no
-pages and no policy: tokens, text and their order come from `runtime.http.answers`.
+pages and no policy: tokens, text and their order come from `evenflow.runtime.http.answers`.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.routing import APIRoute
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError, Serving
-from runtime.http.protocol import (
+from evenflow.runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError, Serving
+from evenflow.runtime.http.protocol import (
     Asked,
     ChatRequest,
     CompletionRequest,
@@ -41,6 +44,7 @@ from runtime.http.protocol import (
     error_body,
     usage,
 )
+from evenflow.user_code import place_of, words_of
 
 T = TypeVar("T")
 
@@ -120,10 +124,11 @@ def make_app(answers: Answers, gauges: Callable[[], Awaitable[Mapping[str, float
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return PlainTextResponse(answers.counted.exposition(serving.model, await gauges()))
+        return Response(answers.counted.exposition(await gauges()), media_type=CONTENT_TYPE_LATEST)
 
     _add_errors(app)
     app.add_middleware(BodyLimits, failure=lambda: answers.failure)
+    app.add_middleware(AllowedHosts, hosts=serving.allowed_hosts)
     return app
 
 
@@ -137,6 +142,10 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         return _error(_first_of(error))
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> Response:
+        return _error(ServiceError(f"{type(error).__name__}: {str(error)!a}", 500))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -165,10 +174,11 @@ class _Call:
     async def respond(self, request: Request) -> Response:
         """Answer in one piece or as a stream; a client that leaves takes its requests along."""
         try:
-            await _unless_left(request, self.reply.admitted())
-            if self.body.stream:
-                return StreamingResponse(self._events(), media_type="text/event-stream")
-            return await _unless_left(request, self._whole())
+            if not self.body.stream:
+                return await _unless_left(request, self._whole())
+            pieces = self.reply.pieces()
+            first = await _unless_left(request, anext(pieces))  # or what refuses it, as a status
+            return StreamingResponse(self._events(first, pieces), media_type="text/event-stream")
         except BaseException:
             self.answers.withdraw(self.reply)
             raise
@@ -197,7 +207,7 @@ class _Call:
         counts = {"usage": usage(self._prompt_tokens, tokens)}
         return JSONResponse(self.body.answer(self._head, pieces, whole=True) | counts)
 
-    async def _events(self) -> AsyncIterator[str]:
+    async def _events(self, first: Piece, later: AsyncIterator[Piece]) -> AsyncIterator[str]:
         """A chunk a token; at the end, if asked for, the counts; then the word that it is over.
 
         A stream that breaks ends with the error.
@@ -207,7 +217,8 @@ class _Call:
         unopened = set(range(len(self.generations)))
         counts: dict[str, Any] = {"usage": None} if options.include_usage else {}
         try:
-            async for piece in self.reply.pieces():
+            piece: Piece | None = first
+            while piece is not None:
                 if piece.choice in unopened and (opening := body.first(head, piece.choice)):
                     yield _event(opening | counts)
                 unopened.discard(piece.choice)
@@ -215,6 +226,7 @@ class _Call:
                 if options.include_usage and options.continuous_usage_stats:
                     counts = {"usage": usage(self._prompt_tokens, tokens)}
                 yield _event(body.answer(head, [piece], whole=False) | counts)
+                piece = await anext(later, None)
             if options.include_usage:
                 counts = {"usage": usage(self._prompt_tokens, tokens)}
                 yield _event(body.answer(head, [], whole=False) | counts)
@@ -249,7 +261,7 @@ def _event(body: Mapping[str, Any]) -> str:
 
 
 def _error(error: ServiceError) -> Response:
-    return JSONResponse(error_body(error), error.status)
+    return Response(json.dumps(error_body(error)), error.status, media_type="application/json")
 
 
 def _first_of(error: RequestValidationError) -> ServiceError:
@@ -307,8 +319,45 @@ class BodyLimits:
                 raise HTTPException(408, f"the body took longer than {BODY_LIMIT_S:g} s")
 
 
+class AllowedHosts:
+    """An ASGI application that only answers where it is called by one of its names: 400 elsewhere.
+
+    A page of a stranger's, whose name leads to this address (DNS rebinding), still calls it by that
+    name. Addresses of loopback are ours, and all where the server listens on all (`hosts` has
+    0.0.0.0 or ::). Starlette's own knows no IPv6 in its older versions, and answers in plain text.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self._app = app
+        self._names = {"localhost", *(host.lower() for host in hosts)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) == 1 and self._has(hosts[0]):
+            await self._app(scope, receive, send)
+            return
+        called = ascii(", ".join(hosts))
+        right = "localhost is right, or a name given to the server with --allowed-host"
+        error = ServiceError(
+            f"host: {called} is no name of this server; {right}", 400, param="host"
+        )
+        await _error(error)(scope, receive, send)
+
+    def _has(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            if name in self._names:
+                return True
+            return ip_address(name).is_loopback or bool(self._names & {"0.0.0.0", "::"})
+        except ValueError:
+            return False
+
+
 class HttpConnection(H11Protocol):
-    """A client's connection: sent away where there are too many, or when no head comes in time."""
+    """A client's connection: sent away where there are too many, or when no head comes in time.
+
+    uvicorn's own limit counts requests: clients that are silent would take all descriptors.
+    """
 
     _late: asyncio.TimerHandle | None = None
 
@@ -357,9 +406,10 @@ def most_connections() -> int:
 
 
 class FewerWords(logging.Filter):
-    """Lets asyncio say once that no connection could be accepted; it would at each attempt.
+    """Says in a line what failed, where asyncio and uvicorn would write a traceback.
 
-    And never that what is written reaches nobody, as when a client leaves with tokens on their way.
+    Once that no connection could be accepted, which asyncio would at each attempt; never that what
+    is written reaches nobody, as when a client leaves with tokens on their way.
     """
 
     def __init__(self) -> None:
@@ -368,8 +418,13 @@ class FewerWords(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
+        if "socket.send() raised" in message:
+            return False
+        if record.exc_info and (error := record.exc_info[1]) is not None:
+            record.msg, record.args = f"{message.strip()}: {words_of(error)}{place_of(error)}", ()
+            record.exc_info = record.exc_text = None
         if "socket.accept() out of system resource" not in message:
-            return "socket.send() raised" not in message
+            return True
         first, self._said = not self._said, True
         return first
 
@@ -380,7 +435,9 @@ def serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         Path("/proc/self/comm").write_text(NAME, encoding="ascii")
-    logging.getLogger("asyncio").addFilter(FewerWords())
+    words = FewerWords()
+    for name in ("asyncio", "uvicorn.error"):
+        logging.getLogger(name).addFilter(words)
     asyncio.run(FrontEnd(serving, channel).serve([bound]))
 
 
@@ -444,8 +501,7 @@ class FrontEnd(uvicorn.Server):
         self._asked.append(asked)  # answered in this order
         self._tell("gauges")
         try:
-            async with asyncio.timeout(ANSWER_LIMIT_S):
-                return await asked
+            return await asyncio.wait_for(asked, ANSWER_LIMIT_S)
         except TimeoutError:
             raise ServiceError("the server's driver does not answer", 503) from None
 

@@ -9,9 +9,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Transport = Literal["gloo", "nccl", "ipc", "one_process", "message"]
+Transport = Literal["gloo", "nccl", "ipc", "one_process"]
 """How activations cross: torch.distributed over the host or between GPUs; memory that processes
-share (CUDA IPC on a GPU); stages that are threads of one process; or the messages about them."""
+share (CUDA IPC on a GPU); or stages that are threads of one process."""
 
 
 @dataclass(frozen=True, slots=True)

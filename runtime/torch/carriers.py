@@ -12,7 +12,7 @@ import socket
 import tempfile
 from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.reduction import ForkingPickler
@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, distributed
 
 from evenflow.children import meeting
-from runtime.torch.model import ALONE, Ranks
-from runtime.worker import Place
+from evenflow.runtime.torch.model import ALONE, Ranks
+from evenflow.runtime.worker import Place
 
 
 class Carrier(Protocol):
@@ -134,56 +134,30 @@ def meet(place: Place, backend: str, limit_s: float) -> Ranks:
     return Ranks(place.rank, place.ranks, group)
 
 
-class Told:
-    """The message about a micro-batch says where its hidden states are, or has them, as text.
+class Shared:
+    """Memory that two processes share: CUDA IPC, or shared memory of a CPU.
 
-    `pack` makes bytes of what a stage gives, and `unpack` makes it of those.
+    The message about a micro-batch says where its hidden states are. Torch counts the references of
+    both sides and frees the memory after the last.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        pack: Callable[[Tensor], bytes | memoryview],
-        unpack: Callable[[bytes], Tensor],
-    ) -> None:
+    def __init__(self, place: Place, device: torch.device) -> None:
+        tempfile.tempdir = place.folder  # where CPU tensors are handed over, and the driver cleans
         self._device = device
-        self._pack, self._unpack = pack, unpack
         self._here: deque[Tensor] = deque()
 
     def expect(self, num_tokens: int) -> None:
         """Nothing to do: the key says all."""
 
     def fetch(self, key: str) -> None:
-        self._here.append(self._unpack(b64decode(key)).to(self._device))
+        # NOTE: a pickle, as in multiprocessing itself: from a sibling, over a private socket.
+        self._here.append(pickle.loads(b64decode(key)).to(self._device))
 
     def take(self) -> Tensor:
         return self._here.popleft()
 
     def give(self, hidden: Tensor) -> str:
-        return b64encode(self._pack(hidden)).decode()
-
-
-def shared(place: Place, device: torch.device) -> Told:
-    """Return what hands on memory that two processes share: CUDA IPC, or shared memory of a CPU.
-
-    Torch counts the references of both sides and frees the memory after the last.
-    """
-    tempfile.tempdir = place.folder  # where CPU tensors are handed over, and the driver cleans
-    # NOTE: a pickle, as in multiprocessing itself: from a sibling, over a private socket.
-    return Told(device, ForkingPickler.dumps, pickle.loads)
-
-
-def told(like: Tensor, hidden_size: int) -> Told:
-    """Return what has the hidden states themselves in the message; so they cross to any host."""
-
-    def pack(hidden: Tensor) -> bytes:
-        data: bytes = hidden.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-        return data
-
-    def unpack(data: bytes) -> Tensor:
-        return torch.frombuffer(bytearray(data), dtype=like.dtype).view(-1, hidden_size)
-
-    return Told(like.device, pack, unpack)
+        return b64encode(ForkingPickler.dumps(hidden)).decode()
 
 
 class Handed:

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.wire import Piece
+from evenflow.runtime.wire import Piece
 
 Draws = Sequence[int] | NDArray[np.int64]
-"""Whole numbers, as `runtime.torch.sample.drawn_by` gives them."""
+"""Whole numbers, as `evenflow.runtime.torch.sample.drawn_by` gives them."""
 
 
 class ChunkInputs(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.torch.inputs import BatchInputs, ChunkInputs, DecodeInputs
+from evenflow.runtime.torch.inputs import BatchInputs, ChunkInputs, DecodeInputs
 
 Mark = Callable[[str], None]
 """Is told the name of each operator when it has been issued; a profiler's stopwatch is one."""

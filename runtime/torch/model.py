@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
-from evenflow.specs.model import ModelSpec
-from runtime.torch.inputs import BatchInputs, Draws, batch_inputs
-from runtime.torch.layers import (
+from evenflow.runtime.torch.inputs import BatchInputs, Draws, batch_inputs
+from evenflow.runtime.torch.layers import (
     Experts,
     GatedMlp,
     HeadAttention,
@@ -31,7 +30,8 @@ from runtime.torch.layers import (
     Pass,
     unmarked,
 )
-from runtime.wire import Piece
+from evenflow.runtime.wire import Piece
+from evenflow.specs.model import ModelSpec
 
 Part = tuple[slice, ...]
 """The rows, and perhaps columns, of a weight that a rank holds."""

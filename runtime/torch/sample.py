@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.wire import Draw
+from evenflow.runtime.wire import Draw
 
 LEAST_TEMPERATURE = 1e-5
 """Below it, as in vLLM, tokens are greedy: logits divided by less would not be finite."""

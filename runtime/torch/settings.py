@@ -13,12 +13,12 @@ from multiprocessing import get_context
 from typing import Any
 
 from evenflow.errors import UsageError
+from evenflow.runtime.torch import StageSettings
+from evenflow.runtime.worker import Place, Worker
 from evenflow.specs.deployment import require_shareable
 from evenflow.specs.gpu import GIB
 from evenflow.specs.model import ModelSpec
 from evenflow.specs.precision import DTYPE_BYTES
-from runtime.torch import StageSettings
-from runtime.worker import Place, Worker
 
 ONE_GPU = "gloo, ipc or one_process"
 """The transports of several stages on one GPU."""
@@ -31,7 +31,7 @@ class TorchSettings(StageSettings):
 
     def make(self, place: Place) -> Worker:
         """Load the weights, reserve the KV pages, meet the other stages within `limit_s`."""
-        from runtime.torch.worker import make_worker
+        from evenflow.runtime.torch.worker import make_worker
 
         return make_worker(place, self)
 

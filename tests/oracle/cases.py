@@ -16,8 +16,8 @@ from evenflow.costs import estimates
 from evenflow.engines.loop import EngineLoop
 from evenflow.results.run import RunResult
 from evenflow.schedulers import create
+from evenflow.sim import World, simulate
 from evenflow.types import Request
-from sim import World, simulate
 from tests.oracle.plain import ContextCost, Plain, Setting
 from tests.oracle.plain_gllm import GllmSetting, PlainGllm, PlainStatic
 from tests.oracle.plain_replicas import PlainEngines

@@ -16,8 +16,8 @@ from evenflow.costs import AffineCost
 from evenflow.results.bubbles import attribute
 from evenflow.results.run import RunResult
 from evenflow.runtimes import Holds
+from evenflow.sim import Link, RuntimeOverheads, World, runtimes, simulate
 from evenflow.types import Request
-from sim import Link, RuntimeOverheads, World, runtimes, simulate
 from tests.oracle.cases import close
 from tests.oracle.plain import ContextCost
 from tests.worlds import assert_same, small_world

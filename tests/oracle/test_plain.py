@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from evenflow.core.routing import Router
 from evenflow.costs.modifiers import SwapCost
 from evenflow.engines.swap import SwapCache
+from evenflow.sim import simulate, simulate_replicas
 from evenflow.types import Prefix, Request
-from sim import simulate, simulate_replicas
 from tests.oracle.cases import (
     ANY_TIME_S,
     assert_agree,

@@ -13,8 +13,8 @@ import pytest
 
 from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.run import RunResult
+from evenflow.sim import simulate
 from evenflow.types import Request
-from sim import simulate
 from tests.oracle.cases import (
     ANY_TIME_S,
     INSTANTS_S,

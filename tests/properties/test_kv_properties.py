@@ -15,9 +15,9 @@ from evenflow.core.kv import Holder, KvCache, PrefixCache
 from evenflow.core.world import World
 from evenflow.engines.rules import EngineRules
 from evenflow.engines.swap import SwapCache
+from evenflow.sim.driver import Driver
+from evenflow.sim.tandem import Tandem
 from evenflow.types import MicroBatch, Prefix, Request
-from sim.driver import Driver
-from sim.tandem import Tandem
 from tests.worlds import AuditedBatcher, check_integrity, worlds
 
 PAGE = 4

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces import (
+from evenflow.traces import (
     SAMPLE_NAMES,
     Arrivals,
     Closed,

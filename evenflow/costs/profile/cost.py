@@ -41,6 +41,7 @@ from evenflow.errors import UsageError
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.specs.model import ModelSpec, parameters
 from evenflow.specs.precision import DTYPE_BYTES
+from evenflow.sums import plain_sum
 
 ENDS = ("embedding", "head", "sample")
 HOST = ("cpu_message", "cpu_schedule", "cpu_prepare", "cpu_sample", "cpu_detokenise")
@@ -134,7 +135,7 @@ def host_of(profile: Profile) -> RuntimeOverheads:
     same of a micro-batch of one prompt alone, the time for a prompt is told apart.
     """
     lines = [_line(points) for name in HOST if (points := profile.of(name))]
-    schedule_s, per_row_s = (sum(each) for each in zip((0.0, 0.0), *lines, strict=True))
+    schedule_s, per_row_s = (plain_sum(each) for each in zip((0.0, 0.0), *lines, strict=True))
     prompts = profile.of("cpu_prompt")
     if not prompts:
         return RuntimeOverheads(schedule_s, per_row_s=per_row_s)
@@ -359,7 +360,9 @@ class Parts:
         whole = self._curve("layer")
         prefill = self.attention(attentions(self.model)[0])
         rest = [
-            whole(tokens) - sum(part(tokens).seconds for part in parts) - prefill(tokens, 0)[0]
+            whole(tokens)
+            - plain_sum(part(tokens).seconds for part in parts)
+            - prefill(tokens, 0)[0]
             for tokens in whole.sizes
         ]
         difference, last = Curve(whole.sizes, rest), whole.sizes[-1]

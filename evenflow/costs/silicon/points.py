@@ -31,6 +31,7 @@ from evenflow.costs.tables import Curve, Surface
 from evenflow.specs.gpu import GpuSpec
 from evenflow.specs.model import Split
 from evenflow.specs.precision import FORMATS
+from evenflow.sums import plain_sum
 
 Key = TypeVar("Key", int, tuple[int, int])
 
@@ -354,7 +355,7 @@ def expert_times(
 
 
 def _far(one: tuple[int, int], other: tuple[int, int]) -> float:
-    return sum(abs(math.log(a / b)) for a, b in zip(one, other, strict=True))
+    return plain_sum(abs(math.log(a / b)) for a, b in zip(one, other, strict=True))
 
 
 def bits_of(name: str) -> float:
@@ -437,7 +438,7 @@ def _less_products(heads: int, product: Callable[[int, int], ByTokens]) -> ByTok
         (heads * VALUE, HIDDEN),
     )
     parts = [product(*shape) for shape in shapes]
-    return lambda tokens: -sum(part(tokens) for part in parts)
+    return lambda tokens: -plain_sum(part(tokens) for part in parts)
 
 
 def uncut(times: Mapping[int, float]) -> dict[int, float]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from evenflow.errors import UsageError, instead_of
+from evenflow.sums import plain_sum
 
 PACKAGE = "aiconfigurator_core"
 DTYPE = "bfloat16"
@@ -454,7 +455,7 @@ def latent_products(path: Path, quantization: str) -> dict[int, dict[int, float]
             by_tokens = times.setdefault(heads, {})
             by_tokens.setdefault(tokens, {}).setdefault(name, latency_ms / 1000)
     return {
-        heads: {tokens: sum(both.values()) for tokens, both in by_tokens.items()}
+        heads: {tokens: plain_sum(both.values()) for tokens, both in by_tokens.items()}
         for heads, by_tokens in times.items()
     }
 
@@ -511,7 +512,9 @@ def read_experts(
         raise UsageError(f"costs: silicon has no experts{which} of {framework} for {base.name}")
 
     def unlike(key: tuple[str, ExpertShape]) -> tuple[bool, float, int]:
-        far = sum(abs(math.log(one / other)) for one, other in zip(key[1], shape, strict=True))
+        far = plain_sum(
+            abs(math.log(one / other)) for one, other in zip(key[1], shape, strict=True)
+        )
         return key[0] == DTYPE != formats[0], far, formats.index(key[0])
 
     dtype, nearest = min(measured, key=unlike)

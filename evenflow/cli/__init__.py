@@ -1,0 +1,57 @@
+"""The command `evenflow`: how its process starts and ends; the commands are in `app`.
+
+What a process starts with is settled here, before any module that would take it otherwise.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+ON_HARDWARE = {"profile", "recover", "run", "serve", "validate"}
+"""Commands that serve or measure with this machine as it is."""
+
+LIGHT = {"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
+"""For all others: no pool of threads for products of matrices, which are small, no plugins."""
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """End as Ctrl-C does; in the middle of an import, which may swallow that, when it is through.
+
+    So do modules that Cython made, like NumPy's: what is raised as they are made is cleared.
+    """
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    if frame is None:
+        raise KeyboardInterrupt
+    again = threading.Timer(0.05, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
+
+
+def main() -> None:
+    """Run the command; SIGTERM, as of a time limit, ends it as Ctrl-C does.
+
+    Of thirty commands, each of which takes a millisecond to make, only the one that is named is
+    made. Nearly all that a command makes lives until it ends, so garbage is looked for less often,
+    and not once more by the interpreter when it leaves.
+    """
+    signal.signal(signal.SIGTERM, _stop)
+    gc.set_threshold(100_000)
+    command = sys.argv[1:2]
+    if not ON_HARDWARE.intersection(command):
+        for name, value in LIGHT.items():
+            os.environ.setdefault(name, value)
+    from evenflow.cli.app import app
+
+    named = [each for each in app.registered_commands if each.name in command]
+    if named:
+        app.registered_commands, app.registered_groups = named, []
+    try:
+        app()
+    finally:
+        gc.freeze()

@@ -1,0 +1,207 @@
+"""The commands that run nothing: what there is, a run file's keys, and what a trace is like."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evenflow.errors import UsageError
+from evenflow.report.echo import echo
+
+TEMPLATE = Path(__file__).parent.parent / "config" / "template.yaml"
+
+traces_app = typer.Typer(help="Look at, fit or convert a request trace.", no_args_is_help=True)
+TraceFile = Annotated[str, typer.Argument(metavar="FILE", help="A trace, or a sample's name.")]
+Format = Annotated[str | None, typer.Option("--format", help="The format; default: detected.")]
+Tokenizer = Annotated[
+    Path | None, typer.Option("--tokenizer", help="A tokenizer.json, for traces of text.")
+]
+
+
+def schedulers_command() -> None:
+    """List the policies with their parameters; `evenflow systems` those of the papers."""
+    from evenflow.config.pools import catalogue
+    from evenflow.report.tables import print_table
+
+    rows = [
+        (
+            entry.name,
+            "\n".join(f"{name}: {default}" for name, default in entry.parameters),
+            f"{entry.summary}\n{entry.source}",
+        )
+        for entry in catalogue()
+    ]
+    print_table(("name", "parameters: defaults", "what it does, and its source"), rows)
+    echo("Your own: a class with schedule(view) -> Plan, named as FILE.py:Class.")
+
+
+def models_command() -> None:
+    """List the models that a run may name; any other is a path to its config.json."""
+    from evenflow.report.tables import print_numbers
+    from evenflow.specs.model import models
+
+    rows = [
+        (
+            name,
+            f"{spec.num_parameters / 1e9:.1f}",
+            str(spec.num_layers),
+            f"{spec.kv_bytes_per_token() / 1024:g}",
+            str(spec.max_position_embeddings),
+        )
+        for name, spec in models().items()
+    ]
+    print_numbers(("model", "1e9 parameters", "layers", "KV KiB/token", "most tokens"), rows)
+
+
+def gpus_command() -> None:
+    """List the GPUs that a run may name, and the link and the all-reduce of each one's host."""
+    from evenflow.config.links import HOSTS, Wires, link_words
+    from evenflow.report.tables import print_numbers
+    from evenflow.specs.gpu import gpus
+
+    rows = []
+    for spec in gpus():
+        host = HOSTS.get(spec.name, Wires())
+        link = "-" if host.link is None else link_words(host.link)
+        adds = link if host.all_reduce is None else link_words(host.all_reduce)
+        numbers = (spec.fp16_tflops, spec.memory_bandwidth_gb_s, spec.memory_gb)
+        rows.append((spec.name, *(f"{number:g}" for number in numbers), link, adds))
+    print_numbers(("gpu", "fp16 TFLOPS", "GB/s", "GiB", "link", "all-reduce"), rows)
+
+
+def links_command() -> None:
+    """List the links that a run may name: one direction, 1e9 bytes a second."""
+    from evenflow.report.tables import print_numbers
+    from evenflow.specs.gpu import links
+
+    rows = [
+        (spec.name, f"{spec.bandwidth_gb_s:g}", f"{spec.latency_us:g}", spec.source)
+        for spec in links()
+    ]
+    print_numbers(("link", "GB/s", "us", "from"), rows)
+
+
+def systems_command() -> None:
+    """List the published systems, for `compare --systems`: keys laid over a run."""
+    from evenflow.config.systems import systems
+    from evenflow.report.tables import print_table
+
+    rows = [(each.name, each.keys, f"{each.title}: {each.source}") for each in systems()]
+    print_table(("name", "keys of RUN.yaml", "system: source"), rows)
+
+
+def metrics_command() -> None:
+    """List the numbers of a run's summary that tables show; all may stand in `--slo`."""
+    from evenflow.report.tables import print_table
+    from evenflow.report.words import metrics
+
+    best = {"high": "more", "low": "less", "": "-"}
+    rows = [
+        (each.key, f"{each.words}: {each.meaning}".rstrip(": "), best[each.best])
+        for each in metrics()
+    ]
+    print_table(("key", "what it is", "better"), rows)
+    echo("Of ttft, tpot, itl, e2el and queue also median, std and any percentile: p97.5_itl_ms.")
+
+
+def init_command(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write.")] = Path(
+        "RUN.yaml"
+    ),
+) -> None:
+    """Write a run file with every key that most runs need, explained; never over another file."""
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(TEMPLATE.read_text(encoding="utf-8"))
+    except FileExistsError:
+        raise UsageError(f"{path}: is there already; name another file") from None
+    echo(f"{path}: evenflow simulate {path}")
+
+
+class File(StrEnum):
+    """Which file's keys."""
+
+    run = "run"
+    sweep = "sweep"
+
+
+def schema_command(
+    file: Annotated[File, typer.Argument(help="run, or sweep.")] = File.run,
+    *,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Both files' keys in tables: docs/reference.md.")
+    ] = False,
+) -> None:
+    """Print the JSON schema of a RUN.yaml or SWEEP.yaml, by which editors complete its keys."""
+    from evenflow.config.run import RunConfig
+    from evenflow.config.schema import reference, schema
+    from evenflow.study.sweep_file import SweepConfig
+
+    schemas = {"RUN.yaml": schema(RunConfig), "SWEEP.yaml": schema(SweepConfig)}
+    chosen = schemas[f"{file.upper()}.yaml"]
+    echo(reference(schemas).rstrip() if markdown else json.dumps(chosen, indent=1))
+
+
+@traces_app.command("info")
+def info_command(file: TraceFile, format_: Format = None, tokenizer: Tokenizer = None) -> None:
+    """Print what a trace is like, as JSON."""
+    from evenflow.traces import load_trace
+    from evenflow.traces.describe import info
+
+    _print_json(info(load_trace(file, format=format_, tokenizer=tokenizer)))
+
+
+@traces_app.command("fit")
+def fit_command(file: TraceFile, format_: Format = None, tokenizer: Tokenizer = None) -> None:
+    """Print quantiles and the best distributions of lengths and gaps, as JSON."""
+    from evenflow.traces import load_trace
+    from evenflow.traces.describe import fit
+
+    _print_json(fit(load_trace(file, format=format_, tokenizer=tokenizer)))
+
+
+@traces_app.command("convert")
+def convert_command(
+    file: TraceFile,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The csv to write.")],
+    to: Annotated[str, typer.Option("--to", help="The format to write.")] = "vidur",
+    format_: Format = None,
+    tokenizer: Tokenizer = None,
+) -> None:
+    """Write a trace in another format."""
+    from evenflow.traces import load_trace
+    from evenflow.traces.describe import convert
+
+    trace = load_trace(file, format=format_, tokenizer=tokenizer)
+    echo(convert(trace, out, to))
+    for reason, count in trace.dropped.items():
+        echo(f"dropped: {count} rows: {reason}", err=True)
+
+
+@traces_app.command("predict")
+def predict_command(
+    file: TraceFile,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="MODEL", help="Store the predictor here (JSON).")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Shuffles the rows.")] = 0,
+    format_: Format = None,
+    tokenizer: Tokenizer = None,
+) -> None:
+    """Train a predictor of output lengths on a trace; print how good it is, as JSON."""
+    from evenflow.traces import load_trace
+    from evenflow.traces.predict import save_classifier, train
+
+    trace = load_trace(file, format=format_, tokenizer=tokenizer, keep_text=True, seed=seed)
+    classifier, report = train(trace, seed)
+    if out is not None:
+        save_classifier(classifier, out)
+    _print_json(report)
+
+
+def _print_json(data: object) -> None:
+    echo(json.dumps(data, indent=2))

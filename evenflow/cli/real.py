@@ -1,0 +1,198 @@
+"""The commands of the real runtime, `run`, `serve` and `replay`: they parse and print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenflow.cli.options import Engine, Force, Out, RunFile, Set
+from evenflow.errors import UsageError
+from evenflow.report.echo import echo
+
+if TYPE_CHECKING:
+    from evenflow.results.outcome import Outcome
+    from evenflow.runtime import Served
+
+
+def run_command(
+    run: RunFile,
+    set_: Set = None,
+    out: Out = None,
+    *,
+    engine: Engine = None,
+    force: Force = False,
+) -> None:
+    """Serve one configuration in real time, a process a stage, and write what happened."""
+    from evenflow.cli.terminal import progress
+    from evenflow.config.files import inputs_of
+    from evenflow.report.folder import staged
+    from evenflow.runtime.real import job_of, serve_into
+
+    job = job_of(run, set_ or (), engine=engine, say=partial(echo, err=True))
+    folder = out or Path("out") / f"{run.stem}-run"
+    total = len(job.workload.requests)
+    _say_killed(folder)
+    reads = inputs_of(job.config, run)
+    with (
+        staged(folder, force=force, reads=reads) as scratch,
+        progress([f"{job.label}, {job.config.workers.kind}"], total) as show,
+    ):
+        served, outcome, lost = serve_into(scratch, job, run.name, show.done)
+    _tell(outcome, folder)
+    done = f"{total - served.unfinished} of {total} requests are done and saved"
+    _end(served, done, lost)
+
+
+def serve_command(
+    run: RunFile,
+    set_: Set = None,
+    *,
+    host: Annotated[str, typer.Option("--host", help="Where to listen.")] = "127.0.0.1",
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-host", help="A name by which clients call it; repeatable."),
+    ] = None,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="0: one that is free.")
+    ] = 8000,
+    max_queue: Annotated[
+        int | None,
+        typer.Option("--max-queue", min=1, help="How many requests may wait for a first token."),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option("--tokenizer", help="A tokenizer.json; default: the model folder's."),
+    ] = None,
+    engine: Engine = None,
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Serve OpenAI's completions until Ctrl-C; then write what happened, as `run` does."""
+    from evenflow.report.folder import staged
+    from evenflow.runtime.real import job_of, live_server, serve_into
+
+    say = partial(echo, err=True)
+    job = job_of(run, set_ or (), clients=True, engine=engine, say=say)
+    from evenflow.runtime.http.live import listening  # only now is it certain that there is ZeroMQ
+
+    folder = out or Path("out") / f"{run.stem}-serve"
+    _say_killed(folder)
+    with listening(host, port) as bound, staged(folder, force=force, reads=[run]) as scratch:
+        live = live_server(
+            job.config,
+            job.beside,
+            bound,
+            tokenizer=tokenizer,
+            max_queue=max_queue,
+            allowed_hosts=[host, *(allowed_host or ())],
+        )
+        words = job.config.workers.words
+        live.on_open = lambda: echo(f"serving {live.serving.model} on {live.url}/v1: {words}")
+        try:
+            served, outcome, lost = serve_into(scratch, job, run.name, live=live)
+        finally:
+            live.close()
+    _tell(outcome, folder)
+    status = outcome.result.status
+    _end(served, f"{status.count('completed')} of {len(status)} requests are done", lost)
+
+
+def recover_command(
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="The --out of a run or a server that was killed."),
+    ],
+) -> None:
+    """Make the results of what a killed run had served; exit 1 if something does not fit."""
+    from evenflow.report.folder import unfinished_runs
+    from evenflow.runtime.records import recover
+
+    runs = unfinished_runs(path)
+    if not runs:
+        raise UsageError(f"{path}: holds no records of a run that was killed")
+    status = 0
+    for run in runs:
+        folder, outcome, facts, lost = recover(run)
+        _tell(outcome, folder)
+        echo(f"{facts['failure']}; {facts['unfinished']} requests had not ended", err=True)
+        for line in lost:
+            echo(line, err=True)
+        status = status or bool(lost)
+    if status:
+        raise typer.Exit(status)
+
+
+def _say_killed(folder: Path) -> None:
+    """Say that killed runs in a folder can still be recovered."""
+    from evenflow.report.folder import killed_runs
+
+    for run in killed_runs(folder):
+        echo(f"{run}: what a killed run had served; evenflow recover {folder}", err=True)
+
+
+def _tell(outcome: Outcome, folder: Path) -> None:
+    from evenflow.cli.terminal import print_left_out, print_outcomes
+
+    print_outcomes([outcome])
+    print_left_out(outcome.result.provenance)
+    echo(folder)
+
+
+def _end(served: Served, done: str, lost: Sequence[str]) -> None:
+    """Say why a run ended early, and what could not be written; exit with the status of that.
+
+    Before it, what makes the run unlike the costs that it is compared with.
+    """
+    from evenflow.runtime.real import notes_of
+
+    for line in notes_of(served.result.provenance):
+        echo(f"note: {line}", err=True)
+    if served.failure is not None:
+        echo(f"ended early: {served.failure}; {done}", err=True)
+    for line in lost:
+        echo(line, err=True)
+    if served.failure is not None or lost:
+        raise typer.Exit(130 if served.interrupted else 1)
+
+
+def replay_command(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH", help="What evenflow run wrote, or a journal of an engine, or a folder."
+        ),
+    ],
+    scheduler: Annotated[
+        str | None, typer.Option(help="The policy for an engine's journal, not the engine's own.")
+    ] = None,
+) -> None:
+    """Feed recorded inputs to a fresh scheduler; exit 1 if a decision differs."""
+    from evenflow.experiments import recordings
+
+    journals = recordings.of_engines(path)
+    if not journals:
+        difference, missing = recordings.replay_run(path, scheduler)
+        if difference is not None:
+            echo(f"different: {difference}")
+            raise typer.Exit(1)
+        echo("identical: every decision is as recorded")
+        if missing is not None:
+            echo(missing, err=True)
+        return
+    status = 0
+    for file, outcome in recordings.replay_engines(journals, scheduler):
+        if isinstance(outcome, UsageError):
+            echo(f"error: {outcome}", err=True)
+            status = status or 2
+        elif outcome.difference is not None:
+            echo(f"{file.name}: different: {outcome.difference}")
+            status = 1
+        else:
+            timed = f", {outcome.timed} requests to 1 ns" if outcome.timed else ""
+            echo(f"{file.name}: identical: {outcome.steps} steps{timed}")
+    if status:
+        raise typer.Exit(status)

@@ -1,0 +1,382 @@
+"""Turn a checked configuration into what a simulation needs: requests, and the world they meet.
+
+Here names become things: the model, the GPU, the links and the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from evenflow.config.costs import Hardware, MadeCosts
+from evenflow.config.files import make_importable
+from evenflow.config.run import RunConfig
+from evenflow.config.workload import Workload
+from evenflow.config.yaml_file import find
+from evenflow.core.decodes import ONE_TOKEN
+from evenflow.core.kv import KvCache
+from evenflow.core.rules import rules_of
+from evenflow.core.world import Link, World
+from evenflow.costs import StageCost, balanced_layers, estimates, prefill_work
+from evenflow.engines.lock_step import LockStep
+from evenflow.engines.loop import EngineLoop
+from evenflow.engines.swap import SwapCache
+from evenflow.errors import PolicyError, UsageError
+from evenflow.keys import MOST_MODEL_LEN
+from evenflow.runtimes import RuntimeOverheads
+from evenflow.schedulers import POOLED, create
+from evenflow.specs.deployment import Deployment, split_layers
+from evenflow.specs.gpu import gpu
+from evenflow.specs.model import ModelSpec, in_precision, model
+from evenflow.traces import with_own_prefixes
+from evenflow.types import Request, Scheduler
+from evenflow.user_code import user_code
+
+if TYPE_CHECKING:
+    from evenflow.engines.pools import PooledWorld
+
+__all__ = ["Built", "Workload", "build", "load_workload", "reads_text"]
+
+
+def load_workload(config: RunConfig, beside: Path, *, keep_text: bool = False) -> Workload:
+    """Load the trace and give its requests their arrival times.
+
+    A relative path is looked for in the current folder, then in `beside`, the configuration's.
+    `keep_text` keeps the prompts even where this configuration's scheduler reads none.
+    """
+    return config.workload.load(beside, keep_text=keep_text or reads_text(config))
+
+
+def reads_text(config: RunConfig) -> bool:
+    """Say whether the scheduler's predictor may read the prompts."""
+    predictor = config.scheduler.params.get("predictor")
+    return isinstance(predictor, dict) and predictor.get("kind") == "classifier"
+
+
+class Built(NamedTuple):
+    """A world ready to simulate, and what its costs and its pages follow from.
+
+    `pools` are the parts of a world of pools, each built as a run of its own.
+    """
+
+    world: World | PooledWorld
+    formula: dict[str, Any]
+    deployment: dict[str, Any]
+    costs: MadeCosts | None = None
+    pools: Mapping[str, Built] = MappingProxyType({})
+
+    @property
+    def host(self) -> RuntimeOverheads:
+        """The CPU time that the costs come with; nothing where none was measured."""
+        if self.costs is None:
+            return next(iter(self.pools.values())).host
+        return self.costs.host
+
+    @property
+    def cost_source(self) -> dict[str, Any]:
+        """Where the seconds come from; of tables also, how much of them no measurement surrounds.
+
+        That share is known after the run.
+        """
+        source = self.formula if self.costs is None else self.formula | self.costs.source()
+        parts = {name: built.cost_source for name, built in self.pools.items()}
+        return source | ({"pools": parts} if parts else {})
+
+
+MakeScheduler = Callable[..., Scheduler]
+"""A policy made from facts of the deployment (`evenflow.schedulers.FACTS`), given by name."""
+
+
+def build(
+    config: RunConfig,
+    requests: list[Request],
+    beside: Path,
+    texts: Sequence[str] | None = None,
+    make_scheduler: MakeScheduler | None = None,
+    *,
+    before: Sequence[list[Request]] = (),
+) -> Built:
+    """Return the world that a configuration describes; UsageError for what cannot be.
+
+    `texts` are the prompts of the requests, where there are any and a predictor may read them.
+    `make_scheduler` makes the policy in place of the one that the configuration names. `before` is
+    what the server was sent earlier. The policy is made once here, so that a mistake in its
+    parameters is found before the run.
+    """
+    make_importable([config.scheduler.name, dict(config.scheduler.params)], Path.cwd(), beside)
+    if config.scheduler.name in POOLED and make_scheduler is None:
+        if before:
+            raise UsageError(f"workload.after: not with {config.scheduler.name}; leave it out")
+        return _build_pools(config, requests, beside, texts)
+    return _build_world(config, requests, beside, texts, make_scheduler, before=before)
+
+
+def _build_pools(
+    config: RunConfig, requests: list[Request], beside: Path, texts: Sequence[str] | None
+) -> Built:
+    """Return the world of a system of pools, each built as a run of its own.
+
+    Where policies of several pools predict lengths, the last pool's predictions hold.
+    """
+    from evenflow.config.pools import runs_of_pools, system, transfer_link
+    from evenflow.engines.pools import PooledWorld
+
+    given = system(config.scheduler)
+    for key, plain in (("virtual_engines", False), ("replicas", None), ("data_parallel", 1)):
+        if getattr(config, key) != plain:
+            raise UsageError(
+                f"{key}: not with {config.scheduler.name}, whose pools are one engine each; leave "
+                "it out"
+            )
+    built = {}
+    for name, part in runs_of_pools(config, given).items():
+        try:
+            built[name] = _build_world(part, requests, beside, texts)
+        except UsageError as error:
+            raise UsageError(f"scheduler {config.scheduler.name}: {name} pool: {error}") from None
+        requests = list(built[name].world.requests)
+    worlds: dict[str, Any] = {
+        name: replace(pool.world, requests=(), concurrency=None) for name, pool in built.items()
+    }
+    link = transfer_link(config, given, model_of(config, beside))
+    world = PooledWorld(
+        requests=requests,
+        **worlds,
+        link=link,
+        watermark=given.watermark,
+        borrow_tokens=getattr(given.pools().get("mixed"), "borrow_tokens", 0),
+        concurrency=config.workload.concurrency,
+    )
+    facts = {name: pool.deployment for name, pool in built.items()}
+    deployment = {"pools": facts, "kv_bytes_per_token": link.bytes_per_token}
+    return Built(world, _formula(config), deployment, pools=built)
+
+
+def _build_world(
+    config: RunConfig,
+    requests: list[Request],
+    beside: Path,
+    texts: Sequence[str] | None,
+    make_scheduler: MakeScheduler | None = None,
+    *,
+    before: Sequence[list[Request]] = (),
+) -> Built:
+    """Return the world of pipelines with one policy."""
+    hardware = _hardware(config, beside)
+    made = config.costs.make(hardware).scaled(config.scale.costs)
+    costs, spec, speculative = made.cost, hardware.spec, config.speculative
+    groups = config.data_parallel
+    pages = config.kv.pages
+    if isinstance(pages, str):  # auto
+        pages = hardware.deployment.kv_pages()
+    most = pages * config.kv.page_tokens if spec is None else spec.max_position_embeddings
+    max_model_len = config.max_model_len or min(most, MOST_MODEL_LEN)
+    alike = made.on_ranks(costs, groups)
+    make = _scheduler_maker(config, alike, max_model_len, make_scheduler)
+    scheduler = make()
+    link, hop_links = _hops(config, made)
+    costs = made.on_ranks(config.kv.swapped(costs, hardware), groups)
+    if speculative is not None:
+        costs = speculative.drafted(costs, config.costs, hardware)
+    predicted = partial(_predicted, scheduler=scheduler, seed=config.workload.seed, beside=beside)
+    known = with_own_prefixes if config.kv.prefix_cache else list
+    engines = config.virtual_engines
+    engines = config.num_stages if engines is True else int(engines) or 1
+    world = World(
+        requests=known(predicted(requests, texts)),
+        make_scheduler=make,
+        costs=costs,
+        depth=config.num_stages,
+        total_pages=pages * groups,
+        max_model_len=max_model_len,
+        page_tokens=config.kv.page_tokens,
+        max_in_flight=_cap(config, scheduler),
+        virtual_engines=engines if groups == 1 else groups,
+        pipelined_chunks=config.pipelined_chunks,
+        overheads=config.overheads(made.host),
+        link=link,
+        hop_links=hop_links,
+        concurrency=config.workload.concurrency,
+        decoding=ONE_TOKEN if speculative is None else speculative.make(),
+        replicas=1 if config.replicas is None else config.replicas.count,
+        router="round_robin" if config.replicas is None else config.replicas.router,
+        prefix_cache=config.kv.prefix_cache,
+        kv=SwapCache if config.kv.swap else KvCache,
+        before=tuple(known(predicted(part, None)) for part in before),
+        **_loop(config, engines),
+    )
+    facts = _deployment_facts(world, hardware.placed)
+    if config.scheduler.params.get("token_budget") == "auto":
+        facts["token_budget"] = getattr(scheduler, "budget", None)
+    return Built(world, _formula(config), facts, made)
+
+
+def _loop(config: RunConfig, engines: int) -> dict[str, Any]:
+    """Return the fields of a world that say how its engines are asked."""
+    groups, waits = config.data_parallel, config.attention_dp_config
+    if config.dispatch == "engine_loop":
+        if groups > 1 or engines > 1:
+            key = "data_parallel" if groups > 1 else "virtual_engines"
+            raise UsageError(f"dispatch: engine_loop is the loop of one engine; {key}: 1")
+        return {"loop": EngineLoop}
+    if groups == 1:
+        return {"dispatch": config.dispatch}
+    options = {"wait": None if waits is None else waits.make()}
+    return {"dispatch": config.dispatch, "loop": LockStep, "loop_options": options}
+
+
+def _hops(config: RunConfig, made: MadeCosts) -> tuple[Link | None, tuple[Link, ...] | None]:
+    """Return the link between two stages, or each where they differ; a profile may know its own."""
+    token_bytes = made.cost.transfer_bytes(prefill_work(1))
+    if config.link is None and made.hop is not None:
+        latency_s, per_byte_s = made.hop
+        return Link(token_bytes * per_byte_s, latency_s), None
+    return config.wires.hops(config.num_stages, config.stage_gpus, token_bytes)
+
+
+def model_of(config: RunConfig, beside: Path) -> ModelSpec | None:
+    """Return the model in the precision that the configuration says; None without a model."""
+    if config.model is None:
+        return None
+    return in_precision(model(find(config.model, beside)), config.dtype, config.kv_dtype)
+
+
+def _hardware(config: RunConfig, beside: Path) -> Hardware:
+    """Return the model on the GPUs that the configuration names."""
+    spec = model_of(config, beside)
+    if config.gpu is not None:
+        gpu(config.gpu)  # refuses what is none, whether these costs need it or not
+    nodes = config.wires.nodes
+    return Hardware(
+        config.stages,
+        config.tensor_parallel,
+        spec,
+        None if spec is None else _deployment(config, spec, beside),
+        config.fabric,
+        nodes is not None and config.stage_gpus > nodes.gpus,
+        lambda path: find(path, beside),
+    )
+
+
+def _deployment(config: RunConfig, spec: ModelSpec, beside: Path) -> Deployment | None:
+    """Return the model on its GPUs; None without a GPU."""
+    if config.gpu is None:
+        split_layers(spec.num_layers, config.stages)
+        return None
+
+    def draft_of(name: str) -> ModelSpec:
+        return spec.mtp() if name == "mtp" else model(find(name, beside))
+
+    draft = None if config.speculative is None else config.speculative.draft_model
+    return Deployment(
+        spec,
+        gpu(config.gpu),
+        _layers(config, spec, config.gpu),
+        config.tensor_parallel,
+        memory_utilization=config.kv.memory_utilization,
+        page_tokens=config.kv.page_tokens,
+        expert_parallel=config.expert_parallel,
+        data_parallel=config.data_parallel,
+        draft=None if draft is None else draft_of(draft),
+        verified_tokens=1 if config.speculative is None else config.speculative.k + 1,
+    )
+
+
+def _layers(config: RunConfig, spec: ModelSpec, gpu_keys: str | dict[str, Any]) -> tuple[int, ...]:
+    if config.split == "even":
+        return split_layers(spec.num_layers, config.stages)
+    if not isinstance(config.stages, int):
+        raise UsageError(
+            f"split: balanced: stages lists the layers already, {config.stages}; give their number"
+        )
+    ranks, fabric = config.tensor_parallel, config.fabric()
+    return balanced_layers(spec, gpu(gpu_keys), config.stages, tensor_parallel=ranks, fabric=fabric)
+
+
+def _scheduler_maker(
+    config: RunConfig,
+    costs: StageCost,
+    max_model_len: int,
+    make_scheduler: MakeScheduler | None,
+) -> Callable[[], Scheduler]:
+    name, params = config.scheduler.name, config.scheduler.params
+    make_scheduler = make_scheduler or partial(create, name, params)
+    facts = {
+        "max_model_len": max_model_len,
+        "depth": config.num_stages,
+        "page_tokens": config.kv.page_tokens,
+        **estimates(costs),
+    }
+
+    def make() -> Scheduler:
+        raised = f"scheduler {name}: its constructor raised"
+        with user_code(name, lambda words: PolicyError(f"{raised} {words}")):
+            return make_scheduler(**facts)
+
+    return make
+
+
+def _predicted(
+    requests: list[Request],
+    texts: Sequence[str] | None,
+    scheduler: Scheduler,
+    seed: int,
+    beside: Path,
+) -> list[Request]:
+    """Return the requests with the output lengths that the policy's predictor foretells."""
+    spec = rules_of(scheduler).predictor
+    if spec is None or not requests:
+        return requests
+    from evenflow.traces.predict import make_predictor, with_predictions
+
+    if isinstance(spec, Mapping):
+        spec = dict(spec)
+        if spec.get("kind") == "noisy":
+            spec.setdefault("seed", seed)
+        if isinstance(spec.get("path"), str):
+            spec["path"] = find(spec["path"], beside)
+    texts = None if texts is None else texts[: len(requests)]
+    return with_predictions(requests, make_predictor(spec), texts)
+
+
+def _cap(config: RunConfig, scheduler: Scheduler) -> int | None:
+    given = config.max_in_flight
+    if given is None:
+        return rules_of(scheduler).cap(config.num_stages)
+    return None if given == "unlimited" else given
+
+
+UNTOLD = ("fp8_tflops", "fp4_tflops", "p95_error")
+"""What of a GPU the seconds of 16-bit models do not follow from."""
+
+
+def _formula(config: RunConfig) -> dict[str, Any]:
+    """Say which formula the seconds come from, which is measured on no device of ours."""
+    source: dict[str, Any] = {"kind": config.costs.kind}
+    if config.costs.kind == "roofline" and config.gpu is not None:
+        facts = asdict(gpu(config.gpu))
+        source["gpu"] = {key: facts[key] for key in facts if key not in UNTOLD}
+    return source | {"device": None, "driver": None, "torch": None}
+
+
+def _deployment_facts(world: World, deployment: Deployment | None) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "stages": world.depth,
+        "kv_pages": world.total_pages,
+        "page_tokens": world.page_tokens,
+        "max_model_len": world.max_model_len,
+    }
+    if deployment is None:
+        return facts
+    stages = range(deployment.depth)
+    return facts | {
+        "layers_per_stage": list(deployment.layers_per_stage),
+        "weight_bytes_per_gpu": list(map(deployment.weight_bytes, stages)),
+        "activation_bytes_per_gpu": list(map(deployment.activation_bytes, stages)),
+        "kv_bytes_per_token": list(map(deployment.kv_bytes_per_token, stages)),
+        **({"precision": precision} if (precision := deployment.precision()) else {}),
+    }

@@ -1,0 +1,106 @@
+"""The files that a run names: those that it reads, and those of policies that it imports.
+
+A policy named as `module:Class` or `FILE.py:Class` is looked for beside the run's file. A RUN.yaml
+that names one is code; any other is data, and nothing beside it is ever imported.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+from evenflow.config.run import RunConfig
+from evenflow.config.yaml_file import find
+from evenflow.errors import UsageError
+from evenflow.user_code import user_code
+
+
+def inputs_of(config: RunConfig, run: Path) -> list[Path]:
+    """Return the files that a run reads: its own, and those that its configuration names."""
+    return [run, *files_of(config.resolved(), run.parent)]
+
+
+def files_of(config: object, beside: Path) -> Iterator[Path]:
+    """Yield the files that plain data names: a trace, a profile, a model, a user's policy."""
+    for text in _texts(config):
+        path = Path(find(text, beside))
+        if path.is_dir():
+            path /= "config.json"
+        if path.is_file():
+            yield path
+        elif ":" in text and (module := _module_file(text.partition(":")[0], beside)):
+            yield module
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(inner)
+
+
+def _module_file(name: str, beside: Path) -> Path | None:
+    if name.endswith(".py"):
+        path = Path(find(name, beside))
+        return path if path.is_file() else None
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin else None
+
+
+def make_importable(config: object, *folders: Path) -> None:
+    """Let a policy that `config` (plain data) names be imported from these folders, in order.
+
+    They are looked at after everything that is installed, and not at all where no policy is named
+    so. Worker processes do not inherit it.
+    """
+    code = filter(re.compile(r"[A-Za-z_]\w*:[A-Za-z_]").search, _texts(config))
+    names = {text.rpartition(":")[0] for text in code}
+    for name in sorted(name for name in names if name.endswith(".py")):
+        _load(name, [folder / name for folder in folders])
+    if names:
+        present = {finder.folder for finder in sys.meta_path if isinstance(finder, _PolicyFolder)}
+        paths = dict.fromkeys(str(folder.resolve()) for folder in folders)
+        sys.meta_path.extend(_PolicyFolder(path) for path in paths if path not in present)
+
+
+def _load(name: str, places: Sequence[Path]) -> None:
+    """Make the first of some files the module of a name; UsageError where none is there."""
+    path = next((path.resolve() for path in places if path.is_file()), None)
+    if path is None:
+        raise UsageError(f"scheduler {name}: no such file")
+    if name in sys.modules and sys.modules[name].__file__ == str(path):
+        return
+    spec = spec_from_file_location(name, path)
+    assert spec is not None  # of a file whose name ends in .py
+    assert spec.loader is not None
+    sys.modules[name] = module = module_from_spec(spec)
+    cannot = f"scheduler {name}: cannot import it"
+    try:
+        with user_code(name, lambda words: UsageError(f"{cannot} ({words})")):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _PolicyFolder(MetaPathFinder):
+    """Finds modules in one folder, as the last finder of all."""
+
+    folder: str
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, [self.folder], target) if path is None else None

@@ -1,0 +1,489 @@
+"""RUN.yaml: its keys, their types, limits and defaults; reading it, and changing some of its keys.
+
+It knows no model, policy or trace by name: whoever builds the run looks those up.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from evenflow.config import yaml_file
+from evenflow.config.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
+from evenflow.config.links import (
+    HOSTS,
+    NameOrLink,
+    NodesConfig,
+    Wires,
+    link_words,
+)
+from evenflow.config.workers import EmulatedWorkers, Workers
+from evenflow.config.workload import WorkloadConfig
+from evenflow.core.routing import Router
+from evenflow.costs import Fabric, StageCost, SwapCost
+from evenflow.engines.lock_step import PromptWait
+from evenflow.errors import MOST, is_count
+from evenflow.keys import (
+    MOST_MODEL_LEN,
+    MOST_PIPES,
+    Count,
+    Keys,
+    NameOr,
+    NonNegative,
+    Pipes,
+    Positive,
+    Share,
+    expect,
+    needed,
+    short_form,
+)
+from evenflow.results.metrics import Limit
+from evenflow.runtimes import EngineName, Holds, RuntimeName, RuntimeOverheads, runtimes
+from evenflow.specs.gpu import gpu
+
+
+def _is_layers(value: object) -> bool:
+    return isinstance(value, list) and 0 < len(value) <= MOST_PIPES and all(map(is_count, value))
+
+
+class AttentionDpConfig(Keys):
+    """How prompts wait for those of the other groups, in the words of TensorRT-LLM's options."""
+
+    enable_balance: bool = False
+    """Whether they wait until all groups have one, so that fewer steps are as slow as a prompt."""
+    timeout_iters: Count = 50
+    """After so many steps they wait no longer."""
+    batching_wait_iters: Annotated[int, Field(ge=0)] = 10
+    """Steps that they wait for more of them once all groups have one."""
+
+    def make(self) -> PromptWait | None:
+        """Return the wait, if there is one."""
+        wait = PromptWait(self.timeout_iters, self.batching_wait_iters)
+        return wait if self.enable_balance else None
+
+
+class RuntimeConfig(Keys):
+    """CPU work around a micro-batch.
+
+    See `evenflow.runtimes.RuntimeOverheads`: what the host spends on a micro-batch and what that
+    holds up, what each stage spends on its inputs, and the front end that requests queue for.
+    """
+
+    schedule_s: NonNegative = 0.0
+    """Seconds that the policy takes for a micro-batch."""
+    prepare_s: NonNegative = 0.0
+    """Seconds that a stage takes to prepare the inputs of a micro-batch."""
+    prepare_share: NonNegative = 0.0
+    """The same as a share of the micro-batch's execution time, on top."""
+    overlapped: bool = False
+    """Whether a stage prepares its inputs while it computes the micro-batch before."""
+    per_row_s: NonNegative = 0.0
+    """Seconds for each row of a micro-batch: a decode, or a chunk of a prompt."""
+    per_new_request_s: NonNegative = 0.0
+    """Seconds for each prompt that ends in a micro-batch."""
+    per_prompt_token_s: NonNegative = 0.0
+    """Seconds for each prompt token of a micro-batch."""
+    per_prefill_s: NonNegative = 0.0
+    """Seconds for a micro-batch that has prompt tokens."""
+    holds: Holds = "engine"
+    """What the host's time holds up: `engine` the micro-batch itself, `stage0` also whatever stage
+    0 could compute meanwhile, `nothing` shows only where it outlasts the micro-batch before.
+    """
+    front_end_s: NonNegative = 0.0
+    """Seconds of the front end for a request; requests queue for it."""
+    front_end_latency_s: NonNegative = 0.0
+    """Seconds of the front end for a request that nobody queues for."""
+    tokenize_s: NonNegative = 0.0
+    """Seconds in which the front end makes a token of a prompt's text; requests queue for it."""
+    like: EngineName | None = None
+    """The engine that has the keys which are left out; null: they are as this table says."""
+
+    def make(self, num_stages: int) -> RuntimeOverheads:
+        if self.like is None:
+            return RuntimeOverheads(**self.model_dump(exclude={"like"}))
+        given = self.model_dump(exclude_unset=True, exclude={"like"})
+        return replace(runtimes()[self.like].on(num_stages), **given)
+
+
+class ScaleConfig(Keys):
+    """Factors on predicted seconds: what would it be if these were wrong?"""
+
+    costs: Positive = 1.0
+    """The ratio by which what a micro-batch takes on a stage is multiplied."""
+    host: Positive = 1.0
+    """The ratio by which the CPU time of `runtime` is multiplied."""
+
+
+class HostLinkConfig(Keys):
+    """The link of each GPU to its host."""
+
+    bandwidth_gb_s: Positive
+    """1e9 bytes a second, each way."""
+    latency_us: NonNegative = 0.0
+    """Microseconds for each request copied."""
+
+
+class KvConfig(Keys):
+    """Paged memory for keys and values."""
+
+    page_tokens: Count = 16
+    """Tokens of a page (vLLM's block size)."""
+    pages: Annotated[
+        int | Literal["auto"],
+        expect(
+            lambda v: v == "auto" or is_count(v),
+            f"auto or a whole number of at least 1 and at most {MOST}",
+        ),
+    ] = "auto"
+    """Pages of a pipeline's pool; auto: as many as fit beside the weights on the fullest stage."""
+    memory_utilization: Share = 0.9
+    """The share of each GPU's memory that weights, activations and pages may take."""
+    prefix_cache: bool = False
+    """Whether requests share the pages of common prefixes."""
+    swap: bool = False
+    """Whether preempted requests are copied to the host and back, instead of recomputed."""
+    host_link: HostLinkConfig | None = None
+    """The link that `swap` copies over."""
+
+    @model_validator(mode="after")
+    def _swap_over_a_link(self) -> Self:
+        if self.swap and self.host_link is None:
+            raise needed("kv.swap", '"kv.host_link"')
+        if self.host_link is not None and not self.swap:
+            raise needed("kv.host_link", '"kv.swap: true"')
+        return self
+
+    def swapped(self, costs: StageCost, hardware: Hardware) -> StageCost:
+        """Return the costs with those of copying pages to the host and back, if any are swapped."""
+        host = self.host_link
+        if host is None:
+            return costs
+        page_bytes = [self.page_tokens * size for size in hardware.kv_bytes_per_token()]
+        return SwapCost(costs, page_bytes, host.bandwidth_gb_s * 1e9, host.latency_us * 1e-6)
+
+
+class ReplicasConfig(Keys):
+    """Pipelines of one kind side by side, and a router in front of them."""
+
+    count: Pipes
+    """How many pipelines."""
+    router: Router = "round_robin"
+    """Which pipeline gets a request: each in turn, the one with the fewest requests that are not
+    done, or the one that was sent the longest part of its prefix.
+    """
+
+
+class SchedulerConfig(BaseModel):
+    """A policy's name, or `module:Class`, and its parameters, which the policy itself checks."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    name: Annotated[str, Field(min_length=1)]
+    params: dict[str, Any] = {}
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """The name and the parameters, as a RUN.yaml has them."""
+        return {"name": self.name, **self.params}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_params(cls, data: object) -> object:
+        if not isinstance(data, dict) or set(data) <= {"name", "params"}:
+            return data
+        return {
+            "params": {str(key): value for key, value in data.items() if key != "name"},
+            **({"name": data["name"]} if "name" in data else {}),
+        }
+
+
+Policy = Annotated[SchedulerConfig, short_form("name")]
+
+InMilliseconds = Annotated[
+    Limit,
+    expect(lambda v: v in get_args(Limit), f"{', '.join(get_args(Limit))}, in milliseconds"),
+]
+
+Dtype = Literal["bfloat16", "float16", "fp8", "fp8_block", "int8_wo", "int4_wo", "nvfp4", "mxfp4"]
+
+
+class RunConfig(Keys):
+    """One run: a deployment, a scheduler, a workload."""
+
+    model: Annotated[str, Field(min_length=1)] | None = None
+    """A name of `evenflow models`, or the path of a Hugging Face config.json."""
+    dtype: Dtype | None = None
+    """What the layers' matrices are in; null: as the model has them."""
+    kv_dtype: Literal["bfloat16", "float16", "fp8"] | None = None
+    """What keys and values are in; null: as the model has them."""
+    gpu: NameOr[str, dict[str, Any]] | None = None
+    """A name of `evenflow gpus`, or a mapping with what differs from one."""
+    stages: Annotated[
+        int | list[int],
+        expect(
+            lambda v: is_count(v, MOST_PIPES) or _is_layers(v),
+            f"a whole number of at least 1 and at most {MOST_PIPES}, or a list of layers per stage",
+        ),
+    ]
+    """Pipeline stages (pipeline_parallel_size), or a list of the layers of each."""
+    split: Literal["even", "balanced"] = "even"
+    """How layers are divided where `stages` is a number: evenly, or so that the stages take the
+    same time.
+    """
+    tensor_parallel: Count = 1
+    """GPUs of each stage (tensor_parallel_size)."""
+    data_parallel: Count = 1
+    """Groups of `tensor_parallel` GPUs of each stage (data_parallel_size), with requests of their
+    own; they step together, and a model's experts are over all of them.
+    """
+    attention_dp_config: AttentionDpConfig | None = None
+    """How prompts of one group of `data_parallel` wait for the others'; null: they do not."""
+    expert_parallel: bool = False
+    """Whether the GPUs of a stage divide a model's experts instead of splitting each."""
+    link: NameOrLink | None = None
+    """Between neighbouring stages: a name of `evenflow links`, or a mapping; null: that of the
+    GPU's host.
+    """
+    nodes: NodesConfig | None = None
+    """Machines, where GPUs are in several; null: one machine, or the GPU's host."""
+    costs: Costs = RooflineCosts(kind="roofline")
+    """How long a micro-batch takes on a stage."""
+    kv: KvConfig = KvConfig()
+    """The memory for keys and values."""
+    runtime: NameOr[RuntimeName, RuntimeConfig] = "ideal"
+    """CPU time around a micro-batch: that of a named engine, none (`ideal`), what the `cpu_*`
+    points of a profile say (`profile`, the default with `costs: profile`), or seconds of your own.
+    """
+    scale: ScaleConfig = ScaleConfig()
+    """Factors on predicted seconds."""
+    workers: Workers = EmulatedWorkers(kind="emulated")
+    """Who computes in `evenflow run` and `serve`; a simulation has no workers."""
+    dispatch: Literal["stage0", "eager", "engine_loop"] = "stage0"
+    """When the policy is asked for a micro-batch: when stage 0 can take one, whenever the cap
+    allows (`eager`), or in turns with waiting for one that is done (`engine_loop`).
+    """
+    max_in_flight: Annotated[
+        int | Literal["unlimited"] | None,
+        expect(
+            lambda v: v in (None, "unlimited") or is_count(v),
+            "null (the number of stages), unlimited, or a whole number of at least 1 and at most "
+            f"{MOST}",
+        ),
+    ] = None
+    """Micro-batches that may be under way at a time; null: the number of stages."""
+    virtual_engines: Annotated[
+        bool | int,
+        expect(
+            lambda v: isinstance(v, bool) or is_count(v, MOST_PIPES),
+            f"true, false, or a number of engines of at least 1 and at most {MOST_PIPES}",
+        ),
+    ] = False
+    """Policies of their own that share the pages evenly, one micro-batch in flight each (vLLM V0);
+    true: one a stage.
+    """
+    pipelined_chunks: bool | None = None
+    """Whether a prompt's next chunk may follow before the last one is done; null: what the policy
+    says.
+    """
+    max_model_len: Annotated[int, Field(ge=1, le=MOST_MODEL_LEN)] | None = None
+    """Most tokens of a request, prompt and output; null: the model's, or what the pages hold."""
+    goodput: dict[InMilliseconds, Positive] | None = None
+    """Limits in milliseconds that a request must keep to count in `request_goodput`: `{ttft: 2000,
+    tpot: 100}`.
+    """
+    speculative: SpeculativeConfig | None = None
+    """Speculative decoding; null: none."""
+    replicas: ReplicasConfig | None = None
+    """Several pipelines side by side; null: one."""
+    scheduler: Policy
+    """The policy and its parameters: a name of `evenflow schedulers`, or module:Class."""
+    workload: WorkloadConfig
+    """Which requests come, and when."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _cpu_time_as_measured(cls, data: Any) -> Any:
+        costs = data.get("costs") if isinstance(data, dict) else None
+        if isinstance(costs, dict) and costs.get("kind") == "profile":
+            return {"runtime": "profile", **data}
+        return data
+
+    @model_validator(mode="after")
+    def _what_needs_what(self) -> Self:
+        draft = None if self.speculative is None else self.speculative.draft_model
+        needs = (
+            (f"costs.kind: {self.costs.kind}", True, self.costs.NEEDS),
+            ("costs.fill", getattr(self.costs, "fill", None) is not None, ("gpu",)),
+            ("kv.pages: auto", self.kv.pages == "auto", ("model", "gpu")),
+            ("dtype", self.dtype is not None, ("model",)),
+            ("kv_dtype", self.kv_dtype is not None, ("model",)),
+            ("link", self.link is not None, ("model",)),
+            ("nodes", self.nodes is not None, ("model", "link")),
+            ("split: balanced", self.split == "balanced", ("model", "gpu")),
+            ("expert_parallel", self.expert_parallel, ("model", "gpu")),
+            ("data_parallel", self.data_parallel > 1, ("model", "gpu")),
+            ("speculative.draft_model", draft is not None, ("model", "gpu")),
+            ("kv.swap", self.kv.swap, ("model",)),
+            (f"workers.kind: {self.workers.kind}", self.workers.kind != "emulated", ("model",)),
+        )
+        unmet = [
+            (reason, f'"{key}"')
+            for reason, applies, keys in needs
+            for key in keys
+            if applies and getattr(self, key) is None
+        ]
+        measured, groups = self.costs.kind == "profile", self.data_parallel
+        asks_for_turns, earlier = self.attention_dp_config is not None, bool(self.workload.after)
+        others = (
+            (
+                "runtime: profile",
+                self.runtime == "profile" and not measured,
+                '"costs.kind: profile"',
+            ),
+            ("workload.after", earlier and not self.kv.prefix_cache, '"kv.prefix_cache: true"'),
+            ("data_parallel", groups > 1 and self.virtual_engines, '"virtual_engines: false"'),
+            ("attention_dp_config", asks_for_turns and groups == 1, '"data_parallel" of 2 or more'),
+        )
+        unmet += [(reason, key) for reason, lacks, key in others if lacks]
+        for reason, key in unmet:
+            raise needed(reason, key)
+        return self
+
+    @property
+    def num_stages(self) -> int:
+        return self.stages if isinstance(self.stages, int) else len(self.stages)
+
+    @property
+    def stage_gpus(self) -> int:
+        """GPUs of a stage."""
+        return self.tensor_parallel * self.data_parallel
+
+    @property
+    def pipeline_gpus(self) -> int:
+        """GPUs of one pipeline, of all its stages."""
+        return self.num_stages * self.stage_gpus
+
+    def overheads(self, measured: RuntimeOverheads) -> RuntimeOverheads:
+        """Return the CPU work beside the kernels: `measured`, of a named runtime, or as given."""
+        if self.runtime == "profile":
+            charged = measured
+        elif isinstance(self.runtime, str):
+            charged = runtimes()[self.runtime].on(self.num_stages)
+        else:
+            charged = self.runtime.make(self.num_stages)
+        return charged if self.scale.host == 1 else charged.scaled(self.scale.host)
+
+    def runtime_facts(self, measured: RuntimeOverheads) -> dict[str, Any]:
+        """Return the CPU time that a simulation charges and, of a named set, its source."""
+        charged = self.overheads(measured)
+        if not isinstance(self.runtime, str):
+            return asdict(charged)
+        known = self.runtime != "profile"
+        source = runtimes()[self.runtime].source if known else "the cpu_* points of the profile"
+        return {"name": self.runtime, "source": source, **asdict(charged)}
+
+    @property
+    def wires(self) -> Wires:
+        """What connects the GPUs: as given, or else what the GPU's host has.
+
+        A single stage that says how its GPUs add up says all. UsageError for a GPU that is none.
+        """
+        given = Wires(self.link, self.nodes, getattr(self.costs, "all_reduce", None))
+        alone = self.num_stages == 1 and (self.stage_gpus == 1 or given.all_reduce is not None)
+        if given.link is not None or alone or self.gpu is None or self.costs.kind == "affine":
+            return given
+        host = HOSTS.get(gpu(self.gpu).name, given)
+        return host._replace(all_reduce=given.all_reduce or host.all_reduce)
+
+    def fabric(self) -> Fabric | None:
+        """Return what connects the GPUs of a stage; None if no link is known."""
+        return self.wires.fabric(self.stage_gpus)
+
+    def setup(self) -> str:
+        """Say in a line what is simulated on what, and which of it nobody chose: "(default)"."""
+        runtime = self.runtime if isinstance(self.runtime, str) else "as given"
+        return f"simulated: {self._setup(runtime + self._default('runtime'))}"
+
+    def real_setup(self) -> str:
+        """Say in a line what is served by whom, and which of it nobody chose: "(default)"."""
+        return f"{self.workers.words}: {self._setup('of this machine')}"
+
+    def _setup(self, cpu_time: str) -> str:
+        ranks, copies = self.tensor_parallel, 1 if self.replicas is None else self.replicas.count
+        gpus, device = self.pipeline_gpus, "GPU" if self.gpu is None else gpu(self.gpu).name
+        layout = [f"PP{self.num_stages}", *([f"TP{ranks}"] if ranks > 1 else [])]
+        layout += [f"DP{self.data_parallel}"] if self.data_parallel > 1 else []
+        layout += [f"EP{self.stage_gpus}"] if self.expert_parallel else []
+        layout += [f"{copies} replicas"] if copies > 1 else []
+        parts = [f"{self.model or 'no model'} on {copies * gpus} x {device}", " x ".join(layout)]
+        parts += [*self._wires_in_words()] if gpus > 1 else []
+        parts.append(f"CPU time {cpu_time}")
+        return ", ".join([*parts, f"costs {self.costs.kind}{self._default('costs')}"])
+
+    def _wires_in_words(self) -> Iterator[str]:
+        link, nodes, all_reduce = self.wires
+        if link is not None:
+            yield f"link {link_words(link)}{self._default('link')}"
+            if nodes is not None:
+                yield f"{link_words(nodes.link)} between nodes of {nodes.gpus}"
+        elif self.num_stages > 1:
+            yield "links that take no time (default)"
+        if self.stage_gpus > 1 and self.costs.kind in ("roofline", "silicon"):
+            given = getattr(self.costs, "all_reduce", None)
+            words = "over the same" if all_reduce is None else link_words(all_reduce) or "as given"
+            measured = given is None and self.costs.kind == "silicon"
+            default = " (default)" if given is None else ""
+            yield f"all-reduce {'as measured' if measured else words}{default}"
+
+    def _default(self, key: str) -> str:
+        return "" if key in self.model_fields_set else " (default)"
+
+    def resolved(self) -> dict[str, Any]:
+        """Return every key with its value, defaults included, as plain data."""
+        return self.model_dump(mode="json")
+
+    def document(self, name: str = "the run") -> yaml_file.Document:
+        """Return the keys as a RUN.yaml of this name would hold them; what is left out stays so."""
+        given = self.model_dump(exclude_unset=True) | {"scheduler": self.scheduler.written}
+        return yaml_file.Document(name, given, {})
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the resolved configuration, as hexadecimal digits."""
+        text = json.dumps(self.resolved(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read and check RUN.yaml, with `dotted.key=value` overrides applied first.
+
+    Raises UsageError naming the file, the line, the key, and what would be right.
+    """
+    return configured(yaml_file.read(Path(path)), overrides)
+
+
+def configured(document: yaml_file.Document, overrides: Sequence[str] = ()) -> RunConfig:
+    """Check a document of RUN.yaml's keys, with `dotted.key=value` overrides applied first.
+
+    Raises UsageError naming the file, the line, the key, and what would be right.
+    """
+    return yaml_file.checked(RunConfig, yaml_file.overridden(document, overrides))
+
+
+def with_(
+    run: RunConfig | yaml_file.Document,
+    patch: yaml_file.Patch,
+    places: Mapping[str, str] | None = None,
+) -> RunConfig:
+    """Return the run with some keys changed: `with_(run, {"workload.seed": 1})`, checked.
+
+    Seeds, rates, a policy's parameters, another layout: each is a patch, and patches merge with
+    `|`. Values replace what was below their key, outer keys first (`yaml_file.patched`);
+    `yaml_file.as_patch` makes a patch of nested keys that only adds. `places` say where a key's
+    value was written, for the UsageError of a key or value that cannot be.
+    """
+    document = run.document() if isinstance(run, RunConfig) else run
+    return configured(yaml_file.patched(document, patch, places))

@@ -1,0 +1,68 @@
+"""The systems of the papers as keys of RUN.yaml, from run_file/systems.yaml.
+
+For `evenflow schedulers`, docs/systems.md and examples/systems; the code is the policies' and the
+deployment's. `python -m evenflow.config.systems` prints the table of the document.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from evenflow.errors import UsageError, instead_of
+from evenflow.report.tables import markdown_table
+
+
+class System(NamedTuple):
+    """A system: its `keys` are YAML laid over a run with four GPUs; `name` is its example's."""
+
+    name: str
+    title: str
+    keys: str
+    source: str
+    checked: str
+
+    def patch(self) -> dict[str, Any]:
+        """Return the keys as data."""
+        return dict(yaml.safe_load(self.keys))
+
+
+@cache
+def systems() -> tuple[System, ...]:
+    """Return the systems in the order of the document."""
+    path = Path(__file__).with_name("systems.yaml")
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    sentences = {name: text for name, text in data.items() if name != "systems"}
+    return tuple(
+        System(name, **{**facts, "checked": facts["checked"].format(**sentences)})
+        for name, facts in data["systems"].items()
+    )
+
+
+def keys_of_system(name: str) -> dict[str, Any]:
+    """Return the keys of a published system; UsageError with the known ones for another name."""
+    (system,) = parse_systems(name)
+    return system.patch()
+
+
+def parse_systems(text: str) -> list[System]:
+    """Return the systems of a comma-separated list; UsageError with the known ones for another."""
+    by_name = {system.name: system for system in systems()}
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in by_name:
+            raise UsageError(f"--systems {name}: no such system; {instead_of(name, by_name)}")
+    return [by_name[name] for name in names]
+
+
+def markdown() -> str:
+    """Return the table of docs/systems.md."""
+    rows = ((each.title, f"`{each.keys}`", each.source, each.checked) for each in systems())
+    return markdown_table(("system", "YAML", "from", "how it was checked"), rows)
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

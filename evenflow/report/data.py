@@ -1,0 +1,146 @@
+"""The numbers behind the report's figures: few enough points for a page, whatever the run's size.
+
+Knows the columns of a run. Does not know how a figure looks, nor any plotting library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from evenflow.results.bubbles import CAUSES
+from evenflow.results.outcome import Outcome
+from evenflow.results.run import Floats, Ints, RunResult
+
+
+def pipelines(runs: Mapping[str, Outcome]) -> dict[str, Outcome]:
+    """Return the runs with those of pools in place of a system's, for what is drawn by stage.
+
+    Pools that got no work are left out.
+    """
+    found: dict[str, Outcome] = {}
+    for name, run in runs.items():
+        parts = {f"{name}: {pool}": part for pool, part in run.pools.items()}
+        found |= {key: part for key, part in parts.items() if len(part.result.scheduled_s)}
+        if not parts:
+            found[name] = run
+    return found
+
+
+class Binned(NamedTuple):
+    """A series cut into bins of equal time: each column has one value a bin."""
+
+    middle_s: Floats
+    low: Floats
+    mean: Floats
+    high: Floats
+
+
+def span_s(result: RunResult) -> float:
+    """Return the time of the last event of a run, in seconds; 0 if nothing ran."""
+    return float(result.returned_s.max()) if len(result.returned_s) else 0.0
+
+
+def cumulative(values: Floats, points: int = 150) -> tuple[Floats, Floats]:
+    """Return (value, share of values at or below it) at `points` or fewer quantiles."""
+    known = np.sort(values[~np.isnan(values)])
+    if not len(known):
+        return known, known
+    shares = np.linspace(0.0, 1.0, min(points, len(known)))
+    return np.quantile(known, shares), shares
+
+
+def binned(at_s: Floats, values: Floats | Ints, stop_s: float, bins: int = 300) -> Binned:
+    """Cut the step curve that takes `values` at the times `at_s` (sorted) into bins of [0, stop_s].
+
+    A bin without a value of its own repeats the last one: the curve holds until it changes.
+    """
+    edges = np.linspace(0.0, stop_s, bins + 1)
+    first = np.searchsorted(at_s, edges[:-1])
+    stop = np.searchsorted(at_s, edges[1:], side="right")
+    first = np.where(stop > first, first, np.maximum(first - 1, 0))
+    pieces = [values[a : max(b, a + 1)] for a, b in zip(first, stop, strict=True)]
+    low, mean, high = (
+        np.array([reduce(piece) for piece in pieces]) for reduce in (np.min, np.mean, np.max)
+    )
+    return Binned((edges[:-1] + edges[1:]) / 2, low, mean, high)
+
+
+def chunks_of(count: int, bins: int) -> Ints:
+    """Return the edges of at most `bins` nearly equal parts of range(count)."""
+    parts = max(1, min(count, bins))
+    return np.linspace(0, count, parts + 1).astype(np.int64)
+
+
+def present(enter_s: Floats | Ints, leave_s: Floats | Ints, at_s: Floats | Ints) -> Ints:
+    """Count who has entered and not left at the times `at_s`; a NaN never happens."""
+    entered = np.searchsorted(np.sort(enter_s[~np.isnan(enter_s)]), at_s, side="right")
+    left = np.searchsorted(np.sort(leave_s[~np.isnan(leave_s)]), at_s, side="right")
+    return (entered - left).astype(np.int64)
+
+
+def used_share(result: RunResult) -> Floats:
+    """Return the share of KV pages in use when each micro-batch was scheduled, 0 to 1.
+
+    Of several engines that divide the pages, that of the engine whose micro-batch it is.
+    """
+    return 1.0 - result.free_pages / max(result.total_pages // result.engines, 1)
+
+
+def shares_by_stage(run: Outcome) -> Floats:
+    """Return shares of each stage's time, [depth, 1 + causes]: computing, and idle by cause."""
+    computing = np.sum(run.result.end_s - run.result.start_s, axis=0)
+    times = np.column_stack([computing, run.idle.stage_totals()])
+    return np.asarray(times / np.maximum(times.sum(axis=1, keepdims=True), 1e-300))
+
+
+def shares_over_time(run: Outcome, edges: Floats) -> Floats:
+    """Return shares of the time between edges (s): computing, and idle by cause.
+
+    [depth, len(edges) - 1, 1 + causes]; what is neither is idle before the first micro-batch or
+    after the last.
+    """
+    idle, result = run.idle, run.result
+    starts, ends = np.asarray(idle.start_s), np.asarray(idle.end_s)
+    stages, kinds = np.asarray(idle.stage), np.asarray(idle.cause)
+    taken_s = []
+    for stage in range(result.depth):
+        own = [covered(result.start_s[:, stage], result.end_s[:, stage], edges)]
+        for cause in range(len(CAUSES)):
+            of = (stages == stage) & (kinds == cause)
+            own.append(covered(starts[of], ends[of], edges))
+        taken_s.append(np.column_stack(own))
+    return np.asarray(np.stack(taken_s) / np.diff(edges)[:, None])
+
+
+def covered(start_s: Floats, end_s: Floats, edges: Floats) -> Floats:
+    """Return how much of the time between edges intervals take that do not overlap."""
+    order = np.argsort(start_s, kind="stable")
+    at = np.column_stack([start_s[order], end_s[order]]).ravel()
+    if not len(at):
+        return np.zeros(len(edges) - 1)
+    so_far = np.cumsum((end_s - start_s)[order])
+    total = np.column_stack([np.append(0.0, so_far[:-1]), so_far]).ravel()
+    return np.diff(np.interp(edges, at, total))
+
+
+def shares(run: Outcome) -> dict[str, float]:
+    """Return shares of the time of all stages together: "computing", and idle by cause."""
+    means = shares_by_stage(run).mean(axis=0).tolist()
+    return dict(zip(("computing", *CAUSES), means, strict=True))
+
+
+def steady(run: Outcome, width: int) -> slice:
+    """Return the positions of the `width` micro-batches around the middle of the steady window.
+
+    That is about the same time for every scheduler under the same traffic; without a steady window
+    in the summary, the middle of the run.
+    """
+    start_s = run.summary.get("steady_start_s", 0.0)
+    stop_s = run.summary.get("steady_stop_s", span_s(run.result))
+    count = len(run.result.scheduled_s)
+    centre = int(np.searchsorted(run.result.scheduled_s, (start_s + stop_s) / 2))
+    first = max(0, min(centre - width // 2, count - width))
+    return slice(first, min(count, first + width))

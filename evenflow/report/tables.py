@@ -1,0 +1,312 @@
+"""The one place that writes tables and facts: to files, to a terminal, as Markdown and as HTML.
+
+What to call:
+
+- `write_table(path, table)`: CSV or Parquet of equally long columns, a mapping or a DataFrame;
+- `read_table(folder, name, columns)`: columns of such a file, in the format that is there;
+- `check_format(name)`: whether tables can be written so;
+- `write_rows(path, rows)`: CSV of rows, a mapping each; `columns_of(rows)`: those rows as columns;
+- `write_summaries(path, label, summaries)`: CSV of the numbers of several summaries;
+- `write_json(path, facts)`: a mapping, numbers of numpy's included;
+- `print_table(heads, rows)` for words and `print_numbers(heads, rows, title)` for numbers;
+- `markdown_table(heads, rows)` and `html_table(heads, rows)`: the table as text;
+- `as_given(cell)`: a cell of such a CSV, without the apostrophe before a formula;
+- `number(value)`, `percent(share)`: a cell; `is_number(value)`, `is_metric(value)`: what a table
+  of numbers takes.
+
+Cells are text where people read them, and values in a file. Loads nothing but what is called for.
+Knows no run and no study.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
+
+import numpy as np
+
+from evenflow.errors import UsageError, instead_of, require_package
+from evenflow.report.echo import visible
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Cells = Sequence[str]
+Format = Literal["csv", "parquet"]
+"""How a table is written; its file's suffix says so."""
+FORMATS: tuple[Format, ...] = get_args(Format)
+BLOCK = 10_000
+"""Rows that are written at a time."""
+PLAIN_WORD = re.compile("[A-Za-z0-9_ ][A-Za-z0-9_ -]*")
+FORMULA = re.compile("'*[=+@\\t\\r\\n-]")
+"""Begins a cell of CSV that a spreadsheet would compute; an apostrophe before it makes it text."""
+
+
+def write_table(path: Path, table: Mapping[str, Any] | DataFrame) -> None:
+    """Write equally long columns as the path's suffix says; floats read back bit for bit.
+
+    NaN is an empty cell, in an array or a Series; a list is written as it is, None as nothing. In
+    Parquet an empty cell is a null. In CSV a word that a spreadsheet would compute begins with an
+    apostrophe, which `read_table` takes away.
+    """
+    columns = {str(name): c if isinstance(c, list) else np.asarray(c) for name, c in table.items()}
+    with open(path, "wb") as file:
+        (_write_parquet if path.suffix == ".parquet" else _write_csv)(file, columns)
+
+
+def read_table(folder: Path, name: str, columns: Sequence[str]) -> DataFrame | None:
+    """Return columns of the table of that name in a folder; None where it is in no format.
+
+    UsageError for a file that cannot be read, and for two of which one is not the run's.
+    """
+    import pandas as pd
+
+    there = [path for form in FORMATS if (path := folder / f"{name}.{form}").exists()]
+    if len(there) > 1:
+        names = " and ".join(path.name for path in there)
+        raise UsageError(f"{folder}: holds {names}; take away the one that is not the run's")
+    for path in there:
+        check_format(path.suffix[1:], str(path))
+        try:
+            if path.suffix == ".csv":
+                table = pd.read_csv(path).rename(columns=as_given)
+                words = table.select_dtypes(exclude="number")
+                table[words.columns] = words.map(as_given)
+            else:
+                table = pd.read_parquet(path, engine="pyarrow")
+            return table[list(columns)]
+        except (OSError, ValueError, KeyError) as error:
+            reason = " ".join(str(error).split())
+            raise UsageError(f"{path}: is no table of {name}: {reason}") from None
+    return None
+
+
+def check_format(name: str, who: str = "the format parquet") -> None:
+    """Raise a UsageError for an unknown format, or where `who` needs what is not installed."""
+    if name not in FORMATS:
+        raise UsageError(f'unknown format "{name}"; {instead_of(name, FORMATS)}')
+    if name == "parquet":
+        require_package("pyarrow", who, "parquet")
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a line for each row as CSV; a cell is empty where a row lacks the column."""
+    write_table(path, columns_of(rows))
+
+
+def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return rows as columns in the order in which their names first occur; "" where one lacks."""
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name, "") for row in rows] for name in names}
+
+
+def _write_parquet(file: BinaryIO, columns: Mapping[str, Any]) -> None:
+    """Write columns as Parquet; an empty list is one of words.
+
+    Compressed, which makes words short too: dictionaries would only make times longer.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    def array(column: Any) -> Any:
+        kind = pyarrow.string() if isinstance(column, list) and not column else None
+        return pyarrow.array(column, kind, from_pandas=True)
+
+    table = pyarrow.table({name: array(column) for name, column in columns.items()})
+    parquet.write_table(table, file, compression="zstd", use_dictionary=False)
+
+
+def _write_csv(file: BinaryIO, columns: Mapping[str, Any]) -> None:
+    file.write(_csv([list(map(_inert, columns))]))
+    for start in range(0, max(map(len, columns.values()), default=0), BLOCK):
+        block = [column[start : start + BLOCK] for column in columns.values()]
+        plain = all(map(_is_plain, block))
+        file.write(_lines(block) if plain else _csv(zip(*map(_cells, block), strict=True)))
+
+
+def _csv(rows: Iterable[Sequence[Any]]) -> bytes:
+    lines = _CsvLines()
+    csv.writer(lines, lineterminator="\r\n").writerows(rows)
+    return "".join(lines).encode()
+
+
+class _CsvLines(list[str]):
+    """Lines of CSV that end as ours do, in which a cell with any end of a line is in quotes."""
+
+    def write(self, line: str) -> None:
+        self.append(f"{line[:-2]}\n")
+
+
+def _inert(cell: Any) -> Any:
+    """Return a cell as it is; what begins a formula, and is no number, behind an apostrophe."""
+    return f"'{cell}" if isinstance(cell, str) and _is_formula(cell) else cell
+
+
+def as_given(cell: Any) -> Any:
+    """Return the cell that `_inert` was given."""
+    is_inert = isinstance(cell, str) and cell[:1] == "'" and FORMULA.match(cell)
+    return cell[1:] if is_inert else cell
+
+
+def _is_formula(text: str) -> bool:
+    if not FORMULA.match(text):
+        return False
+    try:
+        float(text)
+    except ValueError:
+        return True
+    return False
+
+
+def _cells(column: Any) -> list[Any]:
+    if isinstance(column, list):
+        return list(map(_inert, column))
+    cells = ["" if isinstance(c, float) and math.isnan(c) else c for c in column.tolist()]
+    return list(map(_inert, cells)) if column.dtype.kind in "OU" else cells
+
+
+def _is_plain(column: Any) -> bool:
+    """Say whether JSON has a column's cells as CSV does, but for quotes around words."""
+    if isinstance(column, list):
+        return False
+    if column.dtype.kind == "f":
+        sizes = np.abs(column)
+        return bool(np.all((sizes == 0) | ((sizes >= 1e-4) & (sizes < 1e16))))
+    if column.dtype.kind == "U":
+        return all(map(PLAIN_WORD.fullmatch, set(column.tolist())))
+    return column.dtype.kind in "iu"
+
+
+def _lines(block: list[Any]) -> bytes:
+    """Return plain columns as CSV; pydantic's JSON writes numbers much faster than Python."""
+    from pydantic_core import to_json
+
+    rows = to_json(zip(*(column.tolist() for column in block), strict=True))[2:-2]
+    rows = rows.replace(b"],[", b"\n") + b"\n"
+    return rows.replace(b'"', b"") if any(column.dtype.kind == "U" for column in block) else rows
+
+
+def write_summaries(path: Path, label: str, summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the numbers of several summaries, a row each; the first column names them."""
+    rows = [
+        {label: name, **{key: value for key, value in summary.items() if is_metric(value)}}
+        for name, summary in summaries.items()
+    ]
+    write_rows(path, rows)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a mapping as JSON; a number that is not finite becomes null, which JSON can say."""
+    text = json.dumps(_plain(data), indent=2, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if hasattr(value, "tolist"):  # of NumPy
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def print_table(heads: Cells, rows: Iterable[Cells]) -> None:
+    """Print rows of words under column heads, in boxes, as cells may have several lines."""
+    from rich.table import Table
+
+    table = Table(*map(visible, heads), show_lines=True)
+    table.columns[0].no_wrap = True
+    _print(table, rows)
+
+
+def print_numbers(heads: Cells, rows: Iterable[Cells], title: str | None = None) -> None:
+    """Print rows of numbers: the first column says what they are, the others align at the right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    rows, title = list(rows), title and visible(title)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for index, head in enumerate(heads):
+        table.add_column(visible(head), justify="right" if index else "left", overflow="fold")
+    words = (word for row in rows for word in visible(row[0]).split())
+    table.columns[0].min_width = max(map(len, words), default=0)
+    _print(table, rows)
+
+
+def _print(table: Any, rows: Iterable[Cells]) -> None:
+    """Print a table of rich's with these rows; brackets in a cell are no markup."""
+    from rich.console import Console
+
+    for row in rows:
+        table.add_row(*map(visible, row))
+    Console(markup=False, emoji=False).print(table)
+
+
+def markdown_table(heads: Cells, rows: Iterable[Cells], *, right: bool = False) -> str:
+    """Return a table as Markdown, each line ended; `right`: all columns but the first align so."""
+    rules = ["---", *["---:" if right else "---"] * (len(heads) - 1)]
+    lines = [" | ".join(heads), *map(" | ".join, rows)]
+    head, *body = [f"| {line} |\n" for line in lines]
+    return "".join([head, f"|{'|'.join(rules)}|\n", *body])
+
+
+class Html(str):
+    """A cell that is HTML already; one of words is escaped."""
+
+    __slots__ = ()
+
+
+def html_table(
+    heads: Cells, rows: Iterable[Cells], *, sorts: bool = False, narrow: bool = True
+) -> str:
+    """Return a table as HTML; `sorts`: by a click on a head, `narrow`: no wider than it needs."""
+    click = ' onclick="sortBy(this)" title="sort"' if sorts else ""
+    head = "".join(f"<th{click}>{_html(word)}</th>" for word in heads)
+    lines = []
+    for name, *values in rows:
+        cells = "".join(f"<td>{_html(value)}</td>" for value in values)
+        lines.append(f'<tr><th scope="row">{_html(name)}</th>{cells}</tr>')
+    look = ' class="narrow"' if narrow else ""
+    return f"<table{look}><thead><tr>{head}</tr></thead>\n<tbody>{''.join(lines)}</tbody></table>"
+
+
+def _html(cell: str) -> str:
+    return cell if isinstance(cell, Html) else escape(cell)
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Return a number with so many significant digits, or all before its point; a dash for none.
+
+    Thousands are set apart.
+    """
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+def percent(share: float | None, digits: int = 2, *, sign: bool = True) -> str:
+    """Return a share in percent, with its sign unless that is not wanted; a dash for none."""
+    if share is None or not math.isfinite(share):
+        return "-"
+    value = round(100 * share, digits) + 0.0  # no minus before a zero
+    return f"{value:{'+' if sign and value else ''}.{digits}f}%"
+
+
+def is_number(value: object) -> bool:
+    """Say whether a value is a number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_metric(value: object) -> bool:
+    """Say whether a value is that of a metric: a number, or None of no requests."""
+    return value is None or is_number(value)

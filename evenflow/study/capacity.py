@@ -1,0 +1,516 @@
+"""The capacity of a deployment: the largest request rate that keeps its SLO, and what it costs.
+
+All rates see the same requests and the same draws of arrivals, stretched (common random numbers);
+a replication is another seed, and has a search of its own. The answer's files, words and picture
+are here too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter, StrMethodFormatter
+
+from evenflow.config.build import load_workload
+from evenflow.config.run import RunConfig
+from evenflow.errors import UsageError
+from evenflow.report import plots
+from evenflow.report.style import colour
+from evenflow.report.tables import is_metric, number, write_json, write_table
+from evenflow.report.words import listed, refusals
+from evenflow.results.outcome import Served
+from evenflow.study.fair import Interval, Side, interval, marked, require_served, weak
+from evenflow.study.searches import (
+    LEAST_TOLERANCE,
+    Found,
+    Probe,
+    bisect,
+    found,
+    own_rate,
+    rate_patch,
+    rounded,
+    side_by_side,
+)
+from evenflow.study.slo import (
+    KEEPS_UP,
+    S_PER_HOUR,
+    Condition,
+    check_slo,
+    levels_of,
+    service_levels,
+)
+from evenflow.study.trials import (
+    Case,
+    How,
+    Simulator,
+    Study,
+    Trial,
+    all_alike,
+    dry_run,
+    run,
+    seed_matters,
+)
+
+SHOWN = (
+    "attainment",
+    "gap_attainment",
+    "request_goodput",
+    "request_throughput",
+    "total_token_throughput",
+    "median_queue_ms",
+    "mean_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "p99_itl_ms",
+    "busy_share",
+    "preemptions",
+)
+"""Numbers of the capacity's own run that are shown beside those that the SLO limits."""
+
+CURVE = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
+"""Rates of the curve, as multiples of the capacity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked: a configuration, its SLO, how exactly, and over how many seeds.
+
+    The capacity is known within `tolerance` (0.02: 2 %) of itself. Seeds count up from that of the
+    configuration. `beside` is the folder of the configuration's file; `per_hour` what the
+    deployment costs in dollars. `allow_refused`: answer though too many requests are refused.
+    """
+
+    config: RunConfig
+    slo: tuple[Condition, ...]
+    beside: Path = field(default_factory=Path)
+    tolerance: float = 0.02
+    replications: int = 1
+    per_hour: float | None = None
+    allow_refused: bool = False
+
+    def __post_init__(self) -> None:
+        if not LEAST_TOLERANCE <= self.tolerance < 1:
+            raise UsageError(
+                f"--tolerance {self.tolerance:g}: should be a share of the rate, from "
+                f"{LEAST_TOLERANCE:g} to below 1, like 0.02"
+            )
+        if self.replications < 1:
+            raise UsageError(f"--replications {self.replications}: should be at least 1")
+
+    @property
+    def study(self) -> Study:
+        """The configuration, and its summary with what the SLO needs."""
+        more = levels_of(self.slo, self.config)
+        return Study(self.config, self.beside, measure=service_levels, more=more)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured(Probe):
+    """A probe of one replication, with the numbers of its run."""
+
+    replication: int
+    values: Mapping[str, Any]
+    side: Side
+    served: Served
+
+    def value(self, metric: str) -> float:
+        """Return a number of the run, NaN where it has none."""
+        found = self.values.get(metric)
+        return math.nan if found is None else float(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The answer: how the search of each replication ended, and every rate that was simulated.
+
+    `curve` are the rates at multiples of the capacity, and `measured` all, by replication and rate.
+    `provenance` says where they come from.
+    """
+
+    question: Question
+    searches: tuple[Found, ...]
+    measured: tuple[Measured, ...]
+    curve: tuple[float, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def points(self) -> pd.DataFrame:
+        """A row for each replication and rate simulated, as rates.csv has them.
+
+        `misses` are the metrics whose limits are not kept there.
+        """
+        return self.cells.infer_objects()
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """The same as objects: numbers are written as the runs gave them."""
+        keys = [key for key, value in self.measured[0].values.items() if is_metric(value)]
+        rows = [
+            {
+                "replication": run.replication,
+                "rate": run.rate,
+                "misses": " ".join(run.failed),
+                **{key: run.values.get(key, math.nan) for key in keys},
+            }
+            for run in self.measured
+        ]
+        return pd.DataFrame(rows, dtype=object)
+
+    @property
+    def served(self) -> Served:
+        """How many requests were completed at the capacity, or else at the lowest rate."""
+        least = min(self.measured, key=lambda each: each.rate)
+        return Served.of_all(at.served for at, _ in self.at_knee() or [(least, least)])
+
+    def enough_requests(self, searches: Iterable[Found]) -> int:
+        """Return how many requests to ask for, so that their number does not matter much."""
+        return math.ceil(max(each.enough_requests for each in searches) / (self.served.share or 1))
+
+    @property
+    def status(self) -> str:
+        """`found` if every search found a rate; otherwise how the first other one ended."""
+        return next((each.status for each in self.searches if each.status != "found"), "found")
+
+    @property
+    def rate(self) -> Interval | None:
+        """The capacity in requests/s over the replications; None unless all found one."""
+        rates = [each.rate for each in self.searches if each.rate is not None]
+        return interval(rates) if len(rates) == len(self.searches) else None
+
+    @property
+    def contradictions(self) -> list[Measured]:
+        """The rates that pass above one that fails, or fail below one that passes: noise."""
+        return [
+            each
+            for each in self.measured
+            for end in (self.searches[each.replication],)
+            if end.rate is not None
+            and (bool(each.failed) if each.rate <= end.rate else not each.failed)
+        ]
+
+    def at_knee(self) -> list[tuple[Measured, Measured]]:
+        """Return, for each search that found a rate, the runs at it and at the next that fails."""
+        runs = {(each.replication, each.rate): each for each in self.measured}
+        return [
+            (runs[index, each.rate], runs[index, each.fails_at])
+            for index, each in enumerate(self.searches)
+            if each.rate is not None and each.fails_at is not None
+        ]
+
+
+def capacity(question: Question, how: How) -> Capacity:
+    """Return the largest rate that keeps the SLO and at which the queue does not grow.
+
+    UsageError as for `capacity_of`, and for a search that ran out of requests before it found a
+    rate that fails.
+    """
+    asked = replace(question, slo=(*question.slo, KEEPS_UP))
+    with how.simulator("rates simulated", None) as who:
+        answer = capacity_of(asked, who)
+        _check_long_enough(question, answer)
+        how.write(lambda folder: _write(folder, answer))
+    return answer
+
+
+def _check_long_enough(question: Question, answer: Capacity) -> None:
+    for end in answer.searches:
+        if end.status == "too_short":
+            ran = max(each.rate for each in answer.measured if not each.failed)
+            raise UsageError(
+                "workload.requests: too few to find a capacity: "
+                f"{' and '.join(map(str, question.slo))} still holds at {ran:g} requests/s, where "
+                "all requests arrive before one is served; give more, like "
+                f"{answer.enough_requests([end])}, or also limit the queue (--max-median-queue-s 2)"
+            )
+
+
+def capacity_of(
+    question: Question, simulator: Simulator, curve: Sequence[float] = CURVE
+) -> Capacity:
+    """Return the largest rate that keeps the SLO, and the metrics at `curve` times that rate.
+
+    Raises UsageError for a mistake in the configuration, arrivals without a rate, a metric that a
+    run has not, and a run that fails. The result does not depend on who simulates.
+    """
+    start, provenance = _prove(question)
+    replications = range(question.replications)
+    cases = [partial(_case, question.config, start, index) for index in replications]
+    probe, width = partial(_measure, question), 2 if question.replications == 1 else 1
+    searches = [bisect(start, question.tolerance, case, probe, width=width) for case in cases]
+    trials = run(question.study, simulator, side_by_side(searches))
+    measured = _measured(question, trials)
+    ends = tuple(
+        found([each for each in measured if each.replication == index]) for index in replications
+    )
+    answer = Capacity(question, ends, measured, provenance=provenance)
+    if answer.rate is None:
+        return answer
+    rates = tuple(rounded(factor * answer.rate.mean) for factor in curve)
+    trials += simulator.trials(question.study, [case(rate) for case in cases for rate in rates])
+    return replace(answer, measured=_measured(question, trials), curve=rates)
+
+
+def _case(config: RunConfig, start: float, replication: int, rate: float) -> Case:
+    seed = {"workload.seed": config.workload.seed + replication}
+    patch = {**seed, **rate_patch(config.workload.arrivals, rate, start)}
+    return Case({"replication": replication, "rate": rate}, patch)
+
+
+def _measured(question: Question, trials: Iterable[Trial]) -> tuple[Measured, ...]:
+    """Return each rate of each replication once, by replication and rate."""
+    runs = [_measure(question, trial) for trial in trials]
+    by_place = {(each.replication, each.rate): each for each in runs}
+    return tuple(by_place[place] for place in sorted(by_place))
+
+
+def _measure(question: Question, trial: Trial) -> Measured:
+    """Return what a rate came to, by Little's law and the SLO."""
+    (record,) = trial.records
+    rate, values = trial.labels["rate"], record.values
+    if record.error is not None:
+        raise UsageError(f"at {rate:g} requests/s: {record.error}")
+    served = trial.served
+    require_served({"": served}, allowed=question.allow_refused)
+    failed = tuple(each.metric for each in question.slo if not each.holds(values))
+    in_system = served.share * rate * (values["mean_e2el_ms"] or 0.0) / 1e3
+    about = trial.labels["replication"], values, trial.side, served
+    return Measured(rate, failed, in_system, served.completed, *about)
+
+
+def _prove(question: Question) -> tuple[float, Mapping[str, Any]]:
+    """Find mistakes before the first long run, by a run of the two smallest requests.
+
+    Return the rate (requests/s) to start from, and where results come from.
+    """
+    config = question.config
+    if question.replications > 1 and not seed_matters(config):
+        raise UsageError(
+            f"--replications {question.replications}: {all_alike(config)}, or one replication"
+        )
+    workload = load_workload(config, question.beside)
+    start = own_rate(config.workload.arrivals, workload.requests)
+    outcome = dry_run(config, workload, question.beside)
+    check_slo(question.slo, outcome, config)
+    for each in question.slo:
+        if "_throughput" in each.metric or each.metric == "request_goodput":
+            raise UsageError(
+                f"--slo {each.metric}: grows with the rate, so that no rate is the largest to keep "
+                "it; limit a latency, or attainment"
+            )
+    return start, outcome.result.provenance
+
+
+def _write(folder: Path, capacity: Capacity) -> None:
+    """Write capacity.json, rates.csv, and the picture as capacity.png and .svg."""
+    write_json(folder / "capacity.json", facts(capacity) | {"provenance": capacity.provenance})
+    write_table(folder / "rates.csv", capacity.cells)
+    plots.save(_draw_capacity(capacity), folder / "capacity")
+
+
+def facts(capacity: Capacity) -> dict[str, Any]:
+    """Return the content of capacity.json but where it comes from."""
+    question, searches = capacity.question, capacity.searches
+    rate = capacity.rate
+    told: dict[str, Any] = {
+        "status": capacity.status,
+        "capacity_requests_per_s": None if rate is None else rate.mean,
+        "interval_95": None if rate is None or rate.n < 2 else list(rate.ends),
+        "slo": [str(condition) for condition in question.slo],
+        "tolerance": question.tolerance,
+        "replications": question.replications,
+        "rates": [found.rate for found in searches],
+        "fails_at": [found.fails_at for found in searches],
+        "limited_by": dict(Counter(metric for found in searches for metric in found.failed)),
+        "contradictions": [
+            {"replication": each.replication, "rate": each.rate, "passes": not each.failed}
+            for each in capacity.contradictions
+        ],
+        "enough_requests": capacity.enough_requests(searches),
+    }
+    if capacity.served.failed:
+        told |= capacity.served.facts
+    if rate is None:
+        alone = min(capacity.measured, key=lambda each: each.rate)
+        told["at_lowest_rate"] = {each.metric: alone.values[each.metric] for each in question.slo}
+    else:
+        told["at_capacity"] = _at_capacity(capacity)
+        if question.per_hour is not None:
+            told["per_dollar"] = _per_dollar(capacity, rate.mean, question.per_hour)
+    return told
+
+
+def _at_capacity(capacity: Capacity) -> dict[str, Any]:
+    runs = [at for at, _ in capacity.at_knee()]
+    metrics = dict.fromkeys((*(each.metric for each in capacity.question.slo), *SHOWN))
+    known = [metric for metric in metrics if all(metric in run.values for run in runs)]
+    return {metric: interval([run.value(metric) for run in runs]).mean for metric in known}
+
+
+def _per_dollar(capacity: Capacity, rate: float, per_hour: float) -> dict[str, float]:
+    """Return what a rate costs: `per_hour` dollars buy what of it is completed, for an hour.
+
+    Tokens are those of a mean request, input and output.
+    """
+    rate *= capacity.served.share
+    runs = [at.values for at, _ in capacity.at_knee()]
+    output_tokens = fmean(run["total_output_tokens"] / run["completed"] for run in runs)
+    both = [run["total_input_tokens"] + run["total_output_tokens"] for run in runs]
+    tokens = fmean(total / run["completed"] for total, run in zip(both, runs, strict=True))
+    millions_per_hour = S_PER_HOUR * rate / 1e6
+    return {
+        "dollars_per_hour": per_hour,
+        "requests_per_s_per_dollar_per_hour": rate / per_hour,
+        "requests_per_dollar": S_PER_HOUR * rate / per_hour,
+        "dollars_per_million_tokens": per_hour / (millions_per_hour * tokens),
+        "dollars_per_million_output_tokens": per_hour / (millions_per_hour * output_tokens),
+    }
+
+
+def knee_rows(capacity: Capacity) -> list[tuple[str, ...]]:
+    """Return a row for each condition: its limit, and its value at the capacity and just above.
+
+    A last one has the completed requests, where they are not all.
+    """
+    rows: list[tuple[str, ...]] = []
+    for each in capacity.question.slo:
+        sides = zip(*capacity.at_knee(), strict=True)
+        values = (fmean(run.value(each.metric) for run in runs) for runs in sides)
+        rows.append((each.metric, each.words, *map(number, values)))
+    if (served := capacity.served).failed:
+        sides = zip(*capacity.at_knee(), strict=True)
+        counts = (f"{sum(run.served.completed for run in runs):,}" for runs in sides)
+        rows.append(("completed", f"{served.asked:,} asked", *counts))
+    return rows
+
+
+def sentences(capacity: Capacity) -> list[str]:
+    """Return what to say of the answer: the rate, what limits it, what it costs, what to doubt."""
+    told, lost = facts(capacity), refusals({"": capacity.served})
+    if capacity.rate is None:
+        return [*lost, _never(capacity)]
+    rate, question = capacity.rate, capacity.question
+    low, high = rate.ends
+    spread = f" (95 %: {low:.4g} to {high:.4g})" if rate.n > 1 else ""
+    seeds = "1 seed" if rate.n == 1 else f"{rate.n} seeds"
+    limits = ", ".join(f"{name} ({n} of {rate.n})" for name, n in told["limited_by"].items())
+    share = capacity.served.share
+    served = "" if share == 1 else f" offered, {share * rate.mean:.4g} of them served"
+    said = [
+        *lost,
+        f"capacity: {rate.mean:.4g} requests/s{served}{spread}, within {question.tolerance:.1%}, "
+        f"{seeds}",
+        f"what fails first above it: {limits}",
+    ]
+    if "per_dollar" in told:
+        cost = told["per_dollar"]
+        said.append(
+            f"{cost['requests_per_s_per_dollar_per_hour']:.4g} requests/s for a dollar an hour; "
+            f"{cost['dollars_per_million_tokens']:.4g} dollars for a million tokens, "
+            f"{cost['dollars_per_million_output_tokens']:.4g} for a million of output"
+        )
+    return said + _doubts(capacity, told)
+
+
+def _never(capacity: Capacity) -> str:
+    found = next(each for each in capacity.searches if each.status == "never")
+    alone = min(capacity.measured, key=lambda each: each.rate).values
+    missed = [each for each in capacity.question.slo if each.metric in found.failed]
+    at = f"no rate keeps the SLO: at {found.fails_at:g} requests/s, where requests hardly meet,"
+    if none := [each.metric for each in missed if alone[each.metric] is None]:
+        return f"{at} there is no {listed(none)}: no completed request has one"
+    values = [
+        f"{each.metric} is {number(alone[each.metric])}, not {each.limit:g}" for each in missed
+    ]
+    return (
+        f"{at} {', '.join(values)}; this deployment does not serve one request in time: try a "
+        "smaller budget, more tensor parallelism, or evenflow plan"
+    )
+
+
+def _doubts(capacity: Capacity, told: Mapping[str, Any]) -> list[str]:
+    doubts = [weak("the run at this rate", at.side) for at, _ in capacity.at_knee()]
+    said = marked(dict.fromkeys(chain.from_iterable(doubts)))
+    asked = min(at.served.asked for at, _ in capacity.at_knee())
+    if asked < told["enough_requests"]:
+        said.append(
+            f"run length matters here: {asked} requests are few beside those in the system at "
+            f"once; with workload.requests={told['enough_requests']} the capacity may be smaller"
+        )
+    noisy = sorted({each.rate for each in capacity.contradictions})
+    if noisy:
+        rates = ", ".join(f"{rate:g}" for rate in noisy)
+        said.append(f"not monotone: the verdict is the other way at {rates} requests/s")
+    return said
+
+
+SHARES = {"attainment": "requests within limits", "gap_attainment": "token gaps within limit"}
+RATES = {"request_throughput": "served", "request_goodput": "served within limits"}
+
+
+def _draw_capacity(capacity: Capacity) -> Figure:
+    """Draw the SLO's shares, the rates and its numbers against the rate that arrives.
+
+    Lines are means over replications, bands their least and most; where no rate was found, of all
+    that were tried.
+    """
+    wanted = capacity.curve
+    runs = [run for run in capacity.measured if not wanted or run.rate in wanted]
+    table = pd.DataFrame([run.values for run in runs], [run.rate for run in runs])
+    figure, (shares, rates, limits) = plots.panels(3, 4.33, 3.8)
+    _draw(shares, _known(table, SHARES))
+    shares.yaxis.set_major_formatter(PercentFormatter(1.0))
+    shares.set_ylim(0, 1.03)
+    _draw(rates, _known(table, RATES))
+    most = max(table.index)
+    rates.plot([0, most], [0, most], color="black", linewidth=1, linestyle=":", label="arriving")
+    rates.set_ylim(bottom=0)
+    limited = [each for each in capacity.question.slo if each.limit]
+    _draw(limits, {str(each): table[each.metric].astype(float) / each.limit for each in limited})
+    limits.axhline(1, color="black", linewidth=1, linestyle=":")
+    limits.set_yscale("log")
+    limits.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    titles = {"SLO attainment": shares, "Requests/s": rates, "Value / limit": limits}
+    for title, axes in titles.items():
+        _finish(axes, capacity, title)
+    rate, question = capacity.rate, capacity.question
+    served, seeds = capacity.measured[0].served, question.replications
+    of = f" of {served.asked}" if served.failed else ""
+    size = f"{served.completed}{of} requests, {seeds} seed{'s' if seeds > 1 else ''}"
+    told = "no rate" if rate is None else f"{rate.mean:.3g} requests/s"
+    figure.suptitle(f"{question.config.scheduler.name}: {told} ({size})", fontsize=10)
+    return figure
+
+
+def _known(table: pd.DataFrame, words: Mapping[str, str]) -> dict[str, pd.Series]:
+    """Return the columns that all runs have, by their words."""
+    return {told: table[key] for key, told in words.items() if key in table.dropna(axis="columns")}
+
+
+def _draw(axes: Axes, columns: Mapping[str, pd.Series]) -> None:
+    for index, (words, column) in enumerate(columns.items()):
+        rows = column.groupby(level=0).agg(["mean", "min", "max"])
+        axes.plot(rows["mean"], marker="o", markersize=3, color=colour(index), label=words)
+        least, most = rows["min"], rows["max"]
+        axes.fill_between(rows.index, least, most, color=colour(index), alpha=0.2, linewidth=0)
+
+
+def _finish(axes: Axes, capacity: Capacity, title: str) -> None:
+    axes.set_xlabel("requests/s arriving")
+    axes.set_xlim(left=0)
+    plots.finish(axes, title)
+    if capacity.rate is not None:
+        axes.axvline(capacity.rate.mean, color="#7F7F7F", linestyle="--", linewidth=1)
+        if capacity.rate.n > 1:
+            axes.axvspan(*capacity.rate.ends, color="#7F7F7F", alpha=0.15)
+    plots.key(axes)

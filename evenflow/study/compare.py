@@ -1,0 +1,398 @@
+"""Runs side by side: schedulers simulated on the same requests, and any two runs.
+
+Of two: what differs in how they were made, and in what they came to. They are read from the folders
+that they are saved in, or at hand.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from evenflow.config.build import load_workload, reads_text
+from evenflow.config.run import RunConfig, with_
+from evenflow.config.systems import System, systems
+from evenflow.config.yaml_file import Patch, flat, value_of
+from evenflow.errors import LostProcessError, UsageError
+from evenflow.report.folder import reading
+from evenflow.report.tables import Format, is_metric, percent, read_table, write_summaries
+from evenflow.report.words import NOT_FAIR, metrics, overload, refusals
+from evenflow.results.outcome import Outcome, Served
+from evenflow.schedulers import POLICIES, POOLED
+from evenflow.study.fair import (
+    Interval,
+    Side,
+    doubts,
+    paired_difference,
+    require_served,
+    signed,
+    unpaired_difference,
+)
+from evenflow.study.points import processes
+from evenflow.study.runs import GivenPolicy, Job, Save, run_job, write_run
+
+if TYPE_CHECKING:
+    from ctypes import Array, c_long
+
+    from matplotlib.figure import Figure
+
+POLL_S = 0.1
+SAME_S = 1e-6
+"""Arrivals closer than this are the same."""
+
+PER_REQUEST = {"mean_ttft_ms": "ttft", "mean_tpot_ms": "tpot", "mean_e2el_ms": "e2el"}
+COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "completion_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What schedulers came to, in the order given."""
+
+    outcomes: Sequence[Outcome]
+
+    @property
+    def summaries(self) -> dict[str, dict[str, Any]]:
+        """The summary of each scheduler by label."""
+        return {outcome.label: outcome.summary for outcome in self.outcomes}
+
+    @property
+    def runs(self) -> dict[str, Outcome]:
+        """The run of each pipeline by name."""
+        return {name: run for outcome in self.outcomes for name, run in outcome.parts.items()}
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row a scheduler, in the order given; the numbers of its summary."""
+        return pd.DataFrame.from_dict(self.summaries, orient="index").rename_axis("scheduler")
+
+    def require_served(self, *, allowed: bool) -> None:
+        """Raise UsageError where a scheduler refused too much for a comparison."""
+        require_served({run.label: run.served for run in self.outcomes}, allowed=allowed)
+
+    def draw(self) -> Figure:
+        """Return a figure, a row a run: tokens of micro-batches in a row, shares of stage time."""
+        from evenflow.report.plots import draw_comparison
+
+        return draw_comparison(self.runs)
+
+    def write(self, folder: Path, title: str) -> None:
+        """Write comparison.csv and report.html."""
+        from evenflow.report.run_page import write_report
+
+        write_summaries(folder / "comparison.csv", "scheduler", self.summaries)
+        sources = {name: run.result.provenance for name, run in self.runs.items()}
+        write_report(folder / "report.html", self.runs, title, sources)
+
+
+def parse_schedulers(text: str) -> list[object]:
+    """Return the entries of a comma-separated list of schedulers.
+
+    An entry is a name, `module:Class`, or a mapping such as `{name: sarathi, token_budget: 2048}`.
+    """
+    try:
+        return list(value_of(f"[{text}]", "--schedulers"))
+    except UsageError:
+        raise UsageError(
+            f"--schedulers {text}: should be like sarathi,{{name: sarathi, token_budget: 64}}"
+        ) from None
+
+
+def line_up(entries: Sequence[object], config: RunConfig, beside: Path) -> list[Job]:
+    """Return a job for each scheduler or system on the same requests; UsageError for any mistake.
+
+    A bare name that the configuration has too keeps the parameters given there.
+    """
+    patches = [_patch(entry, config) for entry in entries]
+    labels = [label for label, _ in patches]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UsageError(f"--schedulers, --systems: {label} is there twice")
+    if not entries:
+        raise UsageError(
+            "--schedulers, --systems: nothing is named; give at least one, like "
+            "--schedulers sarathi,token_throttling"
+        )
+    configs = [with_(config, patch) for _, patch in patches]
+    workload = load_workload(configs[0], beside, keep_text=any(map(reads_text, configs)))
+    jobs = [
+        Job(own, workload, beside, entry if isinstance(entry, GivenPolicy) else None, label)
+        for entry, own, label in zip(entries, configs, labels, strict=True)
+    ]
+    for job in jobs:
+        job.built()
+    return jobs
+
+
+def _patch(entry: object, config: RunConfig) -> tuple[str, Patch]:
+    if isinstance(entry, GivenPolicy):
+        return entry.label, {"scheduler": {"name": entry.name}}
+    if isinstance(entry, System):
+        return entry.name, entry.patch()
+    if isinstance(entry, str):
+        _refuse_system(entry)
+        return entry, {} if entry == config.scheduler.name else {"scheduler": {"name": entry}}
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+        raise UsageError(f"--schedulers: {entry!r} should be a name, or a mapping with a name")
+    params = {str(key): value for key, value in entry.items() if key != "name"}
+    listed = ",".join(f"{key}={value}" for key, value in params.items())
+    label = f"{entry['name']}({listed})" if listed else entry["name"]
+    return label, {"scheduler": {"name": entry["name"], **params}}
+
+
+def _refuse_system(name: str) -> None:
+    """UsageError for the name or title of a published system that is no policy's name."""
+    for system in systems():
+        own = (system.name, system.title.casefold())
+        if name not in (*POLICIES, *POOLED) and name.casefold() in own:
+            raise UsageError(f"--schedulers {name}: is a system; --systems {system.name} is right")
+
+
+def run_all(
+    jobs: Sequence[Job],
+    folder: Path | None = None,
+    save: Save = "all",
+    on_progress: Callable[[Sequence[int]], None] | None = None,
+    form: Format = "csv",
+) -> Comparison:
+    """Simulate all jobs, each in a process of its own, and write a folder of each.
+
+    A policy that Python gave, which another process may not find, runs in this one. `folder` None:
+    nothing is written. `on_progress` is called now and then with the number of requests done by
+    each. `form`: the format of the tables of each.
+    """
+    tell = on_progress or (lambda counts: None)
+    done = multiprocessing.get_context("spawn").RawArray("l", len(jobs))
+    workers = min(len(jobs), os.cpu_count() or 1)
+    _Worker.done = done  # for policies that run in this process
+    with processes(workers, _count_in, done) as pool:
+        futures = {
+            index: pool.submit(_run_one, index, job, folder, save, form)
+            for index, job in enumerate(jobs)
+            if job.policy is None
+        }
+        try:
+            _watch(list(futures.values()), lambda: tell(list(done)))
+        except BrokenProcessPool:
+            raise LostProcessError(
+                "a scheduler's process died; the machine may be out of memory: try fewer requests"
+            ) from None
+        outcomes = [
+            futures[index].result()
+            if index in futures
+            else _run_one(index, job, folder, save, form)
+            for index, job in enumerate(jobs)
+        ]
+    return Comparison(outcomes)
+
+
+def _watch(futures: Sequence[Future[Any]], tell: Callable[[], None]) -> None:
+    """Wait until all are done, or until one has failed."""
+    pending: set[Future[Any]] = set(futures)
+    while pending:
+        finished, pending = wait(pending, timeout=POLL_S, return_when="FIRST_COMPLETED")
+        for future in finished:
+            future.result()
+        tell()
+
+
+class _Worker:
+    """Where a worker process says how far it is; shared memory cannot be sent with a task."""
+
+    done: Array[c_long]
+
+
+def _count_in(done: Array[c_long]) -> None:
+    _Worker.done = done
+
+
+def _run_one(index: int, job: Job, folder: Path | None, save: Save, form: Format) -> Outcome:
+    def on_done(count: int) -> None:
+        _Worker.done[index] = count
+
+    outcome = run_job(job, on_done)
+    for run in outcome.parts.values():
+        _ = run.idle  # found here, where it keeps nobody waiting
+    if folder is not None:
+        write_run(folder / job.folder, outcome, save, form=form)
+    return outcome
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A run: its summary, where it comes from, and its requests by id, if they were kept."""
+
+    name: str
+    summary: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    requests: pd.DataFrame | None
+
+    @cached_property
+    def latencies(self) -> pd.DataFrame:
+        """TTFT, TPOT and E2EL of each request by id, in ms; NaN where it has none."""
+        assert self.requests is not None
+        rows = self.requests
+        ttft, e2el = (rows[end] - rows["arrival_s"] for end in ("first_token_s", "completion_s"))
+        steps = (rows["output_tokens"] - 1).where(rows["output_tokens"] > 1)
+        columns = {"ttft": ttft.where(e2el.notna()), "tpot": (e2el - ttft) / steps, "e2el": e2el}
+        return 1e3 * pd.DataFrame(columns)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs between run `a` and run `b`; differences are b's less a's."""
+
+    a: Saved
+    b: Saved
+
+    @cached_property
+    def config(self) -> pd.DataFrame:
+        """A row a key of the configuration that differs, as each run has it; None: not given."""
+        ours, theirs = (flat(run.provenance.get("config", {})) for run in (self.a, self.b))
+        keys = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
+        keys = [key for key in keys if not any(other.startswith(f"{key}.") for other in keys)]
+        rows = [(ours.get(key), theirs.get(key)) for key in keys]
+        return pd.DataFrame(
+            rows, index=pd.Index(keys, name="key"), columns=["a", "b"], dtype=object
+        )
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """A row a number of the summaries that differs, with its 95 % interval where it has one.
+
+        NaN where a run has none. `mean` and `half_width` are of the n differences per request, or
+        of the two sides' means.
+        """
+        rows = {}
+        for key in {**self.a.summary, **self.b.summary}:
+            value, other = (run.summary.get(key) for run in (self.a, self.b))
+            if is_metric(value) and is_metric(other) and value != other:
+                less = math.nan if value is None or other is None else other - value
+                rows[key] = {"a": value, "b": other, "difference": less}
+                if (of := self.interval(key)) is not None:
+                    rows[key] |= {"mean": of.mean, "half_width": of.half_width, "n": of.n}
+        columns = ["a", "b", "difference", "mean", "half_width", "n"]
+        return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")
+
+    def interval(self, key: str) -> Interval | None:
+        """Return by how much a mean latency is more in b; None of what no request has."""
+        if key not in PER_REQUEST or self.a.requests is None or self.b.requests is None:
+            return None
+        sides = [run.latencies[PER_REQUEST[key]] for run in (self.b, self.a)]
+        if self.paired:
+            both = pd.concat(sides, axis=1, join="inner").dropna()
+            ours, theirs = (both.iloc[:, side].tolist() for side in (0, 1))
+            return paired_difference(ours, theirs) if ours else None
+        ours, theirs = (side.dropna().tolist() for side in sides)
+        return unpaired_difference(ours, theirs) if ours and theirs else None
+
+    @cached_property
+    def paired(self) -> bool:
+        """Whether both served the same requests: ids, arrivals and prompts are equal."""
+        ours, theirs = self.a.requests, self.b.requests
+        if ours is None or theirs is None or not ours.index.equals(theirs.index):
+            return False
+        same = ours["prompt_tokens"].equals(theirs["prompt_tokens"])
+        return same and bool(
+            np.allclose(ours["arrival_s"], theirs["arrival_s"], rtol=0, atol=SAME_S)
+        )
+
+    @property
+    def refusals(self) -> list[str]:
+        """Sentences on requests that were not completed, marked where so many are unfair."""
+        return refusals({run.name: Served.of(run.summary) for run in (self.a, self.b)})
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences on what makes the comparison unfair, or weak."""
+        runs = (self.a, self.b)
+        lost = (line for line in self.refusals if line.startswith(NOT_FAIR))
+        told = [line.removeprefix(NOT_FAIR) for line in lost]
+        first, second = (run.provenance.get("trace", {}) for run in runs)
+        if first.get("sha256") != second.get("sha256"):
+            told.append(f"other traces: {first.get('name')} and {second.get('name')}")
+        if lacking := " and ".join(run.name for run in runs if run.requests is None):
+            told.append(
+                f"no table of requests in {lacking}: no differences per request (--save requests)"
+            )
+        elif not self.paired:
+            told.append("not the same requests: the differences are unpaired")
+        told += doubts({run.name: Side(run.summary, run.provenance) for run in runs})
+        loads = {run.name: overload(run.summary) for run in runs}
+        return told + [f"{name} is overloaded: {load}" for name, load in loads.items() if load]
+
+
+def diff(a: str | Path | Outcome, b: str | Path | Outcome) -> Difference:
+    """Read two runs, each a saved folder or at hand; UsageError for a folder that is none."""
+    first, second = (_saved(each, name) for each, name in ((a, "a"), (b, "b")))
+    return Difference(first, second)
+
+
+def _saved(run: str | Path | Outcome, name: str) -> Saved:
+    if isinstance(run, Outcome):
+        return Saved(name, run.summary, run.result.provenance, _by_id(run.requests))
+    folder = Path(run)
+    with reading(folder):
+        summary = _summary(folder)
+        rows = read_table(folder, "requests", ["request_id", *COLUMNS])
+    requests = None if rows is None else _by_id(rows)
+    return Saved(str(run), summary, summary["provenance"], requests)
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        what = "is a file; the folder of a run" if folder.exists() else "no such folder; a run's"
+        raise UsageError(f"{folder}: {what} is right")
+    path = folder / "summary.json"
+    if not path.is_file():
+        inside = sorted(str(each.parent) for each in folder.glob("*/summary.json"))
+        hint = f"; it holds several: {', '.join(inside)}" if inside else ""
+        raise UsageError(f"{folder}: holds no run of evenflow's (no summary.json){hint}")
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(summary["provenance"]["config"], dict):
+            return dict(summary)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise UsageError(f"{path}: is no summary that evenflow wrote")
+
+
+def _by_id(requests: pd.DataFrame) -> pd.DataFrame:
+    columns: pd.DataFrame = requests.set_index("request_id")[list(COLUMNS)].astype(float)
+    return columns.sort_index()
+
+
+def config_rows(found: Difference) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of what differs in the configuration."""
+    rows = [[str(key), _value(a), _value(b)] for key, a, b in found.config.itertuples()]
+    return ["key", found.a.name, found.b.name], rows
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else "-" if value is None else json.dumps(value)
+
+
+def metric_rows(found: Difference) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of the numbers that differ and that tables show."""
+    rows = []
+    for metric in metrics():
+        if metric.key in found.metrics.index:
+            values = (run.summary.get(metric.key) for run in (found.a, found.b))
+            a, b = (math.nan if value is None else float(value) for value in values)
+            each = found.interval(metric.key)
+            share = percent((b - a) / a, 1) if a else ""
+            told = "" if each is None else signed(each)
+            rows.append([metric.words, metric.cell(a), metric.cell(b), share, told])
+    how = "per request" if found.paired else "unpaired"
+    return ["", found.a.name, found.b.name, "change", f"{how}, 95 %"], rows

@@ -1,0 +1,306 @@
+"""Deployments of a run: its layers on so many GPUs, the policies of engines, how to start them.
+
+A layout is stages x tensor parallel; a candidate is a layout with a scheduler and its parameters.
+Flags are those of vLLM 0.32 and SGLang 0.5.23, whose own argument parsers took the lines that the
+tests compare with (docs/plan.md), and of gLLM's `cli_args.py` (commit 03cd714), read and not run.
+Knows what can be, not how well it serves; what an engine cannot express is told.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evenflow.config.build import Workload, build
+from evenflow.config.pools import defaults
+from evenflow.config.run import RunConfig, configured, with_
+from evenflow.config.systems import keys_of_system, systems
+from evenflow.config.yaml_file import Document, Patch, find, long_form
+from evenflow.errors import MOST_RUNS, UsageError
+from evenflow.specs.deployment import split_layers
+from evenflow.specs.model import model, models
+
+LAUNCHED = ("vllm_v1", "sglang", "token_throttling")
+"""The policies of engines of today, tried beside the run's own: vLLM, SGLang, gLLM."""
+
+_BUDGETS = ("token_budget", "max_num_batched_tokens", "chunked_prefill_size", "max_prefill")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One way: its name in two parts, the keys of RUN.yaml that make it, and the layers per stage.
+
+    `reason`: why it cannot be; "" where it can.
+    """
+
+    parallel: str
+    division: str
+    keys: Mapping[str, Any]
+    layers: tuple[int, ...] = field(default=(), compare=False)
+    reason: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.parallel}, {self.division}"
+
+    @property
+    def short(self) -> str:
+        """The name without what goes without saying: an even division."""
+        return self.parallel if self.division in ("even", "as given") else self.label
+
+
+AS_GIVEN = Layout("as given", "as given", {})
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Settings to try: a scheduler, those of its parameters that are set, a layout."""
+
+    scheduler: str
+    params: Mapping[str, Any]
+    layout: Layout
+
+    @property
+    def patch(self) -> Patch:
+        return {**self.layout.keys, "scheduler": {"name": self.scheduler, **self.params}}
+
+
+def layouts(
+    document: Document,
+    workload: Workload,
+    beside: Path,
+    pairs: Sequence[tuple[int, int]] | None = None,
+    shifts: Sequence[int] = (),
+) -> list[Layout]:
+    """Return the layouts to try, those that cannot be with the reason; the one given comes first.
+
+    `pairs` are stages and tensor-parallel ranks; None: the run's own. Each of `shifts` moves so
+    many layers away from the last stage. Layouts with the same layers on the same GPUs are listed
+    once. Where the layers do not follow from a model and its memory there is only the one given
+    (`why_fixed`).
+    """
+    config = configured(document)
+    if why_fixed(config):
+        return [AS_GIVEN]
+    assert config.model is not None  # it would be fixed
+    num_layers = model(find(config.model, beside)).num_layers
+    own = (config.num_stages, config.tensor_parallel)
+    pairs = [own] if pairs is None else pairs
+    wanted = [AS_GIVEN] if own in pairs else []
+    wanted += [each for pair in pairs for each in _divisions(num_layers, *pair, shifts)]
+    found: dict[Any, Layout] = {}
+    for each in wanted:
+        tried = _tried(each, document, workload, beside)
+        found.setdefault((tried.parallel, tried.layers) if tried.layers else tried.label, tried)
+    return list(found.values())
+
+
+def parse_gpus(text: str) -> tuple[int, ...]:
+    """Return the numbers of GPUs that `8`, `4,8` or `4..64` means, in order; else UsageError."""
+    numbers: set[int] = set()
+    for part in text.split(","):
+        low, _, high = part.strip().partition("..")
+        ends = [int(end) if end.isdecimal() and len(end) < 9 else 0 for end in (low, high or low)]
+        if not 1 <= ends[0] <= ends[1] <= MOST_RUNS:
+            words = "should be a number of GPUs, several (4,8) or a range (4..64)"
+            raise UsageError(f"--gpus {text:.80}: {words}, from 1 to {MOST_RUNS}")
+        numbers.update(range(ends[0], ends[1] + 1))
+    return tuple(sorted(numbers))
+
+
+def on_gpus(config: RunConfig, gpus: Sequence[int]) -> RunConfig:
+    """Return the run with as many replicas as have so many GPUs; UsageError where none has."""
+    pipeline = config.pipeline_gpus
+    if len(gpus) > 1 or gpus[0] % pipeline:
+        listed = ",".join(map(str, gpus))
+        words = f"one number is right, a multiple of the {pipeline} GPUs of one pipeline"
+        raise UsageError(f"--gpus {listed}: {words}; evenflow plan tries several layouts")
+    router = "least_outstanding" if config.replicas is None else config.replicas.router
+    return with_(config, {"replicas": {"count": gpus[0] // pipeline, "router": router}})
+
+
+def pairs_of(gpus: Sequence[int]) -> list[tuple[int, int]]:
+    """Return all factorizations of numbers of GPUs into stages x tensor-parallel ranks."""
+    return [(n // ranks, ranks) for n in gpus for ranks in range(1, n + 1) if n % ranks == 0]
+
+
+def parallel_name(stages: int, ranks: int) -> str:
+    """Return what people call so many stages of so many tensor-parallel GPUs: PP2 x TP4."""
+    parts = [f"PP{stages}"] if stages > 1 or ranks == 1 else []
+    return " x ".join([*parts, f"TP{ranks}"] if ranks > 1 else parts)
+
+
+def why_fixed(config: RunConfig) -> str:
+    """Say why the layout of a run is what it says; "" where others can be tried."""
+    if config.model is None or config.gpu is None or config.costs.kind == "affine":
+        return "the run's costs do not follow from a model on a gpu"
+    if config.kv.pages != "auto":
+        return "the run's kv.pages is a number, not auto"
+    return ""
+
+
+def _divisions(num_layers: int, stages: int, ranks: int, shifts: Sequence[int]) -> Iterator[Layout]:
+    parallel, ways = parallel_name(stages, ranks), {"stages": stages, "tensor_parallel": ranks}
+    if stages > num_layers or stages == 1:
+        yield Layout(parallel, "even", ways)
+        return
+    for split in ("even", "balanced"):
+        yield Layout(parallel, split, {**ways, "split": split})
+    even = split_layers(num_layers, stages)
+    for shift in shifts:
+        layers = shifted(even, shift)
+        if min(layers) >= 1:
+            listed = {**ways, "stages": list(layers), "split": "even"}
+            yield Layout(parallel, f"last {-shift:+d}", listed)
+
+
+def shifted(layers: Sequence[int], shift: int) -> tuple[int, ...]:
+    """Return the layers with `shift` of the last stage's on the others, from the front on."""
+    moved = list(layers)
+    for count in range(shift):
+        moved[count % (len(moved) - 1)] += 1
+        moved[-1] -= 1
+    return tuple(moved)
+
+
+def _tried(layout: Layout, document: Document, workload: Workload, beside: Path) -> Layout:
+    try:
+        places = dict.fromkeys(layout.keys, f"layout {layout.label}")
+        config = with_(document, layout.keys, places)
+        built = build(config, workload.requests[:1], beside, workload.texts)
+    except UsageError as error:
+        return replace(layout, reason=str(error))
+    pools = built.deployment.get("pools")
+    layers = () if pools else tuple(built.deployment["layers_per_stage"])
+    parallel = parallel_name(config.num_stages, config.tensor_parallel)
+    return replace(layout, parallel=parallel, layers=layers)
+
+
+def budget_key(params: Collection[str]) -> str | None:
+    """Return what a policy calls the most tokens, or prompt tokens, of a micro-batch, if it has."""
+    return next((each for each in _BUDGETS if each in params), None)
+
+
+def policies_to_try(named: Sequence[str] | None, config: RunConfig) -> list[str]:
+    """Return the schedulers that are named, each once; None: the run's own and LAUNCHED."""
+    names = list(dict.fromkeys([config.scheduler.name, *LAUNCHED] if named is None else named))
+    if not names:
+        raise UsageError("--schedulers: names no scheduler; give at least one")
+    return names
+
+
+def dispatch_of(scheduler: str) -> str:
+    """Return how the system that a policy is from dispatches; stage0 where it is not said."""
+    keys = [keys_of_system(each.name) for each in systems()]
+    own = [each for each in keys if long_form("scheduler", each["scheduler"])["name"] == scheduler]
+    return next((each["dispatch"] for each in own if "dispatch" in each), "stage0")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine's command, and its flags by what they say; engines.yaml explains each key."""
+
+    name: str
+    command: str
+    flags: Mapping[str, str]
+    policies: Mapping[str, Mapping[str, str]]
+    switches: Mapping[str, str]
+    layers: str = ""
+    fixed: Mapping[str, str] = field(default_factory=dict)
+
+
+@cache
+def engines() -> tuple[Engine, ...]:
+    """Return the engines of engines.yaml."""
+    text = Path(__file__).with_name("engines.yaml").read_text(encoding="utf-8")
+    return tuple(Engine(name, **keys) for name, keys in yaml.safe_load(text).items())
+
+
+def run_yaml(document: Document, beside: Path, final: Path) -> str:
+    """Return a run as YAML that runs from any place: its files are named relative to `final`."""
+    data = _moved(document.data, beside, final)
+    return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
+
+
+def _moved(value: Any, beside: Path, final: Path) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _moved(inner, beside, final) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_moved(inner, beside, final) for inner in value]
+    if isinstance(value, str) and value and (path := Path(find(value, beside))).exists():
+        return os.path.relpath(path, final)
+    return value
+
+
+def launch_lines(config: RunConfig, layers: Sequence[int] = ()) -> list[str]:
+    """Return how to start a run's deployment: for each engine its command, and what it leaves out.
+
+    `layers` of each stage are said where they are not even.
+    """
+    if config.model is None:
+        return []
+    count = 1 if config.replicas is None else config.replicas.count
+    lines = []
+    for engine in engines():
+        command, left_out = _command(engine, config, layers)
+        times = "" if count == 1 else f" x {count}"
+        lines.append(f"{engine.name}{times}: {command}")
+        lines += [f"  not said: {each}" for each in left_out]
+    if count > 1:
+        router = "round_robin" if config.replicas is None else config.replicas.router
+        lines.append(f"  and a router in front of the {count} of them: {router}")
+    return lines
+
+
+def _command(engine: Engine, config: RunConfig, layers: Sequence[int]) -> tuple[str, list[str]]:
+    """Return an engine's command for one replica, and what of the run it does not say."""
+    values = {
+        "tensor_parallel": config.tensor_parallel,
+        "data_parallel": config.data_parallel if config.data_parallel > 1 else None,
+        "stages": config.num_stages,
+        "memory": config.kv.memory_utilization,
+        "page": config.kv.page_tokens,
+        "length": config.max_model_len,
+        "kv_dtype": config.kv_dtype,
+    }
+    spec = models().get(config.model or "")  # on the Hugging Face Hub; else what the user wrote
+    name = config.model or "" if spec is None or " " in spec.source else spec.source
+    words = [engine.command.format(model=shlex.quote(name))]
+    words += [f"{flag} {values[key]}" for key, flag in engine.flags.items() if values[key]]
+    chosen = {"no_cache": not config.kv.prefix_cache, "experts": config.expert_parallel}
+    words += [flag for key, flag in engine.switches.items() if chosen[key]]
+    flags, left_out = _policy(engine, config)
+    words += flags
+    if config.kv_dtype and "kv_dtype" not in engine.flags:
+        left_out.append(f"kv_dtype {config.kv_dtype}")
+    if config.dtype not in (None, "bfloat16", "float16"):
+        left_out.append(f"dtype {config.dtype}; name a checkpoint whose weights are in it")
+    if len(set(layers)) > 1:
+        listed = ",".join(map(str, layers))
+        words += [] if engine.layers else [f"--assigned-layers {listed}"]
+        words[0] = engine.layers.format(layers=listed) + words[0]
+    return " ".join(words), left_out
+
+
+def _policy(engine: Engine, config: RunConfig) -> tuple[list[str], list[str]]:
+    """Return the flags of a run's policy, or of the engine's own with the same budget."""
+    name, own = config.scheduler.name, next(iter(engine.policies))
+    given = {**defaults(name), **config.scheduler.params}
+    flags = engine.policies.get(name)
+    left_out = []
+    if flags is None:
+        left_out.append(f"the policy {name}; this is {engine.name}'s own with the same budget")
+        flags = engine.policies[own]
+        theirs, ours = budget_key(given), budget_key(flags)
+        given, name = {**defaults(own), **({str(ours): given[theirs]} if theirs else {})}, own
+    elif unsaid := [key for key in config.scheduler.params if key not in flags]:
+        left_out.append(", ".join(f"{key} {given[key]}" for key in unsaid))
+    words = [f"{flag} {given[key]}" for key, flag in flags.items() if given.get(key) is not None]
+    return [*words, *([engine.fixed[name]] if name in engine.fixed else [])], left_out

@@ -1,0 +1,331 @@
+"""A plan from its question to its folder: the answer in words, tables, a RUN.yaml, launch lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from evenflow.config.run import configured
+from evenflow.config.yaml_file import Document, patched
+from evenflow.errors import UsageError
+from evenflow.report.tables import number, percent, write_json, write_table
+from evenflow.report.words import metric_words, refusals, rows_left_out
+from evenflow.study.deployments import launch_lines, run_yaml
+from evenflow.study.fair import require_served
+from evenflow.study.plan_search import (
+    CHANGE,
+    Ask,
+    Question,
+    climb,
+    contenders,
+    name_of,
+    nearest,
+    prepare,
+    ranked,
+    remedies,
+    search,
+    up_to,
+)
+from evenflow.study.slo import Condition, costs
+from evenflow.study.trials import How, Simulator, Trial, run, table, unfair
+
+SHOWN = 8
+"""Points in the table."""
+
+WAYS = 3
+"""Changes in the sentence."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan: all points that were simulated; `kept` are those that keep the SLO, the best first.
+
+    `misses` are the nearest ones where none does, and `changed` what would have to be other, the
+    best first. `rates`: up to how many requests/s a point keeps the SLO. `seconds`: how long it
+    took.
+    """
+
+    question: Question
+    trials: Sequence[Trial]
+    kept: Sequence[Trial] = ()
+    misses: Sequence[Trial] = ()
+    changed: Sequence[Trial] = ()
+    rates: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def best(self) -> Trial:
+        """The best point that keeps the SLO, or else the one that misses least."""
+        return (*self.kept, *self.misses)[0]
+
+    @property
+    def winner(self) -> Document:
+        """The run of the best point, as RUN.yaml's keys."""
+        setting, count = self.question.point(self.best)
+        return patched(self.question.document, setting.patch(count))
+
+    @property
+    def points(self) -> pd.DataFrame:
+        """A row for each point, stretch of the trace and seed that was simulated."""
+        return table(self.trials)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each point that keeps the SLO, the best first; else for the nearest ones."""
+        return pd.DataFrame([facts_of(self, each) for each in (*self.kept, *self.misses)])
+
+
+def plan(document: Document, beside: Path, ask: Ask, how: How) -> Planned:
+    """Find the cheapest deployment that keeps the SLO; where there is none, what is nearest to it.
+
+    `beside` is the folder of the run's file. UsageError naming what is wrong with the run or the
+    wish, before the first long run.
+    """
+    started = time.perf_counter()
+    question = prepare(document, beside, ask)
+    with how.simulator("simulations", None) as who:
+        planned = answered(question, who)
+        require_served({"": planned.best.served}, allowed=ask.allow_refused)
+        planned = replace(planned, seconds=time.perf_counter() - started)
+        how.write(lambda folder: _write(folder, planned, how.out or folder))
+    return planned
+
+
+def answered(question: Question, who: Simulator) -> Planned:
+    """Return the plan that simulations of a checked question come to."""
+    study = question.study
+    trials = run(study, who, search(question))
+    kept = ranked(question, trials)
+    if not kept:
+        missed = run(study, who, nearest(question, trials))
+        misses = sorted((each for each in missed if not each.errors), key=question.excess)
+        if not misses:
+            raise UsageError(f"no point can be simulated: {missed[0].errors[0]}")
+        tried = run(study, who, remedies(question, misses))
+        every = (*trials, *missed, *tried)
+        changed = [each for each in tried if CHANGE in each.labels and not each.errors]
+        changed.sort(key=lambda each: (question.excess(each), each.labels["gpus"]))
+        return Planned(question, every, (), misses, changed, up_to(question, tried))
+    if question.rate is None:
+        return Planned(question, trials, kept)
+    best = contenders(question, kept)
+    climbed = [*trials, *run(study, who, climb(question, best))]
+    rates = up_to(question, climbed)
+    kept = sorted(kept, key=lambda t: (t.labels["gpus"], -rates[name_of(t)], -question.margin(t)))
+    return Planned(question, climbed, kept, rates=rates)
+
+
+def facts_of(planned: Planned, trial: Trial) -> dict[str, Any]:
+    """Return what a point is, what it costs, and how far it is from each limit."""
+    question = planned.question
+    gpus, price = trial.labels["gpus"], question.ask.price
+    facts: dict[str, Any] = {
+        "gpus": gpus,
+        "replicas": trial.labels["replicas"],
+        "setting": trial.labels["setting"],
+    }
+    served = {"total_token_throughput": trial.mean("total_token_throughput")}
+    facts |= costs(gpus, served, price)
+    for each in question.slo:
+        facts[each.metric] = trial.mean(each.metric)
+        facts[f"{each.metric}_margin"] = -each.excess_share(trial.mean(each.metric))
+    facts |= {"completed": trial.served.completed, "failed": trial.served.failed}
+    facts["busy_share"] = trial.mean("busy_share")
+    facts["binds"] = binding(question, trial).metric
+    if name_of(trial) in planned.rates:
+        facts["up_to_requests_per_s"] = planned.rates[name_of(trial)]
+    return facts
+
+
+def binding(question: Question, trial: Trial) -> Condition:
+    """Return the limit that is nearest, or missed by most."""
+    return max(question.slo, key=lambda each: each.excess_share(trial.mean(each.metric)))
+
+
+def _write(folder: Path, planned: Planned, final: Path) -> None:
+    """Write plan.json, plan.csv, points.csv, launch.txt and plan.yaml, the winner's RUN.yaml."""
+    question = planned.question
+    write_json(folder / "plan.json", facts(planned))
+    write_table(folder / "plan.csv", planned.table)
+    write_table(folder / "points.csv", planned.points.astype(object))
+    lines = [*sentences(planned), *launch(planned)]
+    (folder / "plan.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    how = "found" if planned.kept else "misses least with"
+    head = f"# The deployment that evenflow plan {how} for {question.document.name}.\n"
+    text = head + run_yaml(planned.winner, question.beside, final)
+    (folder / "plan.yaml").write_text(text, encoding="utf-8")
+
+
+def launch(planned: Planned) -> list[str]:
+    """Return how to start the winner with vLLM, SGLang and gLLM; nothing where there is none."""
+    if not planned.kept:
+        return []
+    setting, _ = planned.question.point(planned.best)
+    return launch_lines(configured(planned.winner), setting.candidate.layout.layers)
+
+
+def facts(planned: Planned) -> dict[str, Any]:
+    """Return the content of plan.json."""
+    question = planned.question
+    return {
+        "keeps_slo": bool(planned.kept),
+        "slo": [str(each) for each in question.slo],
+        "gpus": [question.ask.gpus[0], question.ask.gpus[-1]],
+        "requests_per_s": question.rate,
+        "requests": question.requests,
+        **(planned.best.served.facts if planned.best.served.failed else {}),
+        "rows_left_out": rows_left_out(question.trace),
+        "best": facts_of(planned, planned.best),
+        "effort": effort(planned),
+        "left_out": [{"layout": each.label, "reason": each.reason} for each in question.left_out],
+    }
+
+
+def effort(planned: Planned) -> dict[str, int]:
+    """Return how many points there are, how many were simulated, and how many on all requests."""
+    question = planned.question
+    plain = [each for each in planned.trials if question.is_planned(each)]
+    whole = [each for each in plain if question.is_whole(each)]
+
+    def count(trials: Sequence[Trial]) -> int:
+        return len({name_of(each) for each in trials})
+
+    return {
+        "points": question.num_points,
+        "simulated": count(plain),
+        "on_all_requests": count(whole),
+        "simulations": len({r.key for each in planned.trials for r in each.records}),
+    }
+
+
+def sentences(planned: Planned) -> list[str]:
+    """Return the answer: what was refused; what to launch and its cost; limits; what was tried."""
+    told = [*refusals({"": planned.best.served}), _what(planned), _how_near(planned)]
+    first = {name_of(trial): trial for trial in planned.kept[:2]}
+    told += [] if planned.kept else [_what_would(planned)]
+    told += [f"{line}." for line in rows_left_out(planned.question.trace)]
+    return [*told, _tried(planned), *unfair(first)]
+
+
+def _what(planned: Planned) -> str:
+    trial, question = planned.best, planned.question
+    (setting, count), gpus = question.point(trial), trial.labels["gpus"]
+    each = f" of {setting.gpus} GPUs each" if count > 1 else ""
+    name = f"{name_of(trial)}{each}: {gpus} GPU{'s' if gpus > 1 else ''}"
+    if not planned.kept:
+        most = question.ask.gpus[-1]
+        return f"Nothing with up to {most} GPUs keeps the SLO. Nearest is {name}."
+    if question.ask.price is None:
+        return f"Launch {name}."
+    told = facts_of(planned, trial)
+    dollars, tokens = told["dollars_per_hour"], told["dollars_per_million_tokens"]
+    return f"Launch {name}, ${dollars:,.2f} an hour, ${number(tokens, 3)} for a million tokens."
+
+
+def _how_near(planned: Planned) -> str:
+    question, trial = planned.question, planned.best
+    told = [
+        f"{metric_words(each.metric)} {number(value, 3)} of {each.limit:g} ({_left(each, value)})"
+        for each in question.slo
+        for value in [trial.mean(each.metric)]
+    ]
+    rate = planned.rates.get(name_of(trial))
+    served = trial.served
+    of = f", {served.share * rate:.3g} of them served" if rate and served.failed else ""
+    holds = "" if rate is None else f"; it holds up to {rate:.3g} requests/s{of}"
+    at = "" if question.rate is None else f"At {question.rate:.3g} requests/s: "
+    busy = percent(trial.mean("busy_share"), 0, sign=False)
+    words = metric_words(binding(question, trial).metric)
+    return f"{at}{', '.join(told)}; {words} binds, GPUs are {busy} busy{holds}."
+
+
+def _left(condition: Condition, value: float) -> str:
+    """Return the share of a limit that is left, or how many times the limit a value is."""
+    share = condition.excess_share(value)
+    return f"x{number(1 + share, 3)}" if share > 1 else percent(-share, 0)
+
+
+def _what_would(planned: Planned) -> str:
+    """Say which changes would keep the SLO, or which comes nearest."""
+    question = planned.question
+    would = [_words_of_change(each) for each in planned.changed if question.excess(each) <= 0]
+    names = [name_of(each) for each in planned.misses]
+    rates = {name: planned.rates[name] for name in names if name in planned.rates}
+    less = [f"{rate:.3g} requests/s with {name}" for name, rate in rates.items()][:1]
+    if told := [*dict.fromkeys(would), *less]:
+        return f"What would keep it (simulated, one at a time): {'; '.join(told[:WAYS])}."
+    if not planned.changed:
+        return "No change was found to simulate."
+    nearest = planned.changed[0]
+    metric = binding(question, nearest)
+    value = number(nearest.mean(metric.metric), 3)
+    return (
+        f"None of {len(planned.changed)} changes keeps it, nor does less traffic; nearest is "
+        f"{_words_of_change(nearest)}: {metric_words(metric.metric)} {value} of {metric.limit:g}."
+    )
+
+
+def _words_of_change(trial: Trial) -> str:
+    words = trial.labels[CHANGE]
+    where = f"{trial.labels['gpus']} GPUs, {name_of(trial)}"
+    return f"{where}, {words}" if words else where
+
+
+def change_rows(planned: Planned) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of the changes that come nearest to the SLO, or keep it."""
+    question = planned.question
+    heads = ["change", *_heads(question)]
+    return heads, [
+        [_words_of_change(each), *_cells(planned, each)] for each in planned.changed[:SHOWN]
+    ]
+
+
+def _tried(planned: Planned) -> str:
+    done, question = effort(planned), planned.question
+    which = "the first" if question.is_cut else "all"
+    more = " of the trace (workload.requests says how many)" if question.is_cut else ""
+    return (
+        f"Simulated {done['simulated']} of {done['points']} points, {done['on_all_requests']} of "
+        f"them on {which} {question.requests} requests{more}, in {planned.seconds:.0f} s."
+    )
+
+
+def rows(planned: Planned) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of the best points, or of the nearest: values and their margins."""
+    question = planned.question
+    priced = question.ask.price is not None
+    heads = [
+        "replicas x layout, scheduler, budget",
+        "GPUs",
+        *(["$/h", "$/M tok."] if priced else []),
+    ]
+    shown = (*planned.kept, *planned.misses)[:SHOWN]
+    lost = any(trial.served.failed for trial in shown)
+    heads += ["requests\ncompleted"] if lost else []
+    found = []
+    for trial in shown:
+        told = facts_of(planned, trial)
+        row = [name_of(trial), str(told["gpus"])]
+        if priced:
+            row += [number(told["dollars_per_hour"]), number(told["dollars_per_million_tokens"], 3)]
+        row += [f"{trial.served.completed:,} of {trial.served.asked:,}"] if lost else []
+        found.append([*row, *_cells(planned, trial)])
+    return [*heads, *_heads(question)], found
+
+
+def _heads(question: Question) -> list[str]:
+    return [metric_words(each.metric).replace(" (", "\n(") for each in question.slo] + ["busy"]
+
+
+def _cells(planned: Planned, trial: Trial) -> list[str]:
+    """Return the limited numbers with what is left of their limits, and how busy the GPUs are."""
+    told = facts_of(planned, trial)
+    cells = []
+    for each in planned.question.slo:
+        cells.append(f"{number(told[each.metric], 3)} {_left(each, told[each.metric])}")
+    return [*cells, percent(told["busy_share"], 0, sign=False)]

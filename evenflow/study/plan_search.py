@@ -1,0 +1,626 @@
+"""The cheapest deployment that keeps an SLO: which there are, and which of them are simulated.
+
+A setting is a layout of one pipeline, a scheduler and its budget; a point is a setting with a
+number of replicas. The search asks of each setting whether it keeps the SLO with no more GPUs than
+the best one found so far: first on the busiest stretch of the trace, then on all of it. It takes it
+that more replicas of one setting do no worse, and that an SLO which a stretch breaks the whole
+breaks too. `exhaustive` takes nothing for granted. Knows no words and no files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evenflow.config.build import Workload, load_workload
+from evenflow.config.files import make_importable
+from evenflow.config.pools import defaults
+from evenflow.config.run import RunConfig, configured, with_
+from evenflow.config.yaml_file import Document, Patch, patched
+from evenflow.errors import UsageError
+from evenflow.results.outcome import Served
+from evenflow.schedulers import POOLED
+from evenflow.specs.gpu import gpu, gpus, links
+from evenflow.study.advice import faster_links
+from evenflow.study.deployments import (
+    Candidate,
+    Layout,
+    budget_key,
+    dispatch_of,
+    layouts,
+    policies_to_try,
+    why_fixed,
+)
+from evenflow.study.fair import require_served
+from evenflow.study.searches import (
+    Probe,
+    bisect,
+    own_rate,
+    rate_patch,
+    rounded,
+    side_by_side,
+)
+from evenflow.study.slo import (
+    KEEPS_UP,
+    LATENCY,
+    Condition,
+    check_slo,
+    levels_of,
+    missed,
+    service_levels,
+    shares_beyond,
+)
+from evenflow.study.trials import (
+    Case,
+    Parts,
+    Search,
+    Study,
+    Trial,
+    dry_run,
+    seed_matters,
+    seeds,
+)
+from evenflow.traces import Replay
+from evenflow.types import Request
+
+DIGITS = 10
+"""No budget has more."""
+
+MOST_REQUESTS = 8000
+"""How much of a longer trace is simulated, where the run does not say."""
+
+BUDGETS = (512, 1024, 2048)
+"""The most tokens, or prompt tokens, of a micro-batch."""
+
+DEGREES = (1, 2, 4, 8)
+"""Stages, and tensor-parallel GPUs of a stage, beside those of the run."""
+
+SHARES = (1 / 16, 1 / 4)
+"""The parts of the requests on which a point is tried before the whole."""
+
+LEAST_REQUESTS = 200
+"""A part of the trace has no fewer."""
+
+WIDTH = 8
+"""Settings that are tried side by side. The answer follows from it, not from who simulates."""
+
+NEAREST = 5
+"""Of the layouts that miss, so many are simulated on the whole trace."""
+
+CONTENDERS = 3
+"""Of equally cheap points, for so many the rate is found up to which they keep the SLO."""
+
+TOLERANCE = 0.05
+
+CHANGE = "change"
+"""The label of what is not of the plan: a change that would be needed."""
+
+TIMES = (4, 16)
+"""How many times the GPUs are tried where none of those that may be suffice."""
+
+ROUGHLY = 0.25
+"""How exactly a rate is found there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What the user says, beside the run. None: chosen here.
+
+    `rate`: requests/s, or a multiple of the run's own ("2x"); `price`: dollars of a GPU an hour.
+    `allow_refused`: answer though too many requests are refused.
+    """
+
+    slo: tuple[Condition, ...]
+    gpus: tuple[int, ...]
+    rate: str | None = None
+    price: float | None = None
+    schedulers: Sequence[str] | None = None
+    budgets: Sequence[int] | None = None
+    replications: int = 1
+    exhaustive: bool = False
+    allow_refused: bool = False
+
+    def __post_init__(self) -> None:
+        if self.price is not None and not 0 < self.price < math.inf:
+            raise UsageError(f"--price {self.price:g}: should be dollars of a GPU an hour, above 0")
+        if self.replications < 1:
+            raise UsageError(f"--replications {self.replications}: should be at least 1")
+        for budget in self.budgets or ():
+            if budget < 1:
+                raise UsageError(f"--budgets {budget}: should be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A pipeline of `gpus` GPUs with a policy, and the numbers of replicas that there may be."""
+
+    candidate: Candidate
+    dispatch: str
+    gpus: int
+    counts: tuple[int, ...]
+
+    def patch(self, count: int) -> Patch:
+        """Return the keys that make a run this, so many times."""
+        return {**self.candidate.patch, "dispatch": self.dispatch, "replicas.count": count}
+
+    @property
+    def name(self) -> str:
+        """What tables call it: PP2 x TP4, sarathi 1024; the number is the policy's budget."""
+        params = self.candidate.params
+        key = budget_key(params)
+        words = self.candidate.scheduler + ("" if key is None else f" {params[key]}")
+        return f"{self.candidate.layout.short}, {words}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """So many of the requests, from which on, and the SLO that they have to keep.
+
+    The SLO of a part is what the whole cannot keep if the part does not: of a limit on P99, no more
+    requests of the part may be beyond it than a hundredth of all requests.
+    """
+
+    requests: int
+    skip: int
+    slo: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, checked: the run at the rate that is asked, what may be, on which requests.
+
+    `parts` are those of the trace that a point has to pass, the whole last. `rate` is that of the
+    arrivals in requests/s, None where they have none. `left_out` are layouts that cannot be.
+    `served`: the requests of all seeds, and those that no deployment refuses. `trace` is what the
+    provenance says of it; `is_cut`: whether it has more requests than are simulated.
+    """
+
+    ask: Ask
+    document: Document
+    beside: Path
+    settings: Mapping[str, Setting]
+    left_out: tuple[Layout, ...]
+    parts: tuple[Stretch, ...]
+    rate: float | None
+    served: Served
+    trace: Mapping[str, Any]
+    is_cut: bool
+
+    @property
+    def config(self) -> RunConfig:
+        return configured(self.document)
+
+    @property
+    def slo(self) -> tuple[Condition, ...]:
+        return self.ask.slo
+
+    @property
+    def requests(self) -> int:
+        return self.parts[-1].requests
+
+    @property
+    def num_points(self) -> int:
+        return sum(len(setting.counts) for setting in self.settings.values())
+
+    @property
+    def study(self) -> Study:
+        """The run, and its summary with what the SLO of each part needs."""
+        config = self.config
+        more = levels_of(self.slo, config, *(c.metric for part in self.parts for c in part.slo))
+        return Study(self.document, self.beside, _seeds(config, self.ask), service_levels, more)
+
+    def case(
+        self, setting: Setting, count: int, part: Stretch | None = None, patch: Patch | None = None
+    ) -> Case:
+        """Return a point on a part of the requests (None: all), with other keys changed too."""
+        part = part or self.parts[-1]
+        labels = {
+            "setting": setting.name,
+            "replicas": count,
+            "gpus": count * setting.gpus,
+            "requests": part.requests,
+            **(patch or {}),
+        }
+        of_part = {"workload.requests": part.requests, "workload.skip": part.skip}
+        return Case(labels, {**setting.patch(count), **of_part, **(patch or {})})
+
+    def point(self, trial: Trial) -> tuple[Setting, int]:
+        """Return the setting of a trial, and how many replicas of it there were."""
+        return self.settings[trial.labels["setting"]], trial.labels["replicas"]
+
+    def is_planned(self, trial: Trial) -> bool:
+        """Say whether a trial is of a point of the plan, at the rate that is asked."""
+        return set(trial.labels) == {"setting", "replicas", "gpus", "requests"}
+
+    def is_whole(self, trial: Trial) -> bool:
+        """Say whether a trial is of a point of the plan on all requests."""
+        return self.is_planned(trial) and trial.labels["requests"] == self.requests
+
+    def excess(self, trial: Trial, slo: Sequence[Condition] | None = None) -> float:
+        """Return the shares of their limits by which limits are missed, added up; inf: failed.
+
+        On all requests, more that arrives than is served counts as a limit missed by all of it.
+        """
+        if trial.errors or trial.served.failed > self.served.failed:
+            return math.inf
+        shares = shares_beyond(slo or self.slo, trial.mean)
+        if slo is None and not KEEPS_UP.holds({KEEPS_UP.metric: trial.mean(KEEPS_UP.metric)}):
+            shares.append(1.0)
+        return missed(shares)
+
+    def margin(self, trial: Trial) -> float:
+        """Return the least share of a limit that is left; below 0 where it is missed."""
+        return -max(shares_beyond(self.slo, trial.mean))
+
+
+def parse_budgets(text: str) -> tuple[int, ...]:
+    """Return the numbers of `512,1024`; UsageError for what is none."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) < DIGITS for part in parts):
+        raise UsageError(f"--budgets {text}: should be numbers of tokens, like 512,1024")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def prepare(document: Document, beside: Path, ask: Ask) -> Question:
+    """Return the checked question; UsageError naming what is wrong with the run or the wish."""
+    make_importable([document.data, list(ask.schedulers or ())], Path.cwd(), beside)
+    document, is_cut = _with_requests(document, beside)
+    config = configured(document)
+    workload = load_workload(config, beside)
+    document, rate = _asked_rate(document, config, workload, ask.rate)
+    found = _layouts(document, config, workload, beside, ask)
+    fitting = [each for each in found if not each.reason]
+    if not fitting:
+        raise UsageError(f"--gpus: no layout fits: {found[0].label}: {found[0].reason}")
+    outcome = dry_run(with_(document, fitting[0].keys), workload, beside)
+    check_slo(ask.slo, outcome, config)
+    served = _served(outcome.result.provenance["deployment"], config, beside, ask)
+    require_served({"": served}, allowed=ask.allow_refused)
+    settings = list(_settings(config, fitting, ask))
+    if not settings:
+        least = min(_gpus_of(config, each) for each in fitting)
+        raise UsageError(
+            f"--gpus: no number of replicas has so many GPUs: the smallest pipeline has {least}"
+        )
+    return Question(
+        ask=ask,
+        document=document,
+        beside=beside,
+        settings={each.name: each for each in settings},
+        left_out=tuple(each for each in found if each.reason),
+        parts=tuple(_parts(config, workload.requests, ask)),
+        rate=rate,
+        served=served,
+        trace=workload.trace,
+        is_cut=is_cut,
+    )
+
+
+def _with_requests(document: Document, beside: Path) -> tuple[Document, bool]:
+    """Return the run with no more than MOST_REQUESTS, unless it says how many; replicas given.
+
+    Also whether its trace has more.
+    """
+    config = configured(document)
+    patch: dict[str, Any] = {}
+    total = 0
+    if config.replicas is None:
+        patch["replicas"] = {"count": 1, "router": "least_outstanding"}
+    if config.workload.requests is None:
+        limit = None if config.workload.is_drawn else MOST_REQUESTS + 1
+        total = len(config.workload.rows(beside, limit))
+        patch["workload.requests"] = min(total, MOST_REQUESTS)
+    return patched(document, patch), total > MOST_REQUESTS
+
+
+def _asked_rate(
+    document: Document, config: RunConfig, workload: Workload, wish: str | None
+) -> tuple[Document, float | None]:
+    """Return the run at the rate that is wished for, and that rate; None: at its own."""
+    arrivals = config.workload.arrivals
+    try:
+        own = own_rate(arrivals, workload.requests)
+    except UsageError:
+        if wish is not None:
+            raise
+        return document, None
+    if wish is None:
+        return document, own
+    try:
+        rate = own * float(wish[:-1]) if wish.endswith("x") else float(wish)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise UsageError(f"--rate {wish}: should be requests/s, above 0, or a multiple such as 2x")
+    return patched(document, rate_patch(arrivals, rate, own)), rate
+
+
+def _layouts(
+    document: Document, config: RunConfig, workload: Workload, beside: Path, ask: Ask
+) -> list[Layout]:
+    """Return the layouts of one pipeline; those of more GPUs than are asked for are none."""
+    if why_fixed(config):
+        return layouts(document, workload, beside)
+    most, node = ask.gpus[-1], math.inf if config.nodes is None else config.nodes.gpus
+    own = (config.num_stages, config.tensor_parallel)
+    pairs = [(stages, ranks) for ranks in DEGREES if ranks <= node for stages in DEGREES]
+    if len(ask.gpus) == 1:  # a number such as 6 has layouts of its own
+        divisors = [n for n in range(1, min(most, 2 * DEGREES[-1]) + 1) if most % n == 0]
+        pairs += [(stages, 1) for stages in divisors]
+        pairs += [(1, ranks) for ranks in divisors if ranks <= node]
+    fitting = [pair for pair in dict.fromkeys([own, *pairs]) if pair[0] * pair[1] <= most]
+    return layouts(document, workload, beside, fitting, shifts=())
+
+
+def _gpus_of(config: RunConfig, layout: Layout) -> int:
+    """Return the GPUs of one pipeline."""
+    stages = layout.keys.get("stages", config.num_stages)
+    return int(stages * layout.keys.get("tensor_parallel", config.tensor_parallel))
+
+
+def _settings(config: RunConfig, fitting: Sequence[Layout], ask: Ask) -> Iterator[Setting]:
+    """Yield the settings, the run's own first; those of one policy side by side."""
+    for scheduler, params in _policies(config, ask):
+        own = scheduler == config.scheduler.name
+        dispatch = config.dispatch if own else dispatch_of(scheduler)
+        for layout in fitting:
+            gpus = _gpus_of(config, layout)
+            counts = tuple(total // gpus for total in ask.gpus if total % gpus == 0)
+            if counts:
+                yield Setting(Candidate(scheduler, params, layout), dispatch, gpus, counts)
+
+
+def _policies(config: RunConfig, ask: Ask) -> Iterator[tuple[str, dict[str, Any]]]:
+    own = config.scheduler
+    for name in policies_to_try(ask.schedulers, config):
+        if name in POOLED:
+            raise UsageError(f"--schedulers {name}: is a system of pools, which plan cannot divide")
+        given = own.params if name == own.name else {}
+        known = defaults(name)
+        key = budget_key(known)
+        wanted = list(ask.budgets or BUDGETS)
+        if key in given and ask.budgets is None:
+            wanted = list(dict.fromkeys([given[key], *wanted]))
+        for params in [{**given, key: budget} for budget in wanted] if key else [dict(given)]:
+            yield name, params
+
+
+def _seeds(config: RunConfig, ask: Ask) -> Parts:
+    """Return the parts that a point is simulated on: seeds, as many as make a difference."""
+    return seeds(ask.replications if seed_matters(config) else 1)
+
+
+def _served(deployment: Mapping[str, Any], config: RunConfig, beside: Path, ask: Ask) -> Served:
+    """Return how many requests of all seeds are no longer than the model takes.
+
+    No deployment serves the others.
+    """
+    most = deployment.get("max_model_len", math.inf)
+    sizes = [
+        each.prompt_tokens + each.output_tokens
+        for part in _seeds(config, ask)(config)
+        for each in load_workload(with_(config, part.patch), beside).requests
+    ]
+    longer = [size for size in sizes if size > most]
+    why = f"{longer[0]} tokens exceed max_model_len {most}" if longer else ""
+    return Served(len(sizes), len(sizes) - len(longer), why)
+
+
+def _parts(config: RunConfig, requests: Sequence[Request], ask: Ask) -> Iterator[Stretch]:
+    """Yield the parts of the requests that a point has to pass, the whole last.
+
+    Of a trace with its own times, the stretch with the most tokens a second; else the beginning.
+    """
+    total, skip, own = len(requests), config.workload.skip, config.workload
+    plain = not (own.conversations or own.after or config.kv.prefix_cache)
+    open_loop = own.arrivals.kind not in ("closed", "offline")
+    for share in SHARES if plain and open_loop and not ask.exhaustive else ():
+        count = math.ceil(share * total)
+        slo = tuple(_slo_of_part(ask.slo, count / total))
+        if count >= LEAST_REQUESTS and slo:
+            first = _busiest(requests, count) if isinstance(own.arrivals, Replay) else 0
+            yield Stretch(count, skip + first, slo)
+    yield Stretch(total, skip, ask.slo)
+
+
+def _slo_of_part(slo: Sequence[Condition], share: float) -> Iterator[Condition]:
+    """Yield the limits on percentiles of requests, for a part that is a share of them.
+
+    More than 1 % of all requests, of a sixteenth of them, are more than 16 %: P99 becomes P84.
+    """
+    for each in slo:
+        found = LATENCY.fullmatch(each.metric)
+        if found is None or found[2] is None or found[3] == "itl" or each.at_least:
+            continue
+        percent = math.floor(100 - (100 - float(found[2])) / share)
+        if percent >= 1:
+            yield replace(each, metric=f"p{percent}_{found[3]}_ms")
+
+
+def _busiest(requests: Sequence[Request], count: int) -> int:
+    """Return where the `count` requests in a row begin that bring the most tokens a second."""
+    times_s = np.array([each.arrival_s for each in requests])
+    tokens = np.cumsum([0, *(each.prompt_tokens + each.output_tokens for each in requests)])
+    spans_s = times_s[count - 1 :] - times_s[: len(times_s) - count + 1]
+    brought = tokens[count:] - tokens[:-count]
+    return int(np.argmax(brought / np.maximum(spans_s, 1e-9)))
+
+
+@dataclass(slots=True)
+class _Best:
+    """The fewest GPUs with which the SLO was kept so far; at first, the most that may be."""
+
+    gpus: int
+
+
+def search(question: Question) -> Search:
+    """Ask for points until no cheaper one can keep the SLO; `exhaustive`: for all of them."""
+    settings = list(question.settings.values())
+    if question.ask.exhaustive:
+        yield [question.case(each, count) for each in settings for count in each.counts]
+        return
+    best = _Best(question.ask.gpus[-1])
+    first, rest = settings[:1], settings[1:]
+    for chunk in [first, *(rest[at : at + WIDTH] for at in range(0, len(rest), WIDTH))]:
+        yield from side_by_side([_fewest(question, setting, best) for setting in chunk])
+
+
+def _fewest(question: Question, setting: Setting, best: _Best) -> Search:
+    """Find the fewest replicas that keep the SLO, if those are no more GPUs than the best has."""
+    counts, low = list(setting.counts), 0  # none below `low` keeps it, all that are left may
+    at = None
+    while counts := [each for each in counts if each * setting.gpus <= best.gpus]:
+        if low >= len(counts):
+            return
+        # The most first, which mostly is the end; then halves of what is left.
+        at = len(counts) - 1 if at is None or at >= len(counts) else (low + len(counts)) // 2
+        if (yield from _keeps(question, setting, counts[at])):
+            best.gpus = min(best.gpus, counts[at] * setting.gpus)
+            del counts[at:]
+        elif at == len(counts) - 1:
+            return
+        else:
+            low = at + 1
+
+
+def _keeps(
+    question: Question, setting: Setting, count: int
+) -> Generator[Sequence[Case], list[Trial], bool]:
+    """Say whether a point keeps the SLO, on one part of the requests after the other."""
+    for part in question.parts:
+        (trial,) = yield [question.case(setting, count, part)]
+        if question.excess(trial, part.slo) > 0:
+            return False
+    return True
+
+
+def name_of(trial: Trial) -> str:
+    """Return what a point is called: 10 x TP4, sarathi 1024."""
+    return f"{trial.labels['replicas']} x {trial.labels['setting']}"
+
+
+def ranked(question: Question, trials: Sequence[Trial]) -> list[Trial]:
+    """Return the points that keep the SLO, the cheapest first, of those the widest margin first."""
+    kept = {}
+    for trial in trials:
+        if question.is_whole(trial) and question.excess(trial) <= 0:
+            kept[trial.labels["setting"], trial.labels["replicas"]] = trial
+    return sorted(kept.values(), key=lambda each: (each.labels["gpus"], -question.margin(each)))
+
+
+def contenders(question: Question, kept: Sequence[Trial]) -> list[Trial]:
+    """Return the best of the cheapest points."""
+    same = [each for each in kept if each.labels["gpus"] == kept[0].labels["gpus"]]
+    return same[:CONTENDERS]
+
+
+def climb(question: Question, trials: Sequence[Trial]) -> Search:
+    """Find the rate up to which the best of some points keeps the SLO.
+
+    A point after the first is asked only for a rate above that of the best so far.
+    """
+    best = question.rate
+    assert best is not None  # there is one
+    probe = partial(_probe, question)
+    for trial in trials:
+        case = partial(_at_rate, question, trial)
+        (first,) = yield [case(rounded(best * (1 + TOLERANCE)))]
+        probes = [probe(trial), probe(first)]
+        if probes[1].passes:
+            probes = yield from bisect(best, TOLERANCE, case, probe, probes=probes)
+        best = max(each.rate for each in probes if each.passes)
+
+
+def _probe(question: Question, trial: Trial) -> Probe:
+    rate = rate_of(question, trial)
+    failed = () if question.excess(trial) <= 0 else ("slo",)
+    latency_ms = trial.mean("mean_e2el_ms")
+    in_system = 0.0 if math.isnan(latency_ms) else trial.served.share * rate * latency_ms / 1e3
+    return Probe(rate, failed, in_system, int(trial.mean("completed")))
+
+
+def _at_rate(question: Question, trial: Trial, rate: float) -> Case:
+    """Return the point of a trial with the run's arrivals at another rate."""
+    assert question.rate is not None
+    patch = rate_patch(question.config.workload.arrivals, rate, question.rate)
+    return question.case(*question.point(trial), None, patch)
+
+
+def rate_of(question: Question, trial: Trial) -> float:
+    """Return the rate that a trial was simulated at."""
+    arrivals = question.config.workload.arrivals
+    assert question.rate is not None
+    if isinstance(arrivals, Replay):
+        scale = trial.labels.get("workload.arrivals.scale", arrivals.scale)
+        return float(rounded(question.rate * scale / arrivals.scale))
+    return float(trial.labels.get("workload.arrivals.rate", question.rate))
+
+
+def up_to(question: Question, trials: Sequence[Trial]) -> dict[str, float]:
+    """Return the highest rate at which each point was seen to keep the SLO, by name."""
+    found: dict[str, float] = {}
+    for trial in trials:
+        same = CHANGE not in trial.labels and trial.labels["requests"] == question.requests
+        if same and question.excess(trial) <= 0:
+            name = name_of(trial)
+            found[name] = max(found.get(name, 0.0), rate_of(question, trial))
+    return found
+
+
+def nearest(question: Question, trials: Sequence[Trial]) -> Search:
+    """Simulate on all requests the settings that miss least, one a layout, as large as may be."""
+    misses = {}
+    for trial in trials:
+        setting, count = question.point(trial)
+        part = next(p for p in question.parts if p.requests == trial.labels["requests"])
+        if count == setting.counts[-1]:
+            length = -part.requests  # who passed more of it is nearer
+            misses[setting.name] = (length, question.excess(trial, part.slo))
+    order = [question.settings[name] for name in sorted(misses, key=lambda name: misses[name])]
+    of_layouts = {each.candidate.layout.parallel: each for each in reversed(order)}
+    settings = [each for each in order if each in of_layouts.values()][:NEAREST]
+    yield [question.case(each, each.counts[-1]) for each in settings]
+
+
+def remedies(question: Question, misses: Sequence[Trial]) -> Search:
+    """Simulate what may make the nearest points keep the SLO: other GPUs or more, less traffic."""
+    best = misses[:CONTENDERS]
+    cases = [_changed(question, each, "", {}, times) for each in best for times in TIMES]
+    config = question.config
+    if config.gpu is not None and not why_fixed(config):
+        own = gpu(config.gpu).bytes_per_s
+        faster = sorted((each.bytes_per_s, each.name) for each in gpus() if each.bytes_per_s > own)
+        cases += [
+            _changed(question, each, *_other_gpu(config, name), times)
+            for _, name in faster[-2:]
+            for each in best
+            for times in (1, *TIMES)
+        ]
+    cases += [_changed(question, best[0], *change) for change in faster_links(config)]
+    yield cases
+    if question.rate is not None:
+        start, probe = rounded(question.rate / TIMES[0]), partial(_probe, question)
+        found = [bisect(start, ROUGHLY, partial(_at_rate, question, each), probe) for each in best]
+        yield from side_by_side(found)
+
+
+def _other_gpu(config: RunConfig, name: str) -> tuple[str, Patch]:
+    """Return the words and the keys of another GPU, over the fastest link where there are links."""
+    if config.link is None:
+        return name, {"gpu": name}
+    fastest = max(links(), key=lambda each: each.bandwidth_gb_s).name
+    own = {} if getattr(config.costs, "all_reduce", None) is None else {"costs.all_reduce": fastest}
+    return f"{name} over {fastest}", {"gpu": name, "link": fastest, **own}
+
+
+def _changed(question: Question, trial: Trial, words: str, patch: Patch, times: int = 1) -> Case:
+    """Return a point with so many times the replicas and other keys changed."""
+    setting, count = question.point(trial)
+    plain = question.case(setting, times * count)
+    return Case({**plain.labels, CHANGE: words}, {**plain.patch, **patch})

@@ -1,0 +1,363 @@
+"""Points: configurations to simulate, each at most once, and who simulates them.
+
+What sweeps, searches and figures are made of. A point's result depends only on what its key is the
+hash of, so that a result on disk stands for a run. An executor is made of processes of this machine
+that end with it, or of a Dask cluster. Knows no command line, no plots, no search.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+import evenflow
+from evenflow.children import end_with_parent
+from evenflow.config.build import Workload, reads_text
+from evenflow.config.files import files_of
+from evenflow.config.provenance import code_version
+from evenflow.config.run import RunConfig
+from evenflow.config.workload import WorkloadConfig
+from evenflow.errors import LostProcessError, UsageError, require_package
+from evenflow.files import is_begun, write_whole
+from evenflow.report.manifest import inside
+from evenflow.results.outcome import Outcome
+from evenflow.study.runs import Job, run_job
+
+CODE = (
+    *("*.py", "core/*", "engines/*", "schedulers/*", "costs/**/*", "specs/*", "results/*"),
+    *("config/*", "sim/*", "traces/**/*", "study/runs.py"),
+)
+"""The code that results follow from, as patterns in the package's folder."""
+
+HEADER = "results.json"
+HEX = "[0-9a-f]"
+STALE_S = 3600.0
+CONNECT_LIMIT_S = 10.0
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """Return the summary of a run: the measure of a point that asks for no other."""
+    return outcome.summary
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A configuration, the folder its relative paths start from, and what to keep of its run.
+
+    `measure` makes plain data of an outcome; it has to be a function of a module, so that another
+    process finds it. `more` are its arguments by name, as plain data.
+    """
+
+    config: RunConfig
+    beside: Path
+    measure: Callable[..., dict[str, Any]] = summary
+    more: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The SHA-256 of all that the result depends on but the code, as hexadecimal digits."""
+        resolved = self.config.resolved()
+        parts = [
+            resolved,
+            sorted(_digest_of(path) for path in files_of(resolved, self.beside)),
+            _silicon_version() if self.config.costs.kind == "silicon" else None,
+            [self.measure.__module__, self.measure.__qualname__, self.more],
+            _digest_of(Path(inspect.getfile(self.measure))),
+        ]
+        text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a point came to: its measure as plain data, or else the `error` it ended with.
+
+    `cost_source` is what the run's provenance says of its costs, `why` the reason of the first
+    request that was not completed.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    key: str
+    values: Mapping[str, Any]
+    error: str | None = None
+    cost_source: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+RECORD = TypeAdapter(Record)
+
+
+def simulate_point(point: Point) -> Record:
+    """Simulate one point; a point that fails gives a record that says why, and raises nothing."""
+    try:
+        outcome = run_job(Job(point.config, workload_of(point), point.beside))
+        values = point.measure(outcome, **dict(point.more))
+        source = outcome.result.provenance.get("cost_source", {})
+        values, source = json.loads(json.dumps([values, source]))  # as they will be read again
+        return Record(point.key, values, cost_source=source, why=outcome.served.why)
+    except Exception as error:  # whatever it is, the other points go on
+        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        return Record(point.key, {}, kind + " ".join(str(error).split()))
+
+
+class Store:
+    """A folder of records by key, written one whole file at a time, of one version of the code.
+
+    Where other code's records lie in `folder`, they stay, and ours go beside it, into a folder of
+    its name and the digest of our code. Folders of several machines merge by copying them into one.
+    Raises UsageError for a folder that cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._header = code_version() | {"code_sha256": code_digest()}
+        self.folder = folder
+        header = folder / HEADER
+        found = _read_json(header) if header.exists() else self._header
+        if any(found.get(key) != self._header[key] for key in ("schema_version", "code_sha256")):
+            self.folder = folder.with_name(f"{folder.name}-{self._header['code_sha256'][:12]}")
+        if not (self.folder / HEADER).exists():
+            above = (self.folder, *self.folder.absolute().parents)
+            nearest = next(path for path in above if path.exists())
+            if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+                raise UsageError(f"{self.folder}: cannot write there; choose another folder")
+            return  # it is made with the first record
+        self._remove_stale()
+
+    def get(self, key: str) -> Record | None:
+        """Return the record of a key; None when there is none; UsageError for half of one."""
+        path = self._path(key)
+        return _read_record(path, key) if path.exists() else None
+
+    def put(self, record: Record) -> None:
+        """Keep a record."""
+        path = self._path(record.key)
+        try:
+            for file, data in ((self.folder / HEADER, self._header), (path, asdict(record))):
+                if file == path or not file.exists():
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    write_whole(file, json.dumps(data, indent=1))
+        except OSError as error:
+            raise UsageError(f"{self.folder}: cannot write there: {error.strerror}") from None
+
+    def _path(self, key: str) -> Path:
+        return inside(self.folder, f"{key[:2]}/{key}.json")
+
+    def _remove_stale(self) -> None:
+        """Remove what processes that were killed had begun to write; that takes no hour."""
+        records = self.folder.glob(f"{HEX * 2}/.{HEX * 64}.json.*")
+        for path in (*self.folder.glob(f".{HEADER}.*"), *records):
+            with suppress(OSError):
+                if is_begun(path) and path.stat().st_mtime < time.time() - STALE_S:
+                    path.unlink()
+
+
+def _read_record(path: Path, key: str) -> Record:
+    data = _read_json(path)
+    with suppress(ValidationError):
+        if (record := RECORD.validate_python(data)).key == key:
+            return record
+    raise UsageError(f"{path}: is no record of a point; remove it")
+
+
+def remove_records(folder: Path) -> None:
+    """Remove the records of a store's folder, and its header; whatever else is there stays.
+
+    UsageError where one lies behind a link.
+    """
+    records = sorted(folder.glob(f"{HEX * 2}/{HEX * 64}.json"))
+    names = [f"{folder.name}/{path.relative_to(folder).as_posix()}" for path in records]
+    for path in [inside(folder.parent, name) for name in (*names, f"{folder.name}/{HEADER}")]:
+        path.unlink(missing_ok=True)
+
+
+def simulated(points: Sequence[Point], executor: Executor) -> Iterator[Record]:
+    """Yield the record of each point once it is there; LostProcessError when a worker dies."""
+    futures: list[Future[Record]] = [executor.submit(simulate_point, point) for point in points]
+    death: Exception | None = None
+    try:
+        for future in as_completed(futures):
+            try:
+                record = future.result()
+            except Exception as error:  # a simulation raises nothing: its worker died
+                death = error
+            else:
+                yield record
+    finally:
+        for future in futures:
+            future.cancel()
+    if death is not None:
+        lost = isinstance(death, CancelledError)
+        what = "the cluster went away" if lost else "a worker died, perhaps for want of memory"
+        raise LostProcessError(
+            f"{what} ({type(death).__name__}); what is done is kept, and the same command goes on "
+            "from there" + ("" if lost else ": try fewer workers, or fewer requests")
+        )
+
+
+def code_digest() -> str:
+    """Return the SHA-256 of the code that results follow from, as hexadecimal digits."""
+    root = Path(evenflow.__file__).parent
+    total = hashlib.sha256()
+    for pattern in CODE:
+        paths = (path for path in root.glob(pattern) if path.suffix in (".py", ".yaml", ".csv"))
+        for path in sorted(paths):
+            total.update(f"{path.relative_to(root)} {_digest_of(path)}\n".encode())
+    return total.hexdigest()
+
+
+def _silicon_version() -> str | None:
+    try:
+        return version("aiconfigurator-core")
+    except PackageNotFoundError:
+        return None
+
+
+def _digest_of(path: Path) -> str:
+    status = path.stat()
+    return _digest_at(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=1024)
+def _digest_at(path: Path, modified_ns: int, size: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def workload_of(point: Point) -> Workload:
+    """Load a point's requests, once in a process for all points that have the same."""
+    keys = point.config.workload.model_dump_json()
+    return _loaded(keys, point.beside, keep_text=reads_text(point.config))
+
+
+@lru_cache(maxsize=4)
+def _loaded(keys: str, beside: Path, *, keep_text: bool) -> Workload:
+    return WorkloadConfig.model_validate_json(keys).load(beside, keep_text=keep_text)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: cannot be read as JSON ({error}); remove it") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{path}: should hold a JSON object; remove it")
+    return data
+
+
+@contextmanager
+def executor_of(name: str = "process", workers: int | None = None) -> Iterator[Executor]:
+    """Give an executor: `process`, `dask` (a cluster inside this process) or `dask:ADDRESS`.
+
+    `workers` defaults to the number of cores; a cluster at an address has its own. UsageError for
+    another name, for a cluster that does not answer, has no workers or runs other code, and without
+    the extra `cluster`. Leaves no process behind, however this one ends.
+    """
+    kind, _, address = name.partition(":")
+    if kind == "process" and not address:
+        with processes(workers or os.cpu_count() or 1) as pool:
+            yield pool
+    elif kind == "dask":
+        with _dask_client(address, workers or os.cpu_count() or 1) as client:
+            yield client.get_executor(pure=False)
+    else:
+        raise UsageError(f"--executor {name}: should be process, dask or dask:ADDRESS")
+
+
+@contextmanager
+def processes(
+    workers: int, start: Callable[..., None] | None = None, *arguments: Any
+) -> Iterator[Executor]:
+    """Give a pool of processes of this machine, none of which outlives this one or the block.
+
+    Each calls `start` with the arguments first; they may be shared memory, as a task's may not.
+    """
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (start, arguments))
+    try:
+        with _without_main():
+            yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown()
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Let workers start without running the user's script again, of which they need nothing."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _start_worker(start: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent tells the user; a worker just ends
+    end_with_parent()
+    if start is not None:
+        start(*arguments)
+
+
+@contextmanager
+def _dask_client(address: str, workers: int) -> Iterator[Any]:
+    require_package("distributed", "--executor dask:", "cluster", "dask")
+    from distributed import Client, LocalCluster
+
+    # A cluster that goes away is told in one line; the client would log its attempts to reconnect.
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
+    if not address:
+        with (
+            LocalCluster(
+                n_workers=1, threads_per_worker=workers, processes=False, dashboard_address=":0"
+            ) as cluster,
+            Client(cluster) as client,
+        ):
+            yield client
+        return
+    try:
+        client = Client(address, timeout=CONNECT_LIMIT_S)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--executor dask:{address}: no Dask scheduler answers there "
+            f"({type(error).__name__}); start one, or use --executor process"
+        ) from None
+    with client:
+        _check_workers(client, f"--executor dask:{address}")
+        yield client
+
+
+def _check_workers(client: Any, name: str) -> None:
+    """Raise UsageError unless there are workers, and all run the code that this process runs."""
+    try:
+        client.wait_for_workers(1, timeout=CONNECT_LIMIT_S)
+        digests = client.run(code_digest)
+    except TimeoutError:
+        raise UsageError(f"{name}: the scheduler has no workers; start some") from None
+    except Exception as error:  # whatever a worker raises where evenflow is missing
+        raise UsageError(f"{name}: its workers cannot import evenflow ({error})") from None
+    others = sorted(worker for worker, digest in digests.items() if digest != code_digest())
+    if others:
+        raise UsageError(f"{name}: worker {others[0]} runs another version of evenflow")

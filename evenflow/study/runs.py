@@ -1,0 +1,219 @@
+"""Simulate one configuration and write its folder: for `simulate`, and for each in `compare`.
+
+Its policy may be one that Python gives as a class or an object, where RUN.yaml could only name one.
+Knows the steps and their order; no command line and no other run.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from evenflow.config.build import Built, Workload, build
+from evenflow.config.provenance import provenance, wall_clock
+from evenflow.config.run import RunConfig
+from evenflow.core.scheduling import Scheduler
+from evenflow.errors import UsageError
+from evenflow.report.tables import Format, write_json, write_table
+from evenflow.results.metrics import summarize
+from evenflow.results.outcome import Outcome
+from evenflow.results.run import Columns, merged
+from evenflow.sim import simulate_replicas
+
+Save = Literal["summary", "requests", "all"]
+"""How much is written of a run."""
+
+TIMELINE_BATCHES = 20_000
+"""Micro-batches that a timeline shows if no window is asked for."""
+
+
+class GivenPolicy:
+    """A class, which is called, or an object, which is copied: now, and for each engine and run.
+
+    `label` is what tables call it; as `name`, `module:Class`, it stands in the configuration.
+    UsageError for what has no method schedule(view).
+    """
+
+    def __init__(self, policy: type[Scheduler] | Scheduler) -> None:
+        if not callable(getattr(policy, "schedule", None)):
+            raise UsageError(
+                "scheduler: should be a name, a mapping, or a class or object with a method "
+                f"schedule(view), not {policy!r}"
+            )
+        self._policy = copy.deepcopy(policy)
+        self._cls: type = policy if isinstance(policy, type) else type(policy)
+        self.label = self._cls.__name__
+        self.name = f"{self._cls.__module__}:{self._cls.__qualname__}"
+
+    def make(self, **facts: Any) -> Scheduler:
+        """Return a fresh policy; a class gets those facts of the deployment that it takes."""
+        if not isinstance(self._policy, type):
+            return copy.deepcopy(self._policy)
+        accepted = inspect.signature(self._policy).parameters
+        return self._policy(**{name: fact for name, fact in facts.items() if name in accepted})
+
+    def source(self) -> Mapping[str, str | None]:
+        """Return the name, and the SHA-256 of the class's source where Python can find it."""
+        try:
+            digest = hashlib.sha256(inspect.getsource(self._cls).encode()).hexdigest()
+        except (OSError, TypeError):
+            digest = None
+        return {"name": self.name, "source_sha256": digest}
+
+
+class Job(NamedTuple):
+    """One configuration to simulate on requests already made; `beside` is its file's folder.
+
+    `policy` stands in for the one that the configuration names, `name` for that one's in tables.
+    """
+
+    config: RunConfig
+    workload: Workload
+    beside: Path
+    policy: GivenPolicy | None = None
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """What tables call the run."""
+        return self.name or self.config.scheduler.name
+
+    @property
+    def folder(self) -> str:
+        """The label, as a folder may be called."""
+        return re.sub(r"[^\w.=-]+", "-", self.label).strip("-.")
+
+    def built(self) -> Built:
+        """Return what is simulated; UsageError for what cannot be."""
+        given = self.workload
+        make = None if self.policy is None else self.policy.make
+        return build(
+            self.config, given.requests, self.beside, given.texts, make, before=given.before
+        )
+
+    def source(self, built: Built, **facts: Any) -> dict[str, Any]:
+        """Return where the results of a run come from, and those `facts` that there are."""
+        facts |= {} if self.policy is None else {"policy": self.policy.source()}
+        source = provenance(self.config, self.workload.trace, built.cost_source, built.host)
+        if budget := built.deployment.get("token_budget"):
+            source["setup"] += f", token_budget {budget} (auto)"
+        return {
+            **source,
+            "deployment": built.deployment,
+            **{name: fact for name, fact in facts.items() if fact},
+        }
+
+
+def run_job(
+    job: Job, on_done: Callable[[int], None] | None = None, *, whole: bool = True
+) -> Outcome:
+    """Simulate a job. `on_done` is called with the number of requests done.
+
+    If not `whole`, only what a summary and the requests need is kept (see `simulate_replicas`).
+    """
+    started = time.perf_counter()
+    built = job.built()
+    results = simulate_replicas(built.world, on_done, whole=whole)
+    source = job.source(built)
+    replicas = tuple(replace(result, provenance=source) for result in results)
+    result = replace(merged(replicas), provenance=source)
+    summary = summarize(result, job.config.goodput)
+    return Outcome(result, summary, time.perf_counter() - started, replicas, job.label)
+
+
+def write_run(
+    folder: Path,
+    outcome: Outcome,
+    save: Save,
+    title: str | None = None,
+    window: tuple[float, float] | None = None,
+    *,
+    more: Sequence[str] = (),
+    form: Format = "csv",
+) -> None:
+    """Write all that `save` asks for of a run; with a `title`, its report too.
+
+    `window`: what the timeline shows, see `write_details`; `more`: HTML of the report; `form`: the
+    format of the tables.
+    """
+    write_results(folder, outcome, save, form=form)
+    if save != "all":
+        return
+    write_details(folder, outcome, window, form)
+    if title is not None:
+        from evenflow.report.run_page import write_report
+
+        write_report(folder / "report.html", outcome.parts, title, outcome.result.provenance, more)
+
+
+def write_results(
+    folder: Path,
+    outcome: Outcome,
+    save: Save,
+    more: Mapping[str, Any] | None = None,
+    form: Format = "csv",
+) -> None:
+    """Write summary.json, with `more` in it; and unless only that is asked for, the requests and
+    the wall clock."""
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = {
+        **outcome.summary,
+        "request_goodput": outcome.summary.get("request_goodput"),  # null where nothing is limited
+        **(more or {}),
+        "provenance": outcome.result.provenance,
+    }
+    write_json(folder / "summary.json", summary)
+    if save != "summary":
+        _write_tables(folder, outcome.result.tables("requests", "transfers"), form)
+        write_json(folder / "wall_clock.json", wall_clock(outcome.wall_s))
+
+
+def write_details(
+    folder: Path,
+    outcome: Outcome,
+    window: tuple[float, float] | None = None,
+    form: Format = "csv",
+) -> None:
+    """Write the tables of micro-batches, stages and bubbles, and the timeline.
+
+    The timeline shows a `window` (seconds of the run); None: all, or of more than TIMELINE_BATCHES
+    micro-batches so many around the middle of the steady window, as a viewer takes them. Replicas
+    have a folder each, and so have the pools of a system, with the requests as the pool saw them.
+    """
+    from evenflow.report.timeline import write_timeline
+
+    for index, run in enumerate(outcome.parts.values()):
+        part = folder if len(outcome.parts) == 1 else folder / f"replica-{index}"
+        pools = {part / name: pool for name, pool in run.pools.items()}
+        for place, pipeline in (pools or {part: run}).items():
+            place.mkdir(parents=True, exist_ok=True)
+            for name in ["batches", "stages", "bubbles", *(["requests"] if pools else [])]:
+                _write_tables(place, pipeline.tables(name), form)
+            shown = window or _shown(pipeline)
+            path = place / "timeline.json.gz"
+            write_timeline(path, pipeline.result, pipeline.idle, window=shown)
+
+
+def _shown(pipeline: Outcome) -> tuple[float, float]:
+    """Return the seconds of a run that its timeline shows if nothing else is asked for."""
+    from evenflow.report.data import steady
+    from evenflow.report.timeline import WHOLE
+
+    result = pipeline.result
+    if len(result.scheduled_s) <= TIMELINE_BATCHES:
+        return WHOLE
+    rows = steady(pipeline, TIMELINE_BATCHES)
+    return float(result.scheduled_s[rows.start]), float(result.returned_s[rows.stop - 1])
+
+
+def _write_tables(folder: Path, tables: Mapping[str, Columns], form: Format) -> None:
+    """Write each of the tables as a file of its name."""
+    for name, table in tables.items():
+        write_table(folder / f"{name}.{form}", table)

@@ -1,0 +1,328 @@
+"""SWEEP.yaml: a run, what to vary in it and how, and what to look for.
+
+Knows which points there are and what is a mistake; simulates no more than a few requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from evenflow.config import yaml_file
+from evenflow.config.files import make_importable
+from evenflow.config.pools import defaults
+from evenflow.config.run import RunConfig
+from evenflow.config.yaml_file import Document, KeyPath, Patch, checked, find, flat
+from evenflow.errors import DoesNotFitError, PolicyError, UsageError, instead_of
+from evenflow.keys import Keys, expect, needed
+from evenflow.study.points import Point, workload_of
+from evenflow.study.searches import (
+    Finite,
+    Grid,
+    Method,
+    Optuna,
+    Parameter,
+    Points,
+    Range,
+    distinct,
+    expected,
+    identity,
+    values_of,
+)
+from evenflow.study.slo import Condition, Objective, with_cost
+from evenflow.study.trials import (
+    Part,
+    Study,
+    all_alike,
+    dry_run,
+    seed_matters,
+    seeds,
+)
+
+TRIED = 32
+"""How many points with one value are tried, at most, for one that accepts it."""
+
+
+class Bounds(Keys):
+    """What the mean of a metric has to be for a point to count."""
+
+    at_most: Finite | None = None
+    """In the metric's unit."""
+    at_least: Finite | None = None
+    """In the metric's unit."""
+
+    @model_validator(mode="after")
+    def _bounds_something(self) -> Self:
+        if self.at_most is None and self.at_least is None:
+            raise expected("at_most or at_least")
+        return self
+
+    def of(self, metric: str) -> list[Condition]:
+        """Return the bounds as conditions on a metric."""
+        ends = ((self.at_most, False), (self.at_least, True))
+        return [Condition(metric, limit, least) for limit, least in ends if limit is not None]
+
+
+class SweepConfig(Keys):
+    """What to vary in a run, and what to look for.
+
+    All points of one replication see the same requests.
+    """
+
+    run: Annotated[
+        str | dict[str, Any],
+        expect(lambda v: isinstance(v, str | dict) and bool(v), "a RUN.yaml, or its keys"),
+    ]
+    """A RUN.yaml, or its keys."""
+    parameters: Annotated[dict[str, Parameter], Field(min_length=1)]
+    """What is varied: a list of values or a range for each dotted key of the run. A name that is no
+    key of the run has mappings of keys as values, which change together.
+    """
+    method: Method = Grid(kind="grid")
+    """Which points are simulated."""
+    objectives: list[Objective] = Field(
+        default_factory=lambda: [Objective(metric="mean_e2el_ms")], min_length=1
+    )
+    """What to look for; several make a Pareto front."""
+    limits: dict[str, Bounds] = Field(default_factory=dict)
+    """A point beyond them is in the tables, but is not called best."""
+    replications: Points = 1
+    """How many times each point is simulated, `workload.seed` one higher each time."""
+    replicate: Literal["seeds", "windows"] = "seeds"
+    """`windows` also takes the next `workload.requests` of the trace each time."""
+    price: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Dollars of a GPU an hour; points then also have `dollars_per_hour` and
+    `dollars_per_million_tokens`.
+    """
+
+    @model_validator(mode="after")
+    def _steps_where_needed(self) -> Self:
+        if self.method.kind in ("grid", "one_at_a_time"):
+            for name, parameter in self.parameters.items():
+                if isinstance(parameter, Range) and parameter.steps is None:
+                    key = f'"parameters.{name}.steps", or a list of values'
+                    raise needed(f"method: {self.method.kind}", key)
+        return self
+
+    @property
+    def tied(self) -> frozenset[str]:
+        """The parameters whose values are keys of the run that change together."""
+        return frozenset(
+            name
+            for name, parameter in self.parameters.items()
+            if name not in RunConfig.model_fields
+            and isinstance(parameter, list)
+            and all(isinstance(value, dict) and value for value in parameter)
+        )
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that decide, each once: of the objectives, then of the limits."""
+        return list(dict.fromkeys([*(each.metric for each in self.objectives), *self.limits]))
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """The limits, each end by itself."""
+        return [each for name, bounds in self.limits.items() for each in bounds.of(name)]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A checked SWEEP.yaml, its document, and that of its run.
+
+    `beside` is the folder that the run's relative paths start from.
+    """
+
+    config: SweepConfig
+    document: Document
+    run: Document
+    beside: Path
+
+    @cached_property
+    def study(self) -> Study:
+        """The run with what is varied in it; a mistake in a value names its line of SWEEP.yaml."""
+        count = self.config.replications
+        parts = seeds(count) if self.config.replicate == "seeds" else self._windows
+        space, tied = self.config.parameters, self.config.tied
+        places = {key: self.place("parameters", key) for key in space}
+        for name in tied:
+            places |= {key: places[name] for value in values_of(space[name]) for key in value}
+        more = (("price", self.config.price),)
+        return Study(self.run, self.beside, parts, with_cost, more, places, tied)
+
+    @cached_property
+    def default(self) -> Patch | None:
+        """What the parameters are in the run as it is; None where it does not say."""
+        try:
+            config = self.study.config({})
+        except UsageError:  # it may lack a key that is swept; a mistake shows in every point
+            return None
+        try:
+            parameters = self.config.parameters.items()
+            return {name: _default(self, config, name, each) for name, each in parameters}
+        except KeyError:
+            return None
+
+    @cached_property
+    def chosen(self) -> list[Patch]:
+        """The points that the method lists, each once; none of a search."""
+        return self.config.method.patches(self.config.parameters, self.default)
+
+    @cached_property
+    def known(self) -> list[Patch]:
+        """The points that are known beforehand; the run as it is comes first if not among them.
+
+        Those of a search follow from its results: of them only that first one is known.
+        """
+        chosen, default = self.chosen, self.default
+        if default is not None and identity(default) not in map(identity, chosen):
+            chosen = [default, *chosen]
+        return distinct(chosen)
+
+    @property
+    def num_simulations(self) -> int:
+        """How many simulations it has; of a search, the most there may be."""
+        method = self.config.method
+        trials = method.trials if isinstance(method, Optuna) else 0
+        return (len(self.known) + trials) * self.config.replications
+
+    def place(self, *path: str | int) -> str:
+        """Return where something was written."""
+        return self.document.place(path)
+
+    def _windows(self, config: RunConfig) -> list[Part]:
+        own = config.workload
+        if own.requests is None:
+            raise UsageError(
+                f'{self.place("replicate")}: replicate: windows needs the key "run.workload.'
+                'requests"'
+            )
+        count = self.config.replications
+        return [Part(own.seed + i, own.skip + i * own.requests) for i in range(count)]
+
+
+def load_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
+    """Read and check SWEEP.yaml, with `dotted.key=value` overrides applied first.
+
+    `run.KEY=VALUE` overrides a key of the run, wherever that is written. Raises UsageError naming
+    the file, the line, the key, and what would be right.
+    """
+    return sweep_of(yaml_file.read(path, "run, parameters"), path.parent, overrides)
+
+
+def sweep_of(document: Document, beside: Path, overrides: Sequence[str] = ()) -> Sweep:
+    """Return the sweep that a document of SWEEP.yaml's keys describes, as `load_sweep` does.
+
+    `beside` is the folder that a RUN.yaml named in it is looked for in.
+    """
+    of_run = [each for each in overrides if each.strip().startswith("run.")]
+    document = yaml_file.overridden(document, [each for each in overrides if each not in of_run])
+    if not {"run", "parameters"} & document.data.keys() and "stages" in document.data:
+        raise UsageError(
+            f"{document.name}: holds a run, and a SWEEP.yaml is right: the keys run and "
+            "parameters; did you mean evenflow simulate?"
+        )
+    config = checked(SweepConfig, document)
+    run_document, beside = _run_document(document, config.run, beside)
+    run_document = yaml_file.overridden(run_document, of_run, below="run.")
+    make_importable([document.data, run_document.data], Path.cwd(), beside)
+    return Sweep(config, document, run_document, beside)
+
+
+def _run_document(
+    document: Document, run_keys: str | dict[str, Any], folder: Path
+) -> tuple[Document, Path]:
+    if isinstance(run_keys, str):
+        path = Path(find(run_keys, folder))
+        try:
+            return yaml_file.read(path), path.parent
+        except UsageError as error:
+            raise UsageError(f"{document.place(('run',))}: run: {error}") from None
+    places = {key[1:]: place for key, place in document.places.items() if key[:1] == ("run",)}
+    return Document(document.name, run_keys, places), folder
+
+
+def _default(sweep: Sweep, config: RunConfig, name: str, parameter: Parameter) -> Any:
+    """Return the run's own value of a key; KeyError where there is none."""
+    for value in [] if isinstance(parameter, Range) else parameter:
+        try:
+            if sweep.study.config({name: value}) == config:
+                return value
+        except UsageError:
+            continue
+    outer, _, inner = name.partition(".")
+    if outer != "scheduler":
+        return flat(config.resolved())[name]
+    if not inner:
+        return {"name": config.scheduler.name, **config.scheduler.params}
+    return {**defaults(config.scheduler.name), **flat(config.scheduler.params)}[inner]
+
+
+def check(sweep: Sweep) -> None:
+    """Raise UsageError naming the place of what is wrong in a sweep, where that can be known.
+
+    A value that no run accepts is a mistake. A deployment that does not fit and a policy that
+    breaks its promise are results: such points are recorded as failed.
+    """
+    known = sweep.known
+    sweep.study.points(known)
+    space = sweep.config.parameters
+    if isinstance(sweep.config.method, Optuna):
+        known = known or [{name: values_of(each)[0] for name, each in space.items()}]
+    right = _first_right(sweep, known, "")
+    for name, parameter in space.items():
+        place = f"{sweep.place('parameters', name)}: {name}: "
+        for value in values_of(parameter):
+            with_value = distinct({**each, name: value} for each in known[:TRIED])
+            _first_right(sweep, with_value, place)
+    point = sweep.study.points_of(right)[0]
+    _check_metrics(sweep, point)
+    _check_replications(sweep, point.config)
+
+
+def _first_right(sweep: Sweep, candidates: Sequence[Patch], place: str) -> Patch:
+    """Return the first of some patches that is no mistake; raise what is wrong with them."""
+    mistake: UsageError | None = None
+    for patch in islice(candidates, TRIED):
+        try:
+            sweep.study.build(patch)
+        except (DoesNotFitError, PolicyError):
+            return patch
+        except UsageError as error:
+            mistake = mistake or error
+        else:
+            return patch
+    assert mistake is not None  # there is at least one candidate
+    raise UsageError(f"{place}{mistake}")
+
+
+def _check_metrics(sweep: Sweep, point: Point) -> None:
+    try:
+        outcome = dry_run(point.config, workload_of(point), point.beside)
+        summary = point.measure(outcome, **dict(point.more))
+    except UsageError:  # a run that fails has none
+        return
+    paths: list[tuple[str, KeyPath]] = [
+        (objective.metric, ("objectives", index, "metric"))
+        for index, objective in enumerate(sweep.config.objectives)
+    ]
+    paths += [(name, ("limits", name)) for name in sweep.config.limits]
+    for metric, path in paths:
+        if metric not in summary:
+            hint = instead_of(metric, summary)
+            raise UsageError(f'{sweep.place(*path)}: unknown metric "{metric}"; {hint}')
+
+
+def _check_replications(sweep: Sweep, config: RunConfig) -> None:
+    alike = sweep.config.replicate == "seeds" and not seed_matters(config)
+    if sweep.config.replications > 1 and alike:
+        raise UsageError(
+            f"{sweep.place('replications')}: replications: {all_alike(config)}, or "
+            "replicate: windows, or replications: 1"
+        )

@@ -1,0 +1,354 @@
+"""Trials: a run with some keys changed, simulated on several parts of its trace, as one table.
+
+The only loop over searches is `run`. Knows neither how cases are chosen nor what is good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, TypeAlias
+
+import pandas as pd
+
+from evenflow.config.build import Workload, build
+from evenflow.config.run import RunConfig, with_
+from evenflow.config.yaml_file import Document, Patch
+from evenflow.errors import UsageError
+from evenflow.report.folder import claimed, staged
+from evenflow.report.words import LOAD, overload
+from evenflow.results.outcome import Outcome, Served
+from evenflow.study.fair import Side, doubts, marked
+from evenflow.study.points import (
+    Point,
+    Record,
+    Store,
+    executor_of,
+    remove_records,
+    simulated,
+    summary,
+    workload_of,
+)
+from evenflow.study.runs import Job, run_job
+
+
+class Part(NamedTuple):
+    """The requests of one replication: a seed, and how many of the trace are skipped before."""
+
+    seed: int
+    skip: int
+
+    @property
+    def patch(self) -> Patch:
+        return {"workload.seed": self.seed, "workload.skip": self.skip}
+
+
+Parts: TypeAlias = Callable[[RunConfig], Sequence[Part]]
+"""The parts that a run is simulated on; as many of every run of a study."""
+
+
+def seeds(count: int) -> Parts:
+    """Return parts whose seeds count up from the run's own."""
+
+    def parts(config: RunConfig) -> list[Part]:
+        own = config.workload
+        return [Part(own.seed + index, own.skip) for index in range(count)]
+
+    return parts
+
+
+class Case(NamedTuple):
+    """What is tried: a patch of the run; `labels` name it in tables, as columns."""
+
+    labels: Mapping[str, Any]
+    patch: Patch
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A case that was tried: its labels, and the record of each part.
+
+    `config` is that of the first part.
+    """
+
+    labels: Mapping[str, Any]
+    records: tuple[Record, ...]
+    parts: tuple[Part, ...] = ()
+    config: RunConfig | None = None
+
+    @property
+    def side(self) -> Side:
+        """The first part, as a side of a comparison; all trials of a study are of one version."""
+        first, resolved = self.records[0], self.config.resolved() if self.config else {}
+        return Side(first.values, {"config": resolved, "cost_source": first.cost_source})
+
+    @property
+    def served(self) -> Served:
+        """How many requests were asked for on all parts, and completed."""
+        done = (record for record in self.records if record.error is None)
+        return Served.of_all(Served.of(record.values, record.why) for record in done)
+
+    @property
+    def errors(self) -> list[str]:
+        return [record.error for record in self.records if record.error is not None]
+
+    def values(self, metric: str) -> list[float]:
+        """Return a metric on each part, NaN where there is none."""
+        found = (record.values.get(metric) for record in self.records)
+        return [math.nan if value is None else float(value) for value in found]
+
+    def mean(self, metric: str) -> float:
+        return math.fsum(self.values(metric)) / len(self.records)
+
+    @property
+    def overload(self) -> str | None:
+        """How much more arrives than is served, on the mean, where any part is overloaded."""
+        return overload({key: self.mean(key) for key in LOAD})
+
+
+def unfair(trials: Mapping[str, Trial]) -> list[str]:
+    """Return what makes it unfair or weak to compare trials, by name; of those completed."""
+    return marked(doubts({name: each.side for name, each in trials.items() if not each.errors}))
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A run, the parts of its trace that each case is simulated on, and what is kept of each.
+
+    `beside` is the folder that the run's relative paths start from; `measure` and `more` are as for
+    a `Point`; `places` say where a patch's key was written, for error messages. A key that is
+    `tied` is none of the run's: its values are mappings of keys that change together.
+    """
+
+    run: Document | RunConfig
+    beside: Path
+    parts: Parts = field(default_factory=lambda: seeds(1))
+    measure: Callable[..., dict[str, Any]] = summary
+    more: tuple[tuple[str, Any], ...] = ()
+    places: Mapping[str, str] = field(default_factory=dict)
+    tied: frozenset[str] = frozenset()
+
+    def config(self, patch: Patch) -> RunConfig:
+        """Return the run with a patch; UsageError naming the place of what cannot be."""
+        keys: dict[str, Any] = {}
+        for key, value in patch.items():
+            keys |= value if key in self.tied else {key: value}
+        return with_(self.run, keys, self.places)
+
+    def points_of(self, patch: Patch) -> list[Point]:
+        """Return the points of a patch, one for each part."""
+        config = self.config(patch)
+        configs = [with_(config, part.patch) for part in self.parts(config)]
+        return [Point(each, self.beside, self.measure, self.more) for each in configs]
+
+    def build(self, patch: Patch) -> None:
+        """Build a patch's first point, which tells what is wrong with it; simulates nothing."""
+        point = self.points_of(patch)[0]
+        build(point.config, workload_of(point).requests, point.beside)
+
+    def points(self, patches: Iterable[Patch]) -> list[Point]:
+        """Return the points of patches, part by part: those of one part share their requests."""
+        columns = zip(*map(self.points_of, patches), strict=True)
+        return [point for column in columns for point in column]
+
+
+class Simulator:
+    """Who simulates points, and where results are kept: each point is simulated at most once.
+
+    `on_done` is called with the number of points done since the simulator was made, `on_failure`
+    with the record of each point that fails. A failed point is in the store too, with its error;
+    `retry` simulates those again.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        executor: Executor,
+        on_done: Callable[[int], None] = lambda count: None,
+        on_failure: Callable[[Record], None] = lambda record: None,
+        *,
+        retry: bool = False,
+    ) -> None:
+        self.store = store
+        self._executor = executor
+        self._on_done = on_done
+        self._on_failure = on_failure
+        self._retry = retry
+        self._done = 0
+
+    def records(self, points: Sequence[Point]) -> list[Record]:
+        """Return the record of each point, in order; those in the store are not simulated again.
+
+        What is done is kept when this is interrupted, and when a worker dies, which is a
+        UsageError; so is an input that changes meanwhile.
+        """
+        keys = [point.key for point in points]
+        stored = {key: record for key in keys if (record := self.store.get(key)) is not None}
+        records = {key: rec for key, rec in stored.items() if not (self._retry and rec.error)}
+        missing = {key: at for key, at in zip(keys, points, strict=True) if key not in records}
+        copies = Counter(keys)
+        self._tell(sum(copies[key] for key in records))
+        for record in simulated(list(missing.values()), self._executor):
+            if record.key not in missing:
+                raise UsageError(
+                    "a file that results depend on has changed while they were made: a trace, a "
+                    "profile, or code; run the same command again"
+                )
+            self.store.put(record)
+            records[record.key] = record
+            if record.error is not None:
+                self._on_failure(record)
+            self._tell(copies[record.key])
+        return [records[key] for key in keys]
+
+    def _tell(self, more: int) -> None:
+        self._done += more
+        self._on_done(self._done)
+
+    def trials(self, study: Study, cases: Sequence[Case]) -> list[Trial]:
+        """Simulate cases, each on all parts of the study."""
+        return self.trials_of([(case.labels, study.points_of(case.patch)) for case in cases])
+
+    def trials_of(self, rows: Sequence[tuple[Mapping[str, Any], Sequence[Point]]]) -> list[Trial]:
+        """Simulate rows of as many points each, part by part; return a trial of each row."""
+        columns = zip(*(points for _, points in rows), strict=True)
+        records = self.records([point for column in columns for point in column])
+        trials = []
+        for index, (labels, points) in enumerate(rows):
+            workloads = [point.config.workload for point in points]
+            parts = tuple(Part(each.seed, each.skip) for each in workloads)
+            of_row = tuple(records[index :: len(rows)])
+            trials.append(Trial(labels, of_row, parts, points[0].config))
+        return trials
+
+
+Watch: TypeAlias = Callable[[list[str], int | None], AbstractContextManager[Any]]
+"""Shows something of this name, of so many points (None: nobody knows): it gives an object whose
+`done` takes the number done, and `failed` the record of each point that fails."""
+
+
+STORE = "store"
+"""The folder of records, below that of the results."""
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """Who simulates a study, and what is kept.
+
+    `out`: the folder that is written; nothing is without it. Points are kept below it, and found
+    again by the same study unless `resume` is false. It may hold files of the user's only with
+    `force`, and none of those that the study `reads`. `executor` and `workers`: as for
+    `executor_of`. `retry_failed`: points that failed before are simulated again. `watch`: who shows
+    how far it is.
+    """
+
+    out: Path | None = None
+    force: bool = False
+    reads: Iterable[Path] = ()
+    executor: str = "process"
+    workers: int | None = None
+    resume: bool = True
+    retry_failed: bool = False
+    watch: Watch | None = None
+
+    @contextmanager
+    def simulator(self, label: str, total: int | None) -> Iterator[Simulator]:
+        """Give who simulates up to `total` points, shown as `label`; claims the folder first."""
+        with ExitStack() as stack:
+            if self.out is not None:
+                stack.enter_context(claimed(self.out, force=self.force, reads=self.reads))
+            folder = self.out or Path(stack.enter_context(TemporaryDirectory()))
+            if not self.resume:
+                remove_records(folder / STORE)
+            store = Store(folder / STORE)
+            pool = stack.enter_context(executor_of(self.executor, self.workers))
+            told: tuple[Any, ...] = ()
+            if self.watch is not None:
+                shown = stack.enter_context(self.watch([label], total))
+                told = shown.done, shown.failed
+            yield Simulator(store, pool, *told, retry=self.retry_failed)
+
+    def write(self, write: Callable[[Path], None]) -> None:
+        """Let `write` fill the folder, whole or not at all; do nothing without one."""
+        if self.out is not None:
+            with staged(self.out, force=True) as scratch:
+                write(scratch)
+
+
+Search: TypeAlias = Generator[Sequence[Case], list[Trial], Any]
+"""A search yields a batch of cases, is sent their trials, and ends when it has seen enough."""
+
+
+def run(study: Study, simulator: Simulator, search: Search) -> list[Trial]:
+    """Simulate what a search asks for until it ends; return all trials in the order asked for."""
+    trials: list[Trial] = []
+    cases = next(search, None)
+    while cases is not None:
+        batch = simulator.trials(study, cases)
+        trials += batch
+        try:
+            cases = search.send(batch)
+        except StopIteration:
+            cases = None
+    return trials
+
+
+def table(trials: Sequence[Trial]) -> pd.DataFrame:
+    """Return a row for each case and part, in order: labels, seed, values, and `error`.
+
+    `error` is None where the run was completed; a value that a run lacks is missing.
+    """
+    return pd.DataFrame(
+        [
+            {**trial.labels, "seed": part.seed, **_known(record.values), "error": record.error}
+            for trial in trials
+            for part, record in zip(trial.parts, trial.records, strict=True)
+        ]
+    )
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with NaN for None, which makes no column one of objects."""
+    return {name: math.nan if value is None else value for name, value in values.items()}
+
+
+def dry_run(config: RunConfig, workload: Workload, beside: Path) -> Outcome:
+    """Simulate the two smallest requests of a workload; UsageError if neither can be served.
+
+    It tells a run's mistakes and the names of its numbers before the first long one.
+    """
+    requests = workload.requests
+    sizes = [request.prompt_tokens + request.output_tokens for request in requests]
+    places = sorted(sorted(range(len(sizes)), key=sizes.__getitem__)[:2])
+    texts = None if workload.texts is None else [workload.texts[place] for place in places]
+    smallest = Workload([requests[place] for place in places], workload.trace, texts)
+    outcome = run_job(Job(config, smallest, beside))
+    if not outcome.summary["completed"]:
+        why = outcome.result.reason[0]
+        raise UsageError(f"workload: none of its requests can be served: the smallest: {why}")
+    return outcome
+
+
+def seed_matters(config: RunConfig) -> bool:
+    """Say whether another seed gives another run: something of it is drawn."""
+    return (
+        config.workload.is_drawn
+        or config.workload.arrivals.kind not in ("replay", "offline", "closed")
+        or config.speculative is not None
+        or "predictor" in config.scheduler.params
+    )
+
+
+def all_alike(config: RunConfig) -> str:
+    """Say why replications of a run whose seed does not matter are of no use, and what would be."""
+    return (
+        "all would be alike, as the seed draws nothing of trace "
+        f"{config.workload.trace} with {config.workload.arrivals.kind} arrivals; give random "
+        "arrivals, such as poisson"
+    )

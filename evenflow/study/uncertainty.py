@@ -1,0 +1,214 @@
+"""How far a prediction may be off: the run with other seeds, slower or faster kernels and hosts.
+
+These are as much slower or faster as the stated errors of the costs say.
+
+Knows what errors were stated, and how to put them together; not what is predicted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from evenflow.config.build import model_of
+from evenflow.config.run import RunConfig, configured
+from evenflow.config.yaml_file import Document, Patch
+from evenflow.errors import UsageError
+from evenflow.report.page import Addition
+from evenflow.report.tables import number, percent
+from evenflow.report.words import metric_words
+from evenflow.specs.gpu import gpu, gpus
+from evenflow.study.fair import student_quantile
+from evenflow.study.trials import Case, How, Study, Trial
+
+LEVEL = 0.9
+Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+
+TABLES = {
+    "dense": 0.055,
+    "quantised dense": 0.081,
+    "mixture": 0.131,
+    "latent": 0.069,
+    "speculating": 0.188,
+}
+"""The standard deviation of log(simulated / measured) of TPOT with tables of measured operators, by
+kind of model: P90 of its size over 1.645, on the even rows of each entry `closed-*` of `evenflow
+reproduce` (88, 96, 121, 20 and 25 rows). The odd rows took no part. `speculating`: models with
+latent attention that propose tokens."""
+
+COSTS = (-1.711, -1.039, -0.633, -0.303, 0.0, 0.303, 0.633, 1.039, 1.711)
+"""The error of the costs in nine runs, in standard deviations: the middles of nine equally likely
+parts of a normal distribution, scaled to a variance of 1."""
+
+HOST = tuple(COSTS[place] for place in (1, 6, 8, 4, 5, 3, 0, 2, 7))
+"""That of the host in the same runs: the same, in an order that goes with neither the errors of the
+costs nor their squares."""
+
+METRICS = (
+    *(f"{kind}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el") for kind in ("mean", "p99")),
+    *("request_throughput", "output_throughput", "total_token_throughput"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """The standard deviation of the log of what is predicted, and where it is from.
+
+    That of the host's time is the same, and independent of it: its constants are fitted to runs
+    which the costs predict that well.
+    """
+
+    share: float
+    source: str
+
+
+def stated(config: RunConfig, beside: Path) -> Stated:
+    """Return the stated error of a run's costs."""
+    kind = config.costs.kind
+    model = model_of(config, beside)
+    if kind not in ("roofline", "silicon") or model is None or config.gpu is None:
+        known = {"affine": "are given, and taken as exact", "profile": "have no stated error"}
+        return Stated(0.0, f"costs {kind} {known.get(kind, 'have no stated error')}")
+    layers = "quantised dense" if model.quantization else "dense"
+    if model.num_experts:
+        layers = "mixture"
+    if model.kv_lora_rank:
+        layers = "latent" if config.speculative is None else "speculating"
+    share = TABLES[layers]
+    words = f"{share:.1%} of {layers} models on measured GPUs"
+    if kind == "silicon":
+        return Stated(share, words)
+    spec = gpu(config.gpu)
+    p95 = spec.p95_error or max(each.p95_error for each in gpus())
+    more = "" if spec.p95_error else ", not known and taken as that of the worst GPU"
+    against = f"{p95:.1%} (P95) of the roofline of {spec.name} against operators{more}"
+    return Stated(math.hypot(share, p95 / 1.96), f"{words}; {against}")
+
+
+def factors(config: RunConfig, error: Stated, index: int) -> Patch:
+    """Return what makes the costs and the host of a run as wrong as in one of the nine."""
+    return {
+        "scale.costs": config.scale.costs * math.exp(COSTS[index] * error.share),
+        "scale.host": config.scale.host * math.exp(HOST[index] * error.share),
+    }
+
+
+def cases(config: RunConfig, error: Stated) -> Iterator[Case]:
+    """Yield the nine runs that tell the interval."""
+    for index in range(len(COSTS)):
+        seed = {"workload.seed": config.workload.seed + index}
+        yield Case({"run": index}, {**seed, **factors(config, error, index)})
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A metric's 90 % interval, and the share of its variance that is due to each cause."""
+
+    low: float
+    high: float
+    costs: float
+    host: float
+    seeds: float
+
+    @property
+    def half_width(self) -> float:
+        """Half the interval as a share of its (geometric) middle."""
+        return math.sqrt(self.high / self.low) - 1 if self.low > 0 else math.nan
+
+
+def range_of(values: Sequence[float]) -> Range | None:
+    """Return the interval that nine values tell; None where they do not, as of zeros.
+
+    Their logs are a straight line of the two errors, which are normal, and a rest that is taken as
+    drawn by the seeds: Z^2 (b^2 + c^2) + t^2 s^2 (1 + 1/9) is the square of the half-width, with
+    the rest's s of six degrees of freedom.
+    """
+    if not all(value > 0 and math.isfinite(value) for value in values):
+        return None
+    logs, n = np.log(values), len(COSTS)
+    design = np.column_stack([np.ones(n), COSTS, HOST])
+    (middle, costs, host), *_ = np.linalg.lstsq(design, logs, rcond=None)
+    rest = logs - design @ (middle, costs, host)
+    t = student_quantile((1 + LEVEL) / 2, n - 3)
+    parts = np.array([costs**2, host**2, (t / Z) ** 2 * float(rest @ rest) / (n - 3) * (1 + 1 / n)])
+    half = Z * math.sqrt(float(parts.sum()))
+    shares = parts / parts.sum() if half > 0 else parts
+    return Range(math.exp(middle - half), math.exp(middle + half), *map(float, shares))
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A run as it is, and what it may come to."""
+
+    error: Stated
+    base: Trial
+    ranges: dict[str, Range]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row a metric: its value, the ends of its interval, and what that is due to."""
+        rows = [
+            {
+                "metric": metric,
+                "value": self.base.mean(metric),
+                "low_90": each.low,
+                "high_90": each.high,
+                "half_width": each.half_width,
+                "from_costs": each.costs,
+                "from_host": each.host,
+                "from_seeds": each.seeds,
+            }
+            for metric, each in self.ranges.items()
+        ]
+        return pd.DataFrame(rows)
+
+
+def predict(document: Document, beside: Path, how: How) -> Prediction:
+    """Simulate a run and the nine that tell its intervals; UsageError as for the run."""
+    config = configured(document)
+    error = stated(config, beside)
+    asked = [Case({"run": "as it is"}, {}), *cases(config, error)]
+    with how.simulator("runs of the intervals", len(asked)) as who:
+        base, *others = who.trials(Study(document, beside), asked)
+    for trial in (base, *others):
+        for message in trial.errors:
+            raise UsageError(message)
+    values = [record.values for trial in others for record in trial.records]
+    return Prediction(error, base, ranges_of(values))
+
+
+def ranges_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Range]:
+    """Return the interval of each metric that the nine runs tell one of; none of no runs."""
+    if not runs:
+        return {}
+    known = (m for m in METRICS if all(run.get(m) is not None for run in runs))
+    found = {metric: range_of([float(run[metric]) for run in runs]) for metric in known}
+    return {metric: each for metric, each in found.items() if each is not None}
+
+
+def told(prediction: Prediction) -> Addition:
+    """Return the intervals for people, and what they rest on."""
+    rows = [
+        [
+            metric_words(metric),
+            number(prediction.base.mean(metric), 4),
+            number(each.low, 4),
+            number(each.high, 4),
+            percent(each.half_width, 1, sign=False),
+            ":".join(f"{100 * share:.0f}" for share in (each.costs, each.host, each.seeds)),
+        ]
+        for metric, each in prediction.ranges.items()
+    ]
+    sentence = (
+        "The last column: per cent of the variance. "
+        f"Stated error of the costs, one standard deviation: {prediction.error.source}."
+    )
+    heads = ["90 % interval", "value", "from", "to", "±", "costs:host:seeds"]
+    return Addition("How far it may be off", sentence, heads, rows)

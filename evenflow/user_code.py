@@ -1,0 +1,86 @@
+"""Code of a user's, such as a policy: what it raises is one error; the process stays as it was.
+
+Ctrl-C is the user's and goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from evenflow.errors import UsageError, instead_of
+
+
+def words_of(error: BaseException) -> str:
+    """Return the type of an error and what it says, on a line, even if it cannot say it."""
+    return ": ".join(filter(None, (type(error).__name__, " ".join(shown(error, str).split()))))
+
+
+def shown(value: object, form: Callable[[object], str] = repr) -> str:
+    """Return a value as text, or its type where its own code makes none."""
+    try:
+        return form(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def place_of(error: BaseException) -> str:
+    """Return the file, line and source of an error, the last not of this package.
+
+    Of an attribute that an object of ours lacks, also the ones that it has.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    package = str(Path(__file__).parent)
+    last = ([frame for frame in frames if not frame.filename.startswith(package)] or frames)[-1]
+    hint = ""
+    if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("evenflow."):
+        known = [name for name in dir(error.obj) if not name.startswith("_")]
+        hint = f"; {instead_of(error.name, known)}"
+    return f" ({Path(last.filename).name}:{last.lineno}: {last.line}){hint}"
+
+
+def end_copy(process: int, name: str) -> None:
+    """End this process, with a line, if it is a copy of `process`: both would write its files."""
+    if os.getpid() != process:
+        os.write(2, f"error: {name} forked this process; the copy ends here\n".encode())
+        os._exit(1)
+
+
+@contextmanager
+def user_code(name: str, error_of: Callable[[str], UsageError]) -> Iterator[None]:
+    """Raise `error_of` its words for whatever code called `name` raises in this block."""
+    process = os.getpid()
+    try:
+        with working_directory():
+            yield
+    except (KeyboardInterrupt, UsageError):
+        end_copy(process, name)
+        raise
+    except BaseException as error:
+        end_copy(process, name)
+        raise error_of(words_of(error)) from error
+    end_copy(process, name)
+
+
+@contextmanager
+def working_directory() -> Iterator[None]:
+    """Go back to the working directory at the end, and say so: paths are relative to it."""
+    before = _working_directory()
+    try:
+        yield
+    finally:
+        after = _working_directory()
+        if before is not None and after != before:
+            print(f"note: a policy went to {after}; paths stay those in {before}", file=sys.stderr)
+            with suppress(OSError):
+                os.chdir(before)
+
+
+def _working_directory() -> str | None:
+    with suppress(OSError):
+        return os.getcwd()
+    return None

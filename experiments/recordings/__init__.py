@@ -1,0 +1,86 @@
+"""Recorded decisions of real engines, replayed through our own Batcher.
+
+Here: which journal is whose, and what `evenflow replay` replays at a path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from evenflow.errors import UsageError
+from evenflow.experiments.recordings import gllm, sglang, vllm
+from evenflow.experiments.recordings.journal import Form, Outcome, first_line, replay
+from evenflow.runtime.journal import NAME, journals_in
+from evenflow.runtime.real import replay_folder
+
+
+class Engine(NamedTuple):
+    """An engine: its policy here, whose rules are those of this version, and its journals' form."""
+
+    name: str
+    version: str
+    policy: str
+    form: Form
+
+
+ENGINES = {
+    vllm.MARK: Engine("vLLM V1", "0.32.0", "vllm_v1", vllm),
+    sglang.MARK: Engine("SGLang", "0.5.23", "sglang", sglang),
+    gllm.MARK: Engine("gLLM", "0.0.6.post1", "token_throttling, variant: code", gllm),
+}
+"""By a key that the config of their journals has."""
+
+
+def of_engines(path: Path) -> list[Path]:
+    """Return the journals of engines at a path: itself, or those of a folder and its folders.
+
+    None for what evenflow run wrote, a folder or the journal in it.
+    """
+    if path.is_file():
+        return [] if path.name == NAME else [path]
+    if journals_in(path):
+        return []
+    return [
+        file
+        for file in sorted(path.rglob("*.jsonl.gz"))
+        if file.is_file() and file.name != NAME and "prompts." not in file.name
+    ]
+
+
+def replay_run(path: Path, scheduler: str | None) -> tuple[str | None, str | None]:
+    """Replay a recorded run of evenflow; return the first difference, or None.
+
+    Beside it, what is missing of the record of a run that was killed.
+    """
+    if scheduler is not None:
+        raise UsageError(f"--scheduler: {path} says itself which policy it ran with")
+    return replay_folder(path.parent if path.is_file() else path)
+
+
+def replay_engines(
+    paths: list[Path], scheduler: str | None
+) -> Iterator[tuple[Path, Outcome | UsageError]]:
+    """Replay journals of engines; of those that cannot be, give the reason."""
+    for path in paths:
+        try:
+            yield path, replay(path, engine_of(path).form, scheduler)
+        except UsageError as error:
+            yield path, error
+
+
+def engine_of(path: Path) -> Engine:
+    """Return whose journal a file is; UsageError if it is none of an engine that is known.
+
+    A journal may say its `engine` and version, which then has to be that of the rules.
+    """
+    first = first_line(path)
+    for mark, engine in ENGINES.items():
+        if first.get("kind") == "config" and mark in first:
+            version = str(first.get("engine", engine.version)).rpartition(" ")[2]
+            if version != engine.version:
+                known = f"{engine.version} is the version whose rules are known"
+                raise UsageError(f"{path}: a journal of {first['engine']}; {known}")
+            return engine
+    raise UsageError(f"{path}: neither a journal of evenflow run nor of an engine that it knows")

@@ -1,0 +1,96 @@
+"""Journals of gLLM's scheduler (tools/gllm_package.py), replayed through a Batcher.
+
+An `ask` has the rows that decode and the tokens of prompts, in the package's order, whom it
+preempted, and how many pages were free then. `fails` is the last event where the package finds no
+page for a prefill, or would wait for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from evenflow.core.batch import MicroBatch
+from evenflow.core.batcher import Batcher
+from evenflow.core.request import Request
+from evenflow.experiments.recordings import journal
+from evenflow.experiments.recordings.journal import Answers, Ask, Event
+from evenflow.schedulers import create, parameters, policy
+from evenflow.sim import World
+
+MARK = "iterations"
+
+FIELDS = {
+    "config": (MARK, "max_prefill", "min_prefill", "kv_thresh", "depth", "pages", "page_tokens"),
+    "add": ("id", "prompt", "output"),
+    "ask": ("decodes", "prefills", "preempted", "free"),
+    "done": (),
+    "fails": (),
+}
+"""What each kind of event has to hold."""
+
+RULES = {
+    "preempted": "as many pages are free as there will be decodes, or the last to return go",
+    "decodes": "a share of all rows in flight; of what returns, the last row decodes first",
+    "prefills": "who was preempted goes first, the last preempted before the others",
+    "tokens": "WT while more than one prompt waits, and UT",
+    "free pages": "pages come with the tokens",
+}
+"""What decides each part of an answer."""
+
+
+NOT_COVERED = "prefix cache, other scheduling methods, multi-modal input"
+
+
+def mode(config: Event) -> str:
+    """Return how a journal's engine ran."""
+    return "pages enough" if config["pages"] >= 4000 else "pages too few"
+
+
+def world_of(
+    path: Path, events: Sequence[Event], scheduler: str | None = None, variant: str = "code"
+) -> World:
+    """Return a journal's requests and deployment."""
+    config, name = events[0], scheduler or "token_throttling"
+    settings = {**config, "variant": variant}
+    params = {key: settings[key] for key in parameters(policy(name)) if key in settings}
+    limit = config["pages"] * config["page_tokens"]
+    make_scheduler = partial(create, name, params, max_model_len=limit)
+    return journal.world_of(
+        events,
+        _request,
+        make_scheduler,
+        depth=config["depth"],
+        total_pages=config["pages"],
+        max_model_len=limit,
+        page_tokens=config["page_tokens"],
+        max_in_flight=config["depth"],
+    )
+
+
+def _request(event: Event, now_s: float) -> Request:
+    return Request(event["id"], now_s, event["prompt"], event["output"])
+
+
+def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
+    """Compare an answer of gLLM's with ours."""
+    before = {seq: seq.epoch for seq in batcher.queues.live.values()}
+    batch = ask()
+    preempted = [seq.request.request_id for seq in before if seq.epoch > before[seq]]
+    yield "preempted", sorted(preempted), event["preempted"]
+    ours = rows_of(batch)
+    yield "decodes", ours["decodes"], event["decodes"]
+    for name, kind in (("prefills", list), ("tokens", dict)):
+        yield name, kind(dict(ours["prefills"])), kind(dict(event["prefills"]))
+    yield "free pages", batcher.pool.free_pages, event["free"]
+
+
+def rows_of(batch: MicroBatch | None) -> Event:
+    """Return who decodes in a micro-batch and the tokens of its prompts, as a journal has them."""
+    group = batch.decodes if batch is not None else None
+    chunks = batch.chunks if batch is not None else ()
+    return {
+        "decodes": list(group.members) if group is not None else [],
+        "prefills": [[c.sequence.request.request_id, c.stop - c.start] for c in chunks],
+    }

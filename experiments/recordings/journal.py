@@ -1,0 +1,288 @@
+"""What journals of every engine have in common: a file of events, and how far ours are equal."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from evenflow.core.batch import MicroBatch
+from evenflow.core.batcher import Batcher
+from evenflow.core.request import Prefix, Request
+from evenflow.core.scheduling import Scheduler
+from evenflow.costs import AffineCost
+from evenflow.errors import PolicyError, StallError, UsageError
+from evenflow.sim import World, simulate
+
+Event = Mapping[str, Any]
+
+
+class Outcome(NamedTuple):
+    """How many steps a journal has, how many are equal before the first `difference`, and that.
+
+    `timed` requests, of a journal that has times, were simulated too, with times equal to 1 ns.
+    """
+
+    steps: int
+    equal: int
+    difference: str | None = None
+    timed: int = 0
+
+
+Ask = Callable[[], MicroBatch | None]
+Answers = Iterator[tuple[str, Any, Any]]
+
+
+class Form(Protocol):
+    """How the journals of an engine are to be read: a module of this package.
+
+    `FIELDS`: what each kind of event has to hold. `RULES` say what decides each part of an answer.
+    `world_of` gives a journal's requests and deployment; UsageError for what is not modelled.
+    `answers`: the parts of an answer, ours and as recorded, in the order in which they are
+    compared; `ask` asks our Batcher.
+    """
+
+    @property
+    def FIELDS(self) -> Mapping[str, Collection[str]]: ...  # noqa: N802
+    @property
+    def RULES(self) -> Mapping[str, str]: ...  # noqa: N802
+    @property
+    def NOT_COVERED(self) -> str: ...  # noqa: N802
+    def mode(self, config: Event) -> str: ...
+    def world_of(self, path: Path, events: Sequence[Event], scheduler: str | None) -> World: ...
+    def answers(self, batcher: Batcher, event: Event, ask: Ask) -> Answers: ...
+
+
+class Times(NamedTuple):
+    """When a request got its first token and its last, in seconds."""
+
+    first_token_s: float
+    completion_s: float
+
+
+class Replayer:
+    """Feeds the events of a journal to the Batcher of a world, and compares what it answers.
+
+    The micro-batches travel first in, first out. `times` are those that the journal's clock gives.
+    """
+
+    def __init__(self, form: Form, world: World) -> None:
+        self._form = form
+        self._requests = {request.request_id: request for request in world.requests}
+        self.batcher = world.batcher()
+        self._travelling: deque[MicroBatch] = deque()
+        self.times: dict[int, Times] = {}
+
+    def feed(self, event: Event, now_s: float) -> str | None:
+        """Hand on an event; return what is not as recorded, or None."""
+        if event["kind"] == "add":
+            return self.batcher.add(self._requests[event["id"]])
+        if event["kind"] == "ask":
+            answers = self._form.answers(self.batcher, event, lambda: self.ask(now_s))
+            return next((self._differ(*each) for each in answers if each[1] != each[2]), None)
+        if event["kind"] == "done" and self._travelling and event.get("ids", True):
+            ended = self.batcher.complete(self._travelling.popleft(), now_s)
+            numbers = sorted(seq.request.request_id for seq in ended)
+            self.times |= {
+                seq.request.request_id: Times(seq.first_token_s, seq.completion_s) for seq in ended
+            }
+            recorded = sorted(event.get("finished", numbers))
+            if numbers != recorded:
+                return self._differ("finished", numbers, recorded)
+        return None
+
+    def ask(self, now_s: float) -> MicroBatch | None:
+        """Ask the Batcher; what it sends travels until it is done."""
+        try:
+            batch = self.batcher.next(now_s)
+        except StallError:  # the engine may wait for ever too
+            return None
+        if batch is not None:
+            self._travelling.append(batch)
+        return batch
+
+    def _differ(self, name: str, ours: object, theirs: object) -> str:
+        return f"{differ(name, ours, theirs)} ({self._form.RULES[name]})"
+
+
+def replay(path: Path, form: Form, scheduler: str | None = None) -> Outcome:
+    """Replay a journal through the policy `scheduler`, or that which its settings mean.
+
+    What a journal of equal steps took on a virtual clock is simulated too, and compared to 1 ns.
+    UsageError for a file that cannot be read, or settings that are not modelled.
+    """
+    events = read(path, form.FIELDS)
+    world = form.world_of(path, events, scheduler)
+    replayer = Replayer(form, world)
+    outcome = replayed(events, replayer)
+    if outcome.difference is not None or "base_s" not in events[0]:
+        return outcome
+    ours = simulated(world)
+    for number, theirs in replayer.times.items():
+        for name, one, other in zip(Times._fields, ours[number], theirs, strict=True):
+            if not abs(one - other) <= 1e-9:
+                what = f"request {number}, {name}: {one!r}, recorded {other!r}"
+                return outcome._replace(difference=f"{what} ({form.RULES[name]})")
+    return outcome._replace(timed=len(replayer.times))
+
+
+def replayed(events: Sequence[Event], replayer: Replayer) -> Outcome:
+    """Hand on what follows a journal's `config` until something is not as recorded."""
+    steps = sum(event["kind"] == "ask" for event in events)
+    step = 0
+    for number, event in enumerate(events[1:]):
+        try:
+            what = replayer.feed(event, time_of(event, number))
+        except (PolicyError, ValueError, LookupError) as error:
+            what = str(error)
+        if what is not None:
+            return Outcome(steps, step, f"step {step}: {what}")
+        step += event["kind"] == "ask"
+    return Outcome(steps, step)
+
+
+def simulated(world: World) -> dict[int, Times]:
+    """Return the times of the requests in a simulation of a world."""
+    result = simulate(world)
+    columns = result.request_id, result.first_token_s, result.completion_s
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return {number: Times(first_s, last_s) for number, first_s, last_s in rows}
+
+
+def world_of(
+    events: Sequence[Event],
+    request_of: Callable[[Event, float], Request],
+    make_scheduler: Callable[[], Scheduler],
+    *,
+    depth: int,
+    **deployment: Any,
+) -> World:
+    """Return the world of a journal's requests, on its clock, or one that does not matter."""
+    make_scheduler()  # a name that is none
+    times_s = events[0].get("base_s", 1.0), events[0].get("per_token_s", 0.0)
+    requests, cost = requests_of(events, request_of), AffineCost(*times_s, depth)
+    return World(requests, make_scheduler, cost, depth=depth, **deployment)
+
+
+def time_of(event: Event, number: int) -> float:
+    """Return when an event happened: by the journal's clock, or as many events after the first."""
+    return float(event.get("now_s", event.get("t", number)))
+
+
+def requests_of(
+    events: Sequence[Event], request_of: Callable[[Event, float], Request]
+) -> list[Request]:
+    """Return the requests that a journal's `add` events stand for, by arrival."""
+    found = [
+        request_of(event, time_of(event, number))
+        for number, event in enumerate(events[1:])
+        if event["kind"] == "add"
+    ]
+    return sorted(found, key=lambda request: request.arrival_s)
+
+
+def read(path: Path, fields: Mapping[str, Collection[str]]) -> list[Event]:
+    """Return the events of a journal, which have the `fields` of their kind.
+
+    UsageError for a file that cannot be read to its end, and for an event without its fields.
+    """
+    events = list(lines(path))
+    for number, event in enumerate(events, 1):
+        kind = str(event.get("kind"))
+        if kind not in fields:
+            raise UsageError(f"{path}, line {number}: unknown event {kind!r}")
+        for name in fields[kind]:
+            if name not in event:
+                raise UsageError(f"{path}, line {number}: {kind} without {name!r}")
+    return events
+
+
+def refuse(path: Path, config: Event, modelled: Mapping[str, object]) -> None:
+    """Raise UsageError for settings that are modelled with one value, and have another."""
+    for name, right in modelled.items():
+        value = config.get(name)
+        if value is not None and value != right:
+            raise UsageError(f"{path}: {name}: {json.dumps(value)} is not modelled")
+
+
+class Contents:
+    """What the tokens of each request are: a journal's prompts, and `generated` (known, stop)."""
+
+    def __init__(
+        self, path: Path, block_tokens: int, generated: Callable[[int, int], list[int]]
+    ) -> None:
+        self._prompts = {line["id"]: line["prompt"] for line in lines(_prompts_of(path))}
+        self._block_tokens = block_tokens
+        self._generated = generated
+        self._blocks: dict[tuple[int, ...], int] = {}
+
+    def prefix(self, request_id: int, output_tokens: int) -> Prefix:
+        """Return the prefix of a request: its prompt and what it will generate."""
+        prompt = self._prompts[request_id]
+        stop = len(prompt) + output_tokens
+        tokens = [*prompt, *self._generated(len(prompt), stop)]
+        starts = range(0, stop, self._block_tokens)
+        blocks = [tuple(tokens[start : start + self._block_tokens]) for start in starts]
+        numbers = tuple(self._blocks.setdefault(block, len(self._blocks)) for block in blocks)
+        return Prefix(numbers, self._block_tokens, stop)
+
+
+def _prompts_of(path: Path) -> Path:
+    """Return the file of prompts beside a journal: NAME-prompts, for a beginning of its name."""
+    words = path.name.removesuffix(".jsonl.gz").split("-")
+    for count in range(len(words), 0, -1):
+        beside = path.with_name("-".join([*words[:count], "prompts.jsonl.gz"]))
+        if beside.is_file():
+            return beside
+    raise UsageError(f"{path}: prefix_caching needs the prompts, {words[0]}-prompts.jsonl.gz")
+
+
+def tokens_of(batch: MicroBatch | None) -> dict[int, int]:
+    """Return how many tokens of each request a micro-batch computes."""
+    if batch is None:
+        return {}
+    tokens = {chunk.sequence.request.request_id: chunk.stop - chunk.start for chunk in batch.chunks}
+    decoding = batch.decodes.members if batch.decodes is not None else ()
+    return tokens | dict.fromkeys(decoding, 1)
+
+
+def lines(path: Path) -> Iterator[Event]:
+    """Iterate over the events of a file; UsageError when it cannot be read to its end."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                event = json.loads(line)
+                if not isinstance(event, dict):
+                    raise UsageError(f"{path}, line {number}: no event: {line.strip()[:40]}")
+                yield event
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UsageError(f"{path}, line {number}: no JSON: {error}") from None
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise UsageError(f"{path}: cannot be read to its end: {error}") from None
+
+
+def first_line(path: Path) -> Event:
+    """Return the first event of a file, or an empty one if it has none."""
+    return next(lines(path), {})
+
+
+def differ(name: str, ours: object, theirs: object) -> str:
+    """Say of which request a part of an answer is not as recorded, and what is."""
+    if isinstance(ours, int | float) or isinstance(theirs, int | float):
+        return f"{name}: {ours}, recorded {theirs}"
+    assert isinstance(ours, Collection)
+    assert isinstance(theirs, Collection)
+    request = next((one for one, other in zip(ours, theirs, strict=False) if one != other), None)
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        unequal = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+        request = unequal[0]
+        ours, theirs = ours.get(request, 0), theirs.get(request, 0)
+    elif request is None:
+        request = next(
+            number for number in (*ours, *theirs) if (number in ours) != (number in theirs)
+        )
+    return f"request {request}, {name}: {ours}, recorded {theirs}"

@@ -1,0 +1,177 @@
+"""Journals of SGLang's scheduler: what it was asked and answered, replayed through a Batcher.
+
+A line is an event (docs/engines.md says what is in it): requests arrive, SGLang is asked for a
+batch, its results are processed. Knows the format, and which settings of SGLang are which of ours;
+the rules are the policy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evenflow.core.batcher import Batcher
+from evenflow.core.request import Request
+from evenflow.core.scheduling import Scheduler
+from evenflow.engines.loop import EngineLoop
+from evenflow.engines.queues import EngineQueues
+from evenflow.experiments.recordings import journal
+from evenflow.experiments.recordings.journal import (
+    Answers,
+    Ask,
+    Contents,
+    Event,
+    refuse,
+    tokens_of,
+)
+from evenflow.schedulers import create, parameters, policy
+from evenflow.sim import World
+
+MARK = "chunked_prefill_size"
+
+FIELDS = {
+    "config": ("tokens", "page_size", MARK, "pp", "overlap", "radix"),
+    "add": ("id", "prompt", "output", "max_new", "ignore_eos"),
+    "ask": (
+        "mb",
+        "tokens",
+        "new",
+        "resumed",
+        "retracted",
+        "aborted",
+        "free_before",
+        "free_after",
+        "evictable_before",
+        "evictable",
+    ),
+    "done": ("ids", "finished"),
+    "idle": (),
+}
+"""What each kind of event has to hold."""
+
+RULES = {
+    "slot": "the slots of a pipeline are asked in turn",
+    "waiting": "who is retracted waits last",
+    "free tokens before": "the pages of who ends are free when the result is processed",
+    "retracted": "fewest generated first, then the longest prompt, then the last, while the next "
+    "decode step of the slot does not fit",
+    "aborted": "who is alone in its slot and does not fit is aborted",
+    "admitted": "prompts first, in order, while the rest of the prompt, the output allowed and a "
+    "page fit beside what the slot's decodes may still need",
+    "tokens": "chunks share one budget, charged whole pages; prompts and decodes are only mixed "
+    "where chunks are",
+    "cached tokens": "whole pages are found as far as they are in the tree, least recently used "
+    "leaves leave it as a whole",
+    "free tokens": "pages come with the chunk and with the decode step",
+    "new_token_ratio": "it falls with each decode step, and is estimated anew after a retraction",
+    "finished": "the result of who was retracted is dropped",
+    "first_token_s": "arrivals are seen when the loop asks; overlapped, it asks before it waits",
+    "completion_s": "more slots than stages: what is chosen last is sent after the oldest result",
+}
+"""What decides each part of an answer."""
+
+MODELLED = {"prefill_decode_interval_min_bs": 0}
+"""Settings that are modelled with one value only."""
+
+
+NOT_COVERED = (
+    "priorities, `prefill_delayer`, DP attention, LoRA, grammars, speculation, "
+    "sliding windows, Mamba, hierarchical cache, disaggregation, sessions, beams, "
+    "`prefill_decode_interval_min_bs`, `scheduler_recv_interval`, "
+    "policies other than `fcfs` and `lpm`"
+)
+
+
+def mode(config: Event) -> str:
+    """Return how a journal's engine ran."""
+    words = ["overlapped" if config["overlap"] else "not overlapped"]
+    words += ["mixed chunks"] * bool(config.get("mixed_chunk"))
+    return ", ".join([*words, *["radix cache"] * bool(config["radix"])])
+
+
+def scheduler_of(config: Event, name: str = "sglang") -> Scheduler:
+    """Return the policy that a journal's settings stand for; `name` takes those that it has."""
+    known = parameters(policy(name))
+    settings = {**config, "dynamic_chunking": config.get("dynamic_chunking") is not None}
+    params = {key: settings[key] for key in known if key in settings}
+    if "token_budget" in known:
+        params["token_budget"] = config["chunked_prefill_size"]
+    facts: dict[str, Any] = {
+        "max_model_len": config.get("context"),
+        "depth": config["pp"],
+        "page_tokens": config["page_size"],
+    }
+    if settings["dynamic_chunking"]:
+        facts["prefill_s"] = partial(np.polyval, config["dynamic_chunking"])
+    return create(name, params, **facts)
+
+
+def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) -> World:
+    """Return a journal's requests and deployment."""
+    config = events[0]
+    refuse(path, config, MODELLED)
+    contents = Contents(path, config["page_size"], generated) if config["radix"] else None
+    make_scheduler = partial(scheduler_of, config, scheduler or "sglang")
+    return journal.world_of(
+        events,
+        partial(_request, contents),
+        make_scheduler,
+        depth=config["pp"],
+        total_pages=config["tokens"] // config["page_size"],
+        max_model_len=config.get("context", 1 << 30),
+        page_tokens=config["page_size"],
+        max_in_flight=config["pp"] + config.get("pp_async_batch_depth", 0) + config["overlap"],
+        loop=EngineLoop,
+        prefix_cache=config["radix"],
+    )
+
+
+def generated(known: int, stop: int) -> list[int]:
+    """Return the tokens that follow `known` ones: without a model, 7 and at the end 2."""
+    return [7] * (stop - known - 1) + [2]
+
+
+def _request(contents: Contents | None, event: Event, now_s: float) -> Request:
+    return Request(
+        event["id"],
+        event.get("at", now_s),
+        event["prompt"],
+        event["output"],
+        prefix=None if contents is None else contents.prefix(event["id"], event["output"]),
+        max_new_tokens=None if event["ignore_eos"] else event["max_new"],
+    )
+
+
+def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
+    """Compare an answer of SGLang's with ours."""
+    queues = batcher.queues
+    assert isinstance(queues, EngineQueues)
+    yield "waiting", [seq.request.request_id for seq in queues.waiting], event["waiting"]
+    yield "free tokens before", _room(batcher), [event["free_before"], event["evictable_before"]]
+    admitted = list(queues.admitted)
+    batch = ask()
+    yield "slot", queues.slot, event["mb"]
+    gone = [number for number in admitted if number not in queues.admitted]
+    yield "aborted", [number for number in gone if number not in queues.live], event["aborted"]
+    order = [seq.request.request_id for seq in queues.waiting]
+    yield "retracted", [number for number in order if number in gone], event["retracted"]
+    started = sorted(number for number in queues.admitted if number not in admitted)
+    yield "admitted", started, sorted([*event["new"], *event["resumed"]])
+    yield "tokens", tokens_of(batch), {int(key): n for key, n in event["tokens"].items()}
+    recorded = {int(key): n for key, n in event.get("cached", {}).items()}
+    cached = {number: queues.live[number].kept_tokens for number in started}
+    yield "cached tokens", cached, recorded or dict.fromkeys(started, 0)
+    yield "free tokens", _room(batcher), [event["free_after"], event["evictable"]]
+    ratio = getattr(batcher.scheduler, "new_token_ratio", event["ratio_after"])
+    yield "new_token_ratio", ratio, event["ratio_after"]
+
+
+def _room(batcher: Batcher) -> list[int]:
+    """Return the free tokens, and those of what nobody pins."""
+    pool = batcher.pool
+    idle_pages = pool.free_pages - pool.empty_pages
+    return [pool.empty_pages * pool.page_tokens, idle_pages * pool.page_tokens]

@@ -1,0 +1,154 @@
+"""Journals of vLLM V1's scheduler: what it was asked and answered, replayed through a Batcher.
+
+A line is an event (docs/engines.md says what is in it): requests arrive, vLLM is asked for a step,
+a micro-batch returns. Knows the format, and which settings of vLLM are which of ours; the rules are
+the policy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from evenflow.core.batcher import Batcher
+from evenflow.core.request import Request
+from evenflow.core.scheduling import Scheduler
+from evenflow.engines.loop import EngineLoop
+from evenflow.errors import UsageError
+from evenflow.experiments.recordings import journal
+from evenflow.experiments.recordings.journal import (
+    Answers,
+    Ask,
+    Contents,
+    Event,
+    refuse,
+    tokens_of,
+)
+from evenflow.schedulers import create, parameters, policy
+from evenflow.sim import World
+
+FIELDS = {
+    "config": ("blocks", "block_size", "budget", "max_num_seqs", "pp", "max_concurrent_batches"),
+    "add": ("id", "prompt", "output"),
+    "ask": ("tokens", "new", "resumed", "preempted", "free_after", "running", "waiting", "held"),
+    "done": ("ids", "finished"),
+    "finished": (),
+}
+"""What each kind of event has to hold."""
+
+RULES = {
+    "running": "requests run in the order of their admission",
+    "preempted": "the last admitted, or the least urgent, is preempted, in flight or not; if that "
+    "is who lacks a page, no more decodes go",
+    "admitted": "who waits is admitted while nothing was preempted in this step, all of the prompt "
+    "fits and no output of it is in flight",
+    "tokens": "decodes and chunks, the last one in flight or not, share one budget",
+    "cached tokens": "full pages are found by what is in them, and the last token is computed",
+    "pages held": "pages come with the chunk",
+    "free pages": "one block is the null block; the pages of what is preempted are free at once",
+    "waiting": "who is preempted waits first, or all wait by priority and arrival",
+    "finished": "what is in flight counts when it returns, also after a preemption",
+    "first_token_s": "arrivals are seen when the loop does not wait for the oldest answer",
+    "completion_s": "an empty answer takes a place in the queue of answers",
+}
+"""What decides each part of an answer."""
+
+GENERATED = 500
+"""Without a model, the token after n known ones is 3 + n mod 500."""
+
+
+NOT_COVERED = (
+    "`long_prefill_token_threshold`, `full_isl: false`, asynchronous scheduling with "
+    "speculation or in a real run, LoRA, encoders, KV connectors, structured output"
+)
+
+MARK = "max_concurrent_batches"
+
+MODELLED = {"long_prefill_token_threshold": 0, "full_isl": True}
+"""Settings of vLLM that are modelled with one value only."""
+
+
+def mode(config: Event) -> str:
+    """Return how a journal's engine ran."""
+    words = ["synchronous"]
+    if config.get("async_scheduling"):
+        words = [f"asynchronous, runner V{1 + bool(config.get('v2_runner'))}"]
+    words += ["prefix caching"] * bool(config.get("prefix_caching"))
+    return ", ".join([*words, *["priorities"] * (config.get("policy") == "priority")])
+
+
+def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:
+    """Return the policy that a journal's settings stand for; `name` takes those that it has."""
+    params = {
+        "max_num_batched_tokens": config["budget"],
+        "token_budget": config["budget"],
+        "max_num_seqs": config["max_num_seqs"],
+        "watermark": float(config.get("watermark", 0.0)),
+        "async_scheduling": False,
+        "scheduling_policy": config.get("policy", "fcfs"),
+    }
+    if config.get("async_scheduling"):
+        params["async_scheduling"] = "v2" if config.get("v2_runner") else "v1"
+    known = parameters(policy(name))
+    own = {key: value for key, value in params.items() if key in known}
+    return create(name, own, max_model_len=config.get("max_model_len"))
+
+
+def generated(known: int, stop: int) -> list[int]:
+    """Return the tokens that follow `known` ones."""
+    return [3 + position % GENERATED for position in range(known, stop)]
+
+
+def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) -> World:
+    """Return a journal's requests and deployment; one of vLLM's blocks is its null block."""
+    config = events[0]
+    refuse(path, config, MODELLED)
+    if config.get("async_scheduling") and config["pp"] > 1 and not config.get("v2_runner"):
+        what = "async_scheduling with runner V1 and stages, which vLLM does not support,"
+        raise UsageError(f"{path}: {what} is not modelled")
+    contents = None
+    if config.get("prefix_caching"):
+        contents = Contents(path, config["block_size"], generated)
+    make_scheduler = partial(scheduler_of, config, scheduler or "vllm_v1")
+    return journal.world_of(
+        events,
+        partial(_request, contents),
+        make_scheduler,
+        depth=config["pp"],
+        total_pages=config["blocks"] - 1,
+        max_model_len=config.get("max_model_len", 1 << 30),
+        page_tokens=config["block_size"],
+        max_in_flight=config["max_concurrent_batches"],
+        loop=EngineLoop,
+        prefix_cache=contents is not None,
+    )
+
+
+def _request(contents: Contents | None, event: Event, now_s: float) -> Request:
+    prefix = None if contents is None else contents.prefix(event["id"], event["output"])
+    arrival_s = event.get("arrival_s", now_s)
+    lengths, priority = (event["prompt"], event["output"]), event.get("priority", 0)
+    return Request(event["id"], arrival_s, *lengths, prefix=prefix, priority=priority)
+
+
+def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
+    """Compare an answer of vLLM's with ours."""
+    queues = batcher.queues
+    before = list(queues.admitted)
+    yield "running", before, [row[0] for row in event["running"]]
+    waiting = [seq.request.request_id for seq in queues.waiting]
+    batch = ask()
+    after = queues.admitted
+    started = [number for number in after if number not in before]
+    kept = {str(number): queues.live[number].kept_tokens for number in started}
+    new = {number: tokens for number, tokens in kept.items() if int(number) in event["new"]}
+    yield "preempted", [one for one in reversed(before) if one not in after], event["preempted"]
+    yield "admitted", sorted(started), sorted([*event["new"], *event["resumed"]])
+    yield "tokens", tokens_of(batch), {int(key): n for key, n in event["tokens"].items()}
+    cached = {number: tokens for number, tokens in new.items() if tokens}
+    yield "cached tokens", cached, event.get("cached", {})
+    held = {str(number): len(seq.pages) for number, seq in after.items()}
+    yield "pages held", held, event["held"]
+    yield "free pages", batcher.pool.free_pages, event["free_after"]
+    yield "waiting", waiting, event["waiting"]

@@ -1,0 +1,597 @@
+"""From a configuration to a real run: what can be served, by which workers, what comes of it.
+
+A run is served by `evenflow.runtime.serve`; its folder is written as a
+simulation's is. No command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from evenflow.config.build import Built, Workload, build, load_workload
+from evenflow.config.pools import runs_of_pools, system
+from evenflow.config.run import RunConfig, RuntimeConfig, load_config, with_
+from evenflow.config.workers import EmulatedWorkers, SamplingConfig, TorchWorkers, VllmWorkers
+from evenflow.config.yaml_file import find, read
+from evenflow.core.batcher import Batcher
+from evenflow.core.replay import replay
+from evenflow.core.request import Prefix, Request
+from evenflow.core.world import World
+from evenflow.engines.handover import PoolBatcher
+from evenflow.engines.pools import PooledWorld
+from evenflow.engines.rules import EngineRules
+from evenflow.errors import PolicyError, UsageError, require_package
+from evenflow.profiler.machine import device_name, driver_version
+from evenflow.report.folder import killed_runs, reading
+from evenflow.results.metrics import summarize
+from evenflow.results.outcome import Outcome
+from evenflow.runtime import RandomTexts, Served, Workers, journal, serve
+from evenflow.runtime.records import LINK, Records, write_served
+from evenflow.runtime.serve import LAST, Journals, names_of
+from evenflow.runtimes import RuntimeOverheads
+from evenflow.schedulers import POOLED
+from evenflow.specs.deployment import split_layers
+from evenflow.specs.huggingface import read_dtype
+from evenflow.specs.model import ModelSpec, listed, model
+from evenflow.study.runs import Job
+from evenflow.traces.formats import encoder
+
+if TYPE_CHECKING:
+    import socket
+
+    from evenflow.runtime.http.live import LiveServer
+    from evenflow.runtime.torch.settings import TorchSettings
+
+CLIENTS = "clients"
+"""What stands for the trace in the provenance of a served run."""
+
+ONLY_SIMULATED = "can only be simulated; for a real run"
+"""Why a key is refused, in the words of the error."""
+
+
+def serve_job(
+    job: Job,
+    on_done: Callable[[int], None] | None = None,
+    *,
+    journals: Journals | None = None,
+    on_token: Callable[[int, int], None] | None = None,
+    live: LiveServer | None = None,
+    records: Records | None = None,
+    title: str = "",
+) -> Served:
+    """Serve a job as `evenflow.runtime.serve` does; its result says where it comes from.
+
+    `records` keep what happens, under a `title`; `journals` give what takes the entries of each
+    pool or virtual engine, or those of the only engine, for None. UsageError for a
+    configuration that cannot be served.
+    """
+    check_servable(job.config)
+    built = job.built()
+    workers = {name: _reading(job, each) for name, each in workers_by_pipeline(job, built).items()}
+    world, facts = built.world, [dict(each.facts) for each in workers.values()]
+    head: dict[str, Any] = {"num_requests": len(job.workload.requests)}
+    if isinstance(world, PooledWorld):
+        parts = {name: getattr(world, name) for name in workers}
+        stated = {"pools": dict(zip(workers, facts, strict=True))}
+        head[LINK] = world.link.bytes_per_token
+    else:
+        parts = {name: each.seen(world) for name, each in workers.items()}
+        stated = facts[0]
+        if live is not None:
+            _check_all_is_known(world)
+    source = job.source(built, workers=stated) | {"setup": job.config.real_setup()}
+    if records is not None:
+        records.begin(parts, provenance=source, label=_label(job), title=title, **head)
+    blocks = (lambda _: None) if records is None else records.part
+    served = serve(
+        world, workers, on_done, record=journals, on_token=on_token, live=live, blocks=blocks
+    )
+    pipelines = [_sourced(part, source) for part in served.pipelines]
+    return replace(_sourced(served, source), pipelines=pipelines)
+
+
+def _sourced(served: Served, source: dict[str, Any]) -> Served:
+    return replace(served, result=replace(served.result, provenance=source))
+
+
+def _reading(job: Job, workers: Workers) -> Workers:
+    """Return workers that read the prompts of the trace, where there are any, for made-up ones."""
+    prompts, texts = job.workload.prompt_ids, workers.text_of
+    if prompts is None or not isinstance(texts, RandomTexts):
+        return workers
+    known = texts.vocabulary
+    number, most = max(enumerate(map(max, prompts)), key=lambda each: each[1])
+    if most >= known:
+        raise UsageError(
+            f"workload.tokenizer: {job.config.workload.tokenizer} makes token {most} of request "
+            f"{number}, and the model knows {known}; that of the model is right"
+        )
+    return replace(workers, text_of=replace(texts, prompts=prompts))
+
+
+def workers_by_pipeline(job: Job, built: Built) -> dict[str, Workers]:
+    """Return the workers of each pipeline by its name, "" for the only one; UsageError for what
+    cannot be.
+    """
+    config, workers = job.config, job.config.workers
+    several = [
+        ("workers.faults", bool(getattr(workers, "faults", None)), "null"),
+        ("workers.device", getattr(workers, "device", "cpu") != "cpu", "cpu"),
+    ]
+    if built.pools:
+        own = runs_of_pools(config, system(config.scheduler))
+        computes, ranks = workers.kind != "emulated", {run.tensor_parallel for run in own.values()}
+        ahead = getattr(workers, "metadata", "ahead") == "ahead"
+        several += [
+            ("workers.metadata", not ahead, "ahead"),
+            ("workers.kind", computes and "mixed" in own, "emulated, or no mixed"),
+            ("workers.kind", len(ranks) > 1, "one tensor_parallel"),
+        ]
+        _refuse("with pools", *several)
+        runs = {name: (run, built.pools[name]) for name, run in own.items()}
+    else:
+        if config.replicas is not None and config.replicas.count > 1:
+            _refuse("with replicas", *several)
+        runs = dict.fromkeys(names_of(servable(built)), (config, built))
+    made = dict[str, Workers]()
+    for name, (run, part) in runs.items():
+        first = sum(len(each.settings) for each in made.values())
+        made[name] = workers_of(run, part, job.beside, first)
+    return made
+
+
+def _refuse(why: str, *rows: tuple[str, bool, str]) -> None:
+    """Raise UsageError for the first key that is refused, and say what would be right."""
+    for key, refused, right in rows:
+        if refused:
+            raise UsageError(f"{key}: {why}, {right} is right")
+
+
+def outcome_of(job: Job, served: Served) -> Outcome:
+    """Return what a served job came to, as that of a simulated one."""
+    result = served.result
+    summary = summarize(result, job.config.goodput)
+    several = served.pipelines if result.replicas > 1 else [served]
+    replicas = tuple(part.result for part in several)
+    return Outcome(result, summary, served.wall_s, replicas, _label(job))
+
+
+def _label(job: Job) -> str:
+    return f"{job.label}, {'emulated' if job.config.workers.kind == 'emulated' else 'real'}"
+
+
+def job_of(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    clients: bool = False,
+    engine: str | None = None,
+    say: Callable[[str], object] = str,
+) -> Job:
+    """Return the job that a file and its overrides describe; UsageError if it cannot be served.
+
+    The CPU time of a `runtime` is for simulations: a real run has its own, which `say` is told in a
+    line. `clients` have the
+    requests: a workload is not read. An `engine` serves in the place of the workers of the file,
+    and asks as it does.
+    """
+    if clients:
+        overrides = [*overrides, f"workload={{trace: {CLIENTS}}}"]
+    if engine not in (None, "vllm"):
+        raise UsageError(f"--engine {engine}: vllm is the only engine that serves here")
+    if engine is not None:
+        given = read(path).data.get("workers")
+        if not (isinstance(given, Mapping) and given.get("kind") == engine):
+            overrides = [f"workers={{kind: {engine}}}", *overrides]
+    config = load_config(path, overrides)
+    if isinstance(config.workers, VllmWorkers):
+        config = with_(config, {"dispatch": "engine_loop"})
+    if _prepares(config.runtime):
+        named = f" {config.runtime}" if isinstance(config.runtime, str) else ""
+        say(f"note: runtime{named} is not charged: a real run spends the CPU time of this machine")
+        config = with_(config, {"runtime": "ideal"})
+    check_servable(config)
+    if clients:
+        name = config.scheduler.name
+        _refuse(
+            "for clients",
+            (f"scheduler {name}", name in POOLED, "one policy"),
+            ("replicas", config.replicas is not None, "null"),
+        )
+        return Job(config, Workload([], {"name": CLIENTS, "dropped": {}}), path.parent)
+    return Job(config, real_workload(config, path.parent), path.parent)
+
+
+def real_workload(config: RunConfig, beside: Path) -> Workload:
+    """Return what a real run serves. A model writes something else than what the trace was made of,
+    so prefixes end with the prompts where one computes. It reads the prompts, if they are known and
+    there is a tokenizer; what they have in common, a prefix cache keeps.
+    """
+    computes, tokenizer = config.workers.kind != "emulated", config.workload.tokenizer
+    workload = load_workload(config, beside, keep_text=computes and tokenizer is not None)
+    if not computes:
+        return workload
+    requests = list(map(_prompt_alone, workload.requests))
+    if workload.texts is None or tokenizer is None:
+        return workload._replace(requests=requests)
+    prompt_ids = list(map(encoder(find(tokenizer, beside)), workload.texts))
+    if config.kv.prefix_cache:
+        requests = [
+            replace(request, prefix=Prefix(tuple(ids), 1, len(ids)))
+            for request, ids in zip(requests, prompt_ids, strict=True)
+        ]
+    return workload._replace(requests=requests, prompt_ids=prompt_ids)
+
+
+def _prompt_alone(request: Request) -> Request:
+    if request.prefix is None or request.prefix.tokens <= request.prompt_tokens:
+        return request
+    return replace(request, prefix=request.prefix._replace(tokens=request.prompt_tokens))
+
+
+def serve_into(
+    folder: Path,
+    job: Job,
+    title: str,
+    on_done: Callable[[int], None] | None = None,
+    live: LiveServer | None = None,
+) -> tuple[Served, Outcome, list[str]]:
+    """Serve a job and write its files as `simulate` does, with the journal beside them.
+
+    Return what came of it, and what to say of files that could not be written. UsageError when the
+    results cannot be.
+    """
+    lost: list[str] = []
+    records = Records(folder, job, lost.append)
+    try:
+        served = serve_job(
+            job,
+            on_done,
+            journals=records.journal,
+            on_token=records.on_token,
+            live=live,
+            records=records,
+            title=title,
+        )
+    finally:
+        records.close()
+    outcome = outcome_of(job, served)
+    write_served(folder, outcome, served.facts(), title, lost)
+    return served, outcome, lost
+
+
+def replay_folder(folder: Path) -> tuple[str | None, str | None]:
+    """Feed the inputs of a recorded run to a fresh Batcher; return the first difference, or None.
+
+    Beside it, if the journal is cut because its driver was killed, what of it is missing.
+    UsageError when the folder holds no record, or one that cannot be read.
+    """
+    with reading(folder):
+        if not (paths := journal.journals_in(folder)):
+            killed = [f"; {run} is of a run that was killed" for run in killed_runs(folder)[:1]]
+            what = f"no such file; a folder that evenflow run wrote has one{''.join(killed)}"
+            raise UsageError(f"{folder / journal.NAME}: {what}")
+        for path in paths:
+            difference, missing = _replay_file(path)
+            if difference is not None or missing is not None:
+                break
+    return difference, missing
+
+
+def recorded(built: Built, pool: str | None) -> Batcher:
+    """Return a fresh Batcher as that of a recorded run, or of a pool or an engine of it."""
+    part = built.pools.get(pool or "")
+    if part is None:
+        return servable(built).batcher()
+    return servable(part).batcher(partial(PoolBatcher, keeps_pages=pool != LAST))
+
+
+def _replay_file(path: Path) -> tuple[str | None, str | None]:
+    config, beside, pool = journal.read_head(path)
+    batcher = recorded(build(config, [], beside), pool)
+    entries = journal.Entries(path)
+    try:
+        difference = replay(entries, batcher)
+    except PolicyError as error:
+        return str(error), None
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from None
+    if difference is not None or not entries.cut:
+        return difference, None
+    live, in_flight = len(batcher.queues.live), len(batcher.queues.in_flight)
+    return None, (
+        f"the journal is cut after {entries.last_s:.1f} s, as its driver was killed: "
+        f"{live} requests had not ended, and {in_flight} micro-batches were on their way"
+    )
+
+
+def check_servable(config: RunConfig) -> None:
+    """Raise UsageError for what only a simulation can do yet."""
+    require_package("zmq", "a real run", "runtime", "pyzmq")
+    name, vllm = config.scheduler.name, config.workers.kind == "vllm"
+    one_policy = "one policy, or workers of another kind"
+    _refuse(
+        ONLY_SIMULATED,
+        (f"scheduler {name}", name in POOLED and vllm, one_policy),
+        ("replicas", config.replicas is not None and vllm, "one pipeline"),
+        ("data_parallel", config.data_parallel > 1, "1"),
+        ("expert_parallel", config.expert_parallel, "false"),
+        ("speculative", config.speculative is not None, "null"),
+        ("kv.prefix_cache", config.kv.prefix_cache and vllm, "false"),
+        ("kv.swap", config.kv.swap, "false"),
+        ("workload.after", bool(config.workload.after), "nothing before"),
+        ("tensor_parallel", vllm and config.tensor_parallel > 1, "1"),
+    )
+
+
+def _prepares(runtime: RuntimeConfig | str) -> bool:
+    """Say whether a simulation charges for CPU time that a real run neither spends nor waits for.
+
+    `schedule_s`, and what a profile measured, stand for the messages and the driver, which a real
+    run has of its own.
+    """
+    if isinstance(runtime, str):
+        return runtime not in ("ideal", "profile")
+    charged = runtime.make(num_stages=1)
+    return charged != RuntimeOverheads(schedule_s=charged.schedule_s)
+
+
+def servable(built: Built) -> World:
+    """Return the world of one pipeline with a link of its own for each hop; else UsageError."""
+    world = built.world
+    if not isinstance(world, World):
+        raise UsageError("scheduler: of pools only evenflow run serves; one policy is right")
+    _refuse(ONLY_SIMULATED, ("link.shared", world.shares_link, "false"))
+    return world
+
+
+def workers_of(config: RunConfig, built: Built, beside: Path, first: int = 0) -> Workers:
+    """Return the workers that a configuration asks for; UsageError for what cannot be.
+
+    `first` workers are there already.
+    """
+    world = servable(built)
+    if isinstance(config.workers, EmulatedWorkers):
+        return _emulated(config.workers, world)
+    if isinstance(config.workers, VllmWorkers):
+        return _vllm(config, config.workers, world, beside)
+    return _torch(config, config.workers, built, beside, first)
+
+
+def _emulated(workers: EmulatedWorkers, world: World) -> Workers:
+    from evenflow.runtime.emulated import EmulatedSettings, Faults
+
+    faults = [Faults()] * world.depth
+    for fault in workers.faults or ():
+        if fault.stage >= world.depth:
+            raise UsageError(
+                f"workers.faults: stage {fault.stage} is none of the {world.depth}, "
+                f"0 to {world.depth - 1}"
+            )
+        faults[fault.stage] = Faults(fault.slow_factor, fault.dies_after, fault.link_delay_s)
+    latencies_s = (
+        [0.0, *(hop.latency_s for hop in world.hops)] if world.hops else [0.0] * world.depth
+    )
+    settings = [EmulatedSettings(*both) for both in zip(latencies_s, faults, strict=True)]
+    return Workers(settings, start_limit_s=workers.start_limit_s, coupled=_coupled(workers))
+
+
+def _coupled(workers: EmulatedWorkers | TorchWorkers) -> bool:
+    return workers.metadata == "with_activations"
+
+
+def _vllm(config: RunConfig, workers: VllmWorkers, world: World, beside: Path) -> Workers:
+    from evenflow.runtime.vllm import EngineSettings, EngineWorkers, require_vllm
+
+    assert config.model is not None  # the schema asks for it
+    _check_all_is_computed(world)
+    _check_all_is_known(world)
+    if config.max_in_flight not in (None, config.num_stages):
+        raise UsageError(
+            f"max_in_flight: vLLM has a micro-batch for each of its {config.num_stages} stages; "
+            "null is right"
+        )
+    path = Path(find(config.model, beside))
+    _check_weights(workers, str(path))
+    folder = path.parent if path.name == "config.json" else path
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"model: {path} is no folder with a config.json, which vLLM needs")
+    vllm = require_vllm(workers.threads, workers.patience_s)
+    dtype, spec = workers.dtype or read_dtype(str(path)), model(str(path))
+    engine = EngineSettings(
+        str(folder.resolve()),
+        dtype,
+        workers.weights == "random",
+        workers.threads,
+        workers.max_num_batched_tokens,
+        workers.max_num_seqs,
+        4 * spec.kv_bytes_per_token() // spec.kv_value_bytes,
+    )
+    texts = _texts(config, workers.sampling, spec)
+    facts = {"vllm": vllm.__version__, "torch": version("torch"), "dtype": dtype}
+    return EngineWorkers((), text_of=texts, facts=facts, engine=engine)
+
+
+def _torch(
+    config: RunConfig, workers: TorchWorkers, built: Built, beside: Path, first: int
+) -> Workers:
+    from evenflow.runtime.torch.settings import torch_settings, transport_of
+
+    world = servable(built)
+    assert config.model is not None  # the schema asks for it
+    _check_all_is_computed(world)
+    if config.dtype or config.kv_dtype:
+        raise UsageError(
+            "dtype, kv_dtype: are of the costs; what workers of torch compute in is workers.dtype"
+        )
+    path = find(config.model, beside)
+    for package in ("torch", "safetensors"):
+        require_package(package, "workers: torch", "torch")
+    ranks = config.tensor_parallel
+    transport = transport_of(workers.transport, workers.device, world.depth, ranks)
+    _check_weights(workers, path)
+    spec = model(path)
+    dtype = workers.dtype or ("bfloat16" if listed(path) else read_dtype(path))
+    spans = _spans(config, workers, built, spec, dtype)
+    settings = torch_settings(
+        listed(path) or str(Path(path).resolve()),
+        spans,
+        threads=workers.threads,
+        first=first,
+        weights=workers.weights,
+        device=workers.device,
+        dtype=dtype,
+        transport=transport,
+        limit_s=workers.start_limit_s,
+    )
+    return Workers(
+        settings,
+        transport == "one_process",
+        _texts(config, workers.sampling, spec),
+        workers.patience_s,
+        workers.start_limit_s,
+        _facts(settings, ranks) | {"notes": _notes(settings, built)},
+        coupled=_coupled(workers),
+    )
+
+
+def _texts(config: RunConfig, how: SamplingConfig, spec: ModelSpec) -> RandomTexts:
+    sampling = how.temperature, how.top_k, how.top_p
+    return RandomTexts(spec.vocab_size, config.workload.seed, sampling, how.seed)
+
+
+def _spans(
+    config: RunConfig, workers: TorchWorkers, built: Built, spec: ModelSpec, dtype: str
+) -> list[tuple[int, int]]:
+    """Return the layers [start, stop) of each rank; UsageError where they cannot be there."""
+    from evenflow.runtime.torch.settings import cut, require_divisible, require_memory
+
+    world, ranks = servable(built), config.tensor_parallel
+    require_divisible(spec, ranks)
+    layers = built.deployment.get("layers_per_stage") or split_layers(
+        spec.num_layers, config.stages
+    )
+    spans = [span for span in cut(layers) for _ in range(ranks)]
+    tokens = world.total_pages * world.page_tokens
+    require_memory(spec, spans, tokens, dtype, _free_bytes(config, workers.device), ranks=ranks)
+    return spans
+
+
+def _check_all_is_known(world: World) -> None:
+    if EngineRules.of(world.make_scheduler()).ahead:
+        raise UsageError(
+            "scheduler: its decodes run ahead of their last token, which only emulated workers "
+            "serve, and torch's for sglang on one stage; async_scheduling: off (vllm_v1) or "
+            "overlap: false (sglang) is right"
+        )
+
+
+def _check_all_is_computed(world: World) -> None:
+    rules = EngineRules.of(world.make_scheduler())
+    if world.depth > 1 or rules.delivers:
+        _check_all_is_known(world)
+    if rules.cuts:
+        raise UsageError(
+            "scheduler: it may leave out part of a prompt or of its output, so a model would write "
+            "something else; where a model computes, another policy or variant is right"
+        )
+
+
+def _free_bytes(config: RunConfig, device: str) -> list[int]:
+    """Return what the stages may use of each memory they are in; none where nothing tells."""
+    from evenflow.runtime.torch.settings import free_gpu_bytes, free_memory_bytes
+
+    if device == "cuda":
+        return [int(config.kv.memory_utilization * free) for free in free_gpu_bytes()]
+    free = free_memory_bytes()
+    return [] if free is None else [free]
+
+
+def _facts(settings: Sequence[TorchSettings], ranks: int) -> dict[str, Any]:
+    """Say what computes, for the provenance."""
+    first = settings[0]
+    return {
+        "device": device_name(first.device),
+        "driver": driver_version(first.device),
+        "torch": version("torch"),
+        "dtype": first.dtype,
+        "transport": first.transport,
+        "cores": [list(stage.cores) for stage in settings],
+        "layers_per_stage": [stage.stop - stage.start for stage in settings[::ranks]],
+        "tensor_parallel": ranks,
+    }
+
+
+def _notes(settings: Sequence[TorchSettings], built: Built) -> list[str]:
+    """Say what makes the run unlike the costs that it is compared with, a line each."""
+    source, first, notes = built.cost_source, settings[0], _sharing(settings)
+    if source["kind"] == "profile" and source["dtype"] != first.dtype:
+        measured = f"{source['path']} was measured in {source['dtype']}"
+        notes.append(f"the model runs in {first.dtype}, and {measured}")
+    return notes
+
+
+def _sharing(settings: Sequence[TorchSettings]) -> list[str]:
+    from evenflow.runtime.torch.settings import shared_gpus
+
+    shared = shared_gpus(settings[0].transport, settings[0].device, len(settings))
+    return [] if shared is None else [f"{shared}; costs are of a stage that computes alone"]
+
+
+def check_comparable(job: Job) -> None:
+    """Raise UsageError where no simulation is of what would be served: stages that take turns."""
+    check_servable(job.config)
+    if job.config.virtual_engines and job.config.dispatch == "eager":
+        raise UsageError(
+            "dispatch: eager, where virtual engines send at one instant and no record has their "
+            "order; stage0 is right"
+        )
+    for workers in workers_by_pipeline(job, job.built()).values():
+        if job.config.workers.kind == "torch" and not workers.together:
+            for note in _sharing(cast("Sequence[TorchSettings]", workers.settings)):
+                raise UsageError(
+                    f"workers.transport: {note}; one_process, fewer stages or a GPU for each is "
+                    "right"
+                )
+
+
+def notes_of(provenance: Mapping[str, Any]) -> Sequence[str]:
+    """Return what the provenance of a real run says of its being unlike its costs."""
+    notes: Sequence[str] = provenance.get("workers", {}).get("notes", ())
+    return notes
+
+
+def _check_weights(workers: TorchWorkers | VllmWorkers, path: str) -> None:
+    if workers.weights == "checkpoint" and not Path(path).is_dir():
+        raise UsageError(
+            f"model: {path} is no folder with weights; such a folder, or workers.weights: random, "
+            "is right"
+        )
+
+
+def live_server(
+    config: RunConfig,
+    beside: Path,
+    bound: socket.socket,
+    *,
+    tokenizer: Path | None = None,
+    max_queue: int | None = None,
+    allowed_hosts: Sequence[str] = (),
+) -> LiveServer:
+    """Return the server of a configuration's model on a bound socket."""
+    from evenflow.runtime.http.answers import Serving
+    from evenflow.runtime.http.live import LiveServer
+    from evenflow.runtime.http.text import codec_of
+
+    path = None if config.model is None else Path(find(config.model, beside))
+    folder = path if path is not None and path.is_dir() else None
+    vocab_size = None if path is None else model(str(path)).vocab_size
+    workers = config.workers.kind
+    codec = codec_of(folder, tokenizer, vocab_size, made_up=workers == "emulated")
+    name = config.model or "evenflow"
+    return LiveServer(Serving(name, codec, workers, max_queue, allowed_hosts), bound)

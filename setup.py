@@ -18,7 +18,7 @@ evenflow/engines/speculation.py evenflow/engines/swap.py evenflow/engines/view.p
 evenflow/results/recorder.py evenflow/schedulers/admission.py
 evenflow/schedulers/limits.py evenflow/schedulers/reserving.py evenflow/schedulers/sarathi.py
 evenflow/schedulers/td_pipe.py evenflow/schedulers/token_throttling.py evenflow/schedulers/vllm.py
-evenflow/core/scheduling.py evenflow/sim/arrivals.py evenflow/sim/clock.py evenflow/sim/driver.py
+evenflow/sim/arrivals.py evenflow/sim/clock.py evenflow/sim/driver.py
 evenflow/sim/stages.py evenflow/sim/tandem.py
 """
 

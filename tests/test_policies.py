@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ from evenflow.core.rules import OLD_ATTRIBUTES
 from evenflow.core.scheduling import View
 from evenflow.costs import AffineCost, estimates
 from evenflow.engines.padding import PaddedRules
+from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError
 from evenflow.schedulers import GIVEN, catalogue, create, policy
 from evenflow.types import MicroBatch, Plan, Prefill, Prompt, Request, Rules
@@ -186,6 +188,7 @@ def test_the_page_on_policies_names_all_that_a_policy_sees_and_says() -> None:
     assert set(members) - {"begins_with", "exact"} <= told
     assert {*Prefill._fields, *Plan._fields} <= told | {"ends"}
     assert {"max_model_len", *GIVEN} <= told
+    assert {field.name for field in fields(EngineRules)} <= told
 
 
 def test_a_policy_that_another_thread_is_importing_is_waited_for(

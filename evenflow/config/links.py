@@ -169,8 +169,12 @@ class Wires(NamedTuple):
         gpus, adapters = keys["gpus"], keys.get("adapters", 1)
         nodes = None
         if num_gpus > gpus:
-            adds = "hierarchical" if adapters > 1 else "ring"
-            nodes = NodesConfig(gpus=gpus, link=keys["network"], all_reduce=adds, adapters=adapters)
+            nodes = NodesConfig(
+                gpus=gpus,
+                link=keys["network"],
+                all_reduce="hierarchical" if adapters > 1 else "ring",
+                adapters=adapters,
+            )
         return cls(keys["link"], nodes, keys.get("all_reduce") or None)
 
     def fabric(self, ranks: int) -> Fabric | None:

@@ -403,8 +403,8 @@ class RunConfig(Keys):
         home = self.home
         if home is None:
             return given
-        wires = Wires.of(home, self.pipeline_gpus)
-        return Wires(*(one or other for one, other in zip(given, wires, strict=True)))
+        link, nodes, all_reduce = Wires.of(home, self.pipeline_gpus)
+        return Wires(given.link or link, given.nodes or nodes, given.all_reduce or all_reduce)
 
     @property
     def home(self) -> str | MachineConfig | None:

@@ -296,7 +296,7 @@ def table_of(study: Study) -> pd.DataFrame:
     """
     keys = study.plan.keys
     if keys.table:
-        table = function(keys.table, "study")(study)
+        table: pd.DataFrame = function(keys.table, "study")(study)
     else:
         table = run_cases(study, cases_of(study))
     for name, made_by in keys.add.items():

@@ -75,7 +75,7 @@ def working_directory() -> Iterator[None]:
     finally:
         after = _working_directory()
         if before is not None and after != before:
-            print(f"note: a policy went to {after}; paths stay those in {before}", file=sys.stderr)
+            print(f"note: a policy went to {after!a}; paths stay those of before", file=sys.stderr)
             with suppress(OSError):
                 os.chdir(before)
 

@@ -20,7 +20,7 @@ from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
 from evenflow.sim import simulate
-from evenflow.types import Request
+from evenflow.types import Prefix, Request
 from tests.worlds import send, small_world
 from tools.draw_docs import LINK, pool, pooled_scenario
 
@@ -162,3 +162,19 @@ def test_the_verbs_of_a_move() -> None:
     assert engine.pool.free_pages == 7  # kept, for whoever fetches them
     engine.release(7)
     assert engine.pool.free_pages == 10
+
+
+def test_a_request_that_stays_in_its_pool_keeps_pages_that_it_shares() -> None:
+    """Two prompts of 4 pages have 2 in common; of 6 pages none is free while the second stays."""
+    engine = replace(pool(6), prefix_cache=True).batcher(partial(PoolBatcher, keeps_pages=True))
+    first, second = (Request(n, 0.0, 64, 1, prefix=Prefix((1, 2), 16, 32)) for n in range(2))
+    for request in (first, second):
+        engine.add(request)
+        batch = send(engine, float(request.request_id))
+        engine.complete(batch, request.request_id + 1.0)
+    assert engine.pool.free_pages == 0
+    engine.reserve(Handover(replace(second, output_tokens=3), 1, 2.0, 2.0, 0))
+    assert engine.pool.free_pages == 0
+    assert len(engine.moving[1].pages) == 4
+    engine.release(0)
+    assert engine.pool.free_pages == 2

@@ -67,7 +67,7 @@ def gpus_command() -> None:
         numbers = (spec.fp16_tflops, spec.memory_bandwidth_gb_s, spec.memory_gb)
         rows.append((spec.name, *(f"{number:g}" for number in numbers), spec.machine))
     print_numbers(("gpu", "fp16 TFLOPS", "GB/s", "GiB", "machine"), rows)
-    typer.echo(
+    echo(
         "Another GPU is a mapping: gpu: {name: X, fp16_tflops: 100, memory_bandwidth_gb_s: 1000, "
         "memory_gb: 24}."
     )

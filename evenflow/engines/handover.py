@@ -90,8 +90,19 @@ class PoolBatcher(Batcher):
         return not queues.waiting and pool.pages_for(context_tokens) + spare <= pool.free_pages
 
     def reserve(self, handover: Handover) -> None:
-        """Take pages for KV that sets out for here; ask `has_room` first."""
+        """Take pages for KV that sets out for here; ask `has_room` first.
+
+        A request that was prefilled here keeps its pages: freed, shared ones would be another's.
+        """
         request, tokens = handover.request, handover.context_tokens
+        num_pages = self.pool.pages_for(tokens)
+        kept = self.moving.pop(request.request_id, None)
+        if kept is None:
+            pages = self.pool.allocate(num_pages)
+        else:
+            self.kv.tokens -= kept.held_tokens
+            self.pool.free(kept.pages[num_pages:])
+            pages = kept.pages[:num_pages]
         seq = Sequence(
             request,
             tokens,
@@ -101,7 +112,7 @@ class PoolBatcher(Batcher):
             first_scheduled_s=handover.first_scheduled_s,
             first_token_s=handover.first_token_s,
             last_token_s=handover.last_token_s,
-            pages=self.pool.allocate(self.pool.pages_for(tokens)),
+            pages=pages,
         )
         self.kv.tokens += tokens
         self.moving[request.request_id] = seq

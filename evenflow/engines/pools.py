@@ -403,7 +403,6 @@ class Pools:
             seq.first_scheduled_s,
         )
         if pool is self._mixed and self._stays(pool, handover):
-            pool.engine.release(request.request_id)
             pool.engine.reserve(handover)
             pool.adopt(request.request_id, now_s)
             return

@@ -179,6 +179,7 @@ def test_hits_of_a_mooncake_trace_by_hand(tmp_path: Path) -> None:
     assert sequential_hit_rate(requests) == (0 + 512 + 592) / 1800
 
 
+@pytest.mark.long
 def test_mooncake_hits_equal_an_independent_count_over_hash_ids(shared: Path) -> None:
     path = shared / "traces" / "mooncake_conversation_trace_head4000.jsonl.gz"
     requests = make_requests(load_trace(path, limit=1000), Replay())

@@ -20,6 +20,7 @@ from evenflow.schedulers import create
 from evenflow.sim import World, driver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import Plan, Request, Scheduler
+from tests.amounts import many
 from tests.virtual_run import VirtualPipeline, drive
 from tests.worlds import MAX_MODEL_LEN, served_worlds, small_world
 
@@ -33,7 +34,7 @@ exact_worlds = served_worlds(
 """Worlds of every policy, in whose times there is no rounding."""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=many(150), deadline=None)
 @given(exact_worlds)
 def test_both_drivers_do_the_same_at_the_same_time(world: World) -> None:
     with pytest.MonkeyPatch.context() as patch:

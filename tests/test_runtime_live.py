@@ -19,6 +19,7 @@ from evenflow.runtime.page_tables import PageTable
 from evenflow.runtime.wire import Step
 from evenflow.sim import World
 from evenflow.types import Request
+from tests.amounts import many
 from tests.test_runtime_driver import TICK_S
 from tests.virtual_run import VirtualPipeline
 from tests.worlds import MAX_MODEL_LEN, POLICIES, require_idle, small_world
@@ -100,7 +101,7 @@ def live_driver(
     return Driver(world, [owner], pipeline, front=front, on_token=on_token, clock=pipeline.clock)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=many(200), deadline=None)
 @given(st.sampled_from(POLICIES), st.integers(1, 3), scripts(), st.sampled_from([3, 99]))
 def test_every_client_ends_and_every_page_is_free(
     policy: tuple[str, dict[str, object]],

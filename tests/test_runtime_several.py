@@ -235,6 +235,7 @@ def test_the_command_serves_several_pipelines_and_replays_them(
     assert evenflow("replay", str(out))[:2] == (0, "identical: every decision is as recorded\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("setting", "layers"), [(TWO, 2), (POOLS, 1)])
 def test_what_is_simulated_from_its_own_times_is_itself(
     setting: str, layers: int, run: Path

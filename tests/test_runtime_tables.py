@@ -24,6 +24,7 @@ from evenflow.runtime.wire import Draw, Growth, Piece, Shared, Step, decode, enc
 from evenflow.sim.driver import Driver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import Chunk, MicroBatch, Prefix, Request
+from tests.amounts import many
 from tests.worlds import small_world, worlds
 
 
@@ -88,7 +89,7 @@ def rows_of(batch: MicroBatch) -> list[Piece]:
     return rows
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=many(150), deadline=None)
 @given(worlds())
 def test_workers_hold_what_the_batcher_holds(world: World) -> None:
     rules = EngineRules.of(world.make_scheduler())  # what no real run takes is left out

@@ -25,6 +25,7 @@ from evenflow.sim import World, simulate
 from evenflow.sim.driver import Driver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import Request
+from tests.amounts import many
 from tests.test_engine_journals import stem
 from tests.worlds import (
     AuditedBatcher,
@@ -50,7 +51,7 @@ def test_sglang_decides_as_recorded(path: Path) -> None:
     assert outcome.timed == sum(len(event.get("finished", ())) for event in lines(path))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=many(150), deadline=None)
 @given(sglang_worlds(st.just(1), overlap=True))
 def test_nothing_is_lost_but_what_is_chosen_too_early(world: World) -> None:
     """Who ends by itself decodes once more; what is in flight of who is retracted is dropped."""

@@ -28,6 +28,7 @@ from evenflow.schedulers.td_pipe import (
 )
 from evenflow.sim import simulate
 from evenflow.types import Request
+from tests.amounts import many
 from tests.worlds import engine_of, send, small_world
 
 COSTS = AffineCost(0.005, 0.0001, 4)
@@ -74,7 +75,7 @@ def test_the_example_of_figure_9() -> None:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=many(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 150), st.integers(1, 60)), min_size=1, max_size=20),
     st.sampled_from([14, 20, 400]),

@@ -15,6 +15,7 @@ from evenflow.costs.modifiers import SwapCost
 from evenflow.engines.swap import SwapCache
 from evenflow.sim import simulate, simulate_replicas
 from evenflow.types import Prefix, Request
+from tests.amounts import many
 from tests.oracle.cases import (
     ANY_TIME_S,
     assert_agree,
@@ -114,7 +115,7 @@ def small_cases(draw: st.DrawFn) -> tuple[list[Request], Setting]:
     return [Request(i, *entry) for i, entry in enumerate(drawn)], setting
 
 
-@settings(max_examples=200, derandomize=True)
+@settings(max_examples=many(200), derandomize=True)
 @given(small_cases())
 def test_small_cases(case: tuple[list[Request], Setting]) -> None:
     assert_agree(*case)

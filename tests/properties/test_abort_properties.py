@@ -14,6 +14,7 @@ from evenflow.core.world import World
 from evenflow.engines.queues import EngineQueues
 from evenflow.engines.swap import SwapCache
 from evenflow.types import MicroBatch, Request
+from tests.amounts import many
 from tests.worlds import (
     SPECULATIONS,
     check_integrity,
@@ -129,7 +130,7 @@ class Play:
             assert self.owner.kv.tokens == sum(prefilling) + sum(contexts) + sum(map(len, sent))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=many(150), deadline=None)
 @given(deployments(), ACTIONS, st.data())
 def test_clients_may_leave_at_any_moment(
     world: World, actions: list[tuple[str, int, int]], data: st.DataObject

@@ -28,6 +28,7 @@ from evenflow.sim.disaggregated import Disaggregated
 from evenflow.sim.driver import Driver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import Request
+from tests.amounts import many
 from tests.worlds import (
     AuditedBatcher,
     assert_same,
@@ -129,7 +130,7 @@ def check_transfers(world: PooledWorld, result: RunResult) -> None:
         assert decoded == set(result.request_id[several].tolist())
 
 
-@settings(max_examples=280, deadline=None)
+@settings(max_examples=many(280), deadline=None)
 @given(worlds() | pooled_worlds())
 @example(cut_short(48))
 @example(cut_short(64))
@@ -148,7 +149,7 @@ def test_requests_tokens_and_pages_are_conserved(world: AnyWorld) -> None:
     assert (result.kv_tokens <= slots).all()
 
 
-@settings(max_examples=280, deadline=None)
+@settings(max_examples=many(280), deadline=None)
 @given(worlds() | pooled_worlds())
 def test_nothing_happens_before_its_cause(world: AnyWorld) -> None:
     result, engines = run(world)
@@ -194,7 +195,7 @@ def check_journal(engine: RecordingBatcher) -> None:
     assert not in_flight
 
 
-@settings(max_examples=230, deadline=None)
+@settings(max_examples=many(230), deadline=None)
 @given(worlds() | pooled_worlds())
 def test_a_run_again_gives_the_same_bytes_and_its_replay_the_same_decisions(
     world: AnyWorld,
@@ -207,7 +208,7 @@ def test_a_run_again_gives_the_same_bytes_and_its_replay_the_same_decisions(
         assert replay(engine.journal, own.batcher(again)) is None
 
 
-@settings(max_examples=280, deadline=None)
+@settings(max_examples=many(280), deadline=None)
 @given(worlds() | pooled_worlds())
 def test_every_idle_second_has_one_cause(world: AnyWorld) -> None:
     result, _ = run(world)
@@ -223,7 +224,7 @@ def test_every_idle_second_has_one_cause(world: AnyWorld) -> None:
     assert summarize(result)["completed"] == result.status.count("completed")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=many(50), deadline=None)
 @given(pooled_worlds())
 def test_a_prefill_pool_that_nothing_holds_up_is_a_pipeline_of_one_token_requests(
     world: PooledWorld,

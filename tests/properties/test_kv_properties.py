@@ -18,6 +18,7 @@ from evenflow.engines.swap import SwapCache
 from evenflow.sim.driver import Driver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import MicroBatch, Prefix, Request
+from tests.amounts import many
 from tests.worlds import AuditedBatcher, check_integrity, worlds
 
 PAGE = 4
@@ -131,7 +132,9 @@ class CacheMachine(RuleBasedStateMachine):
             assert [self.holds[page] for page in holder.pages] == contents
 
 
-CacheMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+CacheMachine.TestCase.settings = settings(
+    max_examples=many(100), stateful_step_count=40, deadline=None
+)
 TestCache = CacheMachine.TestCase
 
 
@@ -162,7 +165,7 @@ class CheckedBatcher(AuditedBatcher):
         }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=many(200), deadline=None)
 @given(worlds(), st.booleans(), st.booleans(), st.sampled_from([16, 17, 20, 24]))
 def test_pages_and_tokens_at_every_step(
     world: World, prefix_cache: bool, swap: bool, total_pages: int

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import evenflow.runtime.torch.settings
-from evenflow.cli.terminal import print_left_out
+from evenflow.cli.terminal import show
 from evenflow.config.build import build, load_workload
 from evenflow.config.run import RunConfig, load_config
 from evenflow.costs.profile.file import TIME_COLUMNS, Point, write_profile
@@ -20,6 +20,7 @@ from evenflow.runtime.real import notes_of, workers_of
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.sim import simulate
 from evenflow.study.runs import Job, run_job
+from evenflow.study.told import left_out
 from tests.command_line import mistake
 from tests.profiles import point, points, profile
 from tests.virtual_run import serve_with_known_host
@@ -169,7 +170,7 @@ def test_a_run_far_off_the_grid_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     keys = ["model=config.json", "gpu=null", "costs={kind: profile, path: p.csv, fill: null}"]
     config = measured_config(tmp_path, *keys, "kv.pages=500")
     outcome = run_job(Job(config, load_workload(config, tmp_path), tmp_path))
-    print_left_out(outcome.result.provenance)
+    show(left_out(outcome.result.provenance))
     assert re.search(r"costs: \d\d % of the predicted time", capsys.readouterr().err)
 
 

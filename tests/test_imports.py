@@ -32,10 +32,9 @@ def test_the_command_starts_without_heavy_modules() -> None:
 
 
 def test_a_simulation_needs_no_pandas(tmp_path: Path) -> None:
-    command = "from pathlib import Path\nfrom evenflow.cli.app import simulate\nsimulate"
-    run, out = Path("examples/quickstart.yaml"), tmp_path / "out"
-    given = f"Path({str(run)!r}), ['workload.requests=1'], out=Path({str(out)!r})"
-    loaded = loaded_by(f"{command}({given})")
+    given = f"set=['workload.requests=1'], out={str(tmp_path / 'out')!r}"
+    run = "examples/quickstart.yaml"
+    loaded = loaded_by(f"import evenflow as ef\nef.simulate({run!r}, {given})")
     assert "evenflow.sim.tandem" in loaded
     assert not {"pandas", "matplotlib", "scipy", "torch"} & loaded
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import is_number
 from evenflow.study.fair import interval
 from evenflow.study.searches import identity
@@ -21,8 +22,8 @@ from evenflow.study.trials import Trial
 from evenflow.study.unseen import Check
 
 
-@dataclass(frozen=True)
-class Findings:
+@dataclass(frozen=True, repr=False)
+class Findings(Shown):
     """All points of a sweep; `default` is the position of the run as it is, if there is one.
 
     `default_is_extra`: it is no point of the grid or the draws, and was simulated besides.
@@ -36,6 +37,23 @@ class Findings:
     default_is_extra: bool = False
     allow_refused: bool = False
     checks: Sequence[Check] = ()
+
+    def told(self) -> Iterator[str | Table]:
+        from evenflow.study import sweep_words
+
+        point = self.trials[(self.ranked or [0])[0]]
+        yield self.sweep.study.config(point.labels).setup()
+        yield Table(*sweep_words.best_table(self), of_words=True)
+        yield from sweep_words.told(self)
+        if lost := sweep_words.failures(self):
+            yield Aside(
+                f"{len(lost)} of {len(self.trials)} points failed, the first of them point "
+                f"{lost[0][0]}: {lost[0][-1]}"
+            )
+
+    @property
+    def all_failed(self) -> bool:
+        return all(trial.errors for trial in self.trials)
 
     @property
     def config(self) -> SweepConfig:

@@ -377,8 +377,25 @@ def sweep_asked(file: str | Path | Mapping[str, Any], set: Changes = None) -> "S
     from evenflow.study.sweep_file import load_sweep, sweep_of
 
     if isinstance(file, Mapping):
-        return sweep_of(Document("the sweep", dict(file), {}), Path(), _texts(set))
+        return sweep_of(Document("the sweep", _by_name(dict(file)), {}), Path(), _texts(set))
     return load_sweep(Path(file), _texts(set))
+
+
+def _by_name(keys: Any) -> Any:
+    """Return keys with the name of each policy that is a class, as other processes find it."""
+    if isinstance(keys, Mapping):
+        return {key: _by_name(value) for key, value in keys.items()}
+    if isinstance(keys, list | tuple):
+        return [_by_name(value) for value in keys]
+    if callable(getattr(keys, "schedule", None)):
+        cls = keys if isinstance(keys, type) else type(keys)
+        if cls is not keys or cls.__module__ == "__main__":
+            raise UsageError(
+                f"the sweep: {cls.__name__}: is an object, or of a notebook or script; what other "
+                "processes import is right: a class of a module, or FILE.py:Class"
+            )
+        return f"{cls.__module__}:{cls.__qualname__}"
+    return keys
 
 
 def _additions(
@@ -496,7 +513,7 @@ def _policies(schedulers: Sequence[Policy] | Mapping[str, Policy] | str) -> list
     if isinstance(schedulers, str):
         return parse_schedulers(schedulers)
     if isinstance(schedulers, Mapping):
-        return [Named(label, _policy(policy)) for label, policy in schedulers.items()]
+        return [Named(str(label), _policy(policy)) for label, policy in schedulers.items()]
     return list(map(_policy, schedulers))
 
 

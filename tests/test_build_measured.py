@@ -77,7 +77,7 @@ def test_a_run_on_a_profile_says_where_its_seconds_come_from(tmp_path: Path) -> 
 def test_workers_take_the_dtype_of_the_model_and_compare_it_with_the_profile(
     keys: list[str], dtype: str, notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
     monkeypatch.setattr(evenflow.runtime.torch.settings, "free_memory_bytes", lambda: None)
     write_profile(tmp_path / "p.csv", profile())
     own = ["model=config.json", "costs={kind: profile, path: p.csv}", "gpu=null"]
@@ -192,7 +192,7 @@ def test_measured_costs_that_cannot_be(tmp_path: Path, keys: list[str], told: st
 
 
 def test_silicon_costs_name_device_and_versions(tmp_path: Path) -> None:
-    pytest.importorskip("aiconfigurator_core", reason="pip install 'evenflow[silicon]'")
+    pytest.importorskip("aiconfigurator_core", reason="pip install -e '.[silicon]'")
     keys = ["model=Llama-3.1-8B", "gpu=H100", "costs={kind: silicon, framework: sglang}"]
     built = build(measured_config(tmp_path, *keys), [], tmp_path)
     source = built.cost_source

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,21 @@ def test_a_source_distribution_has_the_same_bytes_from_every_clone(
     with tarfile.open(tmp_path / "a" / "dist" / "evenflow.tar.gz") as tar:
         assert tar.getnames() == ["evenflow", "evenflow/x.py", "evenflow/y.py"]
         assert [member.mode for member in tar] == [0o755, 0o644, 0o644]
+
+
+def test_what_is_said_to_install_is_in_the_extras() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = extras["optional-dependencies"]
+    known = {re.split(r"[^\w-]", each)[0] for needs in extras.values() for each in needs}
+    product = ("evenflow", "profiler", "runtime", "traces")
+    texts = [path.read_text() for folder in product for path in (ROOT / folder).rglob("*.py")]
+    code = "".join(texts)
+    told = re.findall(r"pip install ([a-z][^,\"{=]*)", code)
+    told += re.findall(r"require_package\([^()]*?(?:, \"([a-z\- ]+)\")?\)", code)
+    named = [name for words in told for name in words.split()]
+    assert set(named) - known == set()
+    assert {"aiconfigurator-core", "tokenizers", "pyzmq", "scikit-learn", "fastapi"} <= set(named)
+    documents = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    installed = re.findall(r"pip install -e '\.\[([a-z,]+)\]'", documents)
+    assert {name for names in installed for name in names.split(",")} <= set(extras)
+    assert "evenflow[" not in documents + code

@@ -150,14 +150,17 @@ def line_up(entries: Sequence[object], config: RunConfig, beside: Path) -> list[
     return jobs
 
 
+OURS = ("report.html", "comparison.csv", "manifest.json")
+
+
 def _require_apart(labels: Sequence[str], *, in_python: bool) -> None:
     """Raise a UsageError for a name that is there twice, or that no folder can have."""
     for label in labels:
         if labels.count(label) > 1:
             right = '; a mapping names them: {"a": ..., "b": ...}' if in_python else ""
             raise UsageError(f"--schedulers, --systems: {label} is there twice{right}")
-        if not label:
-            raise UsageError("--schedulers: a name has no letter; one with some is right")
+        if not label or label in OURS:
+            raise UsageError(f'--schedulers: "{label}" can be no folder; another name is right')
 
 
 def _patch(entry: object, config: RunConfig) -> tuple[str, Patch]:

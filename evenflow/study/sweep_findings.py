@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
@@ -73,13 +73,25 @@ class Findings(Shown):
 
     @cached_property
     def points(self) -> pd.DataFrame:
-        """A row for each point and replication, in that order, as points.csv has them."""
-        return point_cells(self).infer_objects()
+        """A row for each point and replication, in that order, as points.csv has them.
+
+        Here and in `table` a mapping is in words, `sarathi budget=64`, where the file has JSON.
+        """
+        return self._in_words(point_cells(self))
 
     @cached_property
     def table(self) -> pd.DataFrame:
         """A row for each point, as summary.csv has them: means, intervals, the place it took."""
-        return summary_cells(self).infer_objects()
+        return self._in_words(summary_cells(self))
+
+    def _in_words(self, cells: pd.DataFrame) -> pd.DataFrame:
+        from evenflow.study.sweep_words import label
+
+        for name in self.config.parameters:
+            given = [self.trials[point].labels[name] for point in cells["point"]]
+            if any(isinstance(value, Mapping) for value in given):
+                cells[name] = [label(v) if isinstance(v, Mapping) else cell(v) for v in given]
+        return cells.infer_objects()
 
     @cached_property
     def keys(self) -> pd.DataFrame:

@@ -12,8 +12,8 @@ from evenflow.report.tables import html_table
 
 MOST_LINES, MOST_ROWS, MOST_COLUMNS = 12, 30, 12
 """How many sentences a notebook shows of a result, and how much of its tables."""
-MOST_LETTERS = 160
-"""How long a result is as a text."""
+MOST_LETTERS, MOST_OF_A_CELL = 160, 80
+"""How long a result is as a text, and a cell of its tables in a notebook."""
 
 
 class Aside(str):
@@ -54,10 +54,14 @@ class Shown:
         html = [f"<p>{escape(line)}</p>" for line in _cut(lines, MOST_LINES)]
         left = MOST_ROWS
         for table in tables:
-            rows = [row[:MOST_COLUMNS] for row in table.rows[:left]]
+            rows = [_short(row) for row in table.rows[:left]]
             left -= len(rows)
-            html.append(html_table(table.heads[:MOST_COLUMNS], rows))
+            html.append(html_table(_short(table.heads), rows))
         return "\n".join([*html, *_hidden(tables)])
+
+
+def _short(cells: Sequence[str]) -> list[str]:
+    return [shortened(visible(cell), MOST_OF_A_CELL) for cell in cells[:MOST_COLUMNS]]
 
 
 def _cut(lines: Sequence[str], most: int) -> list[str]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from evenflow.study.runs import GivenPolicy, Job, SimulatedRun
     from evenflow.study.slo import Condition
     from evenflow.study.sweep_file import Sweep
-    from evenflow.study.sweep_findings import Findings
+    from evenflow.study.sweep_words import Swept
     from evenflow.study.trials import How, Watch
     from evenflow.study.uncertainty import Prediction
 
@@ -146,7 +146,7 @@ def sweep(
     out: given.Out = None,
     force: given.Force = False,
     watch: "Watch | None" = None,
-) -> "Findings":
+) -> "Swept":
     """Simulate a grid or a search over any keys of a run, several times each, and compare.
 
     `file` is a SWEEP.yaml's path, or its keys. `.points` has a row a run, `.table` a point.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
@@ -12,7 +12,6 @@ from typing import Any
 
 import pandas as pd
 
-from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import is_number
 from evenflow.study.fair import interval
 from evenflow.study.searches import identity
@@ -23,7 +22,7 @@ from evenflow.study.unseen import Check
 
 
 @dataclass(frozen=True, repr=False)
-class Findings(Shown):
+class Findings:
     """All points of a sweep; `default` is the position of the run as it is, if there is one.
 
     `default_is_extra`: it is no point of the grid or the draws, and was simulated besides.
@@ -37,23 +36,6 @@ class Findings(Shown):
     default_is_extra: bool = False
     allow_refused: bool = False
     checks: Sequence[Check] = ()
-
-    def told(self) -> Iterator[str | Table]:
-        from evenflow.study import sweep_words
-
-        point = self.trials[(self.ranked or [0])[0]]
-        yield self.sweep.study.config(point.labels).setup()
-        yield Table(*sweep_words.best_table(self), of_words=True)
-        yield from sweep_words.told(self)
-        if lost := sweep_words.failures(self):
-            yield Aside(
-                f"{len(lost)} of {len(self.trials)} points failed, the first of them point "
-                f"{lost[0][0]}: {lost[0][-1]}"
-            )
-
-    @property
-    def all_failed(self) -> bool:
-        return all(trial.errors for trial in self.trials)
 
     @property
     def config(self) -> SweepConfig:
@@ -73,25 +55,13 @@ class Findings(Shown):
 
     @cached_property
     def points(self) -> pd.DataFrame:
-        """A row for each point and replication, in that order, as points.csv has them.
-
-        Here and in `table` a mapping is in words, `sarathi budget=64`, where the file has JSON.
-        """
-        return self._in_words(point_cells(self))
+        """A row for each point and replication, in that order, as points.csv has them."""
+        return point_cells(self).infer_objects()
 
     @cached_property
     def table(self) -> pd.DataFrame:
         """A row for each point, as summary.csv has them: means, intervals, the place it took."""
-        return self._in_words(summary_cells(self))
-
-    def _in_words(self, cells: pd.DataFrame) -> pd.DataFrame:
-        from evenflow.study.sweep_words import label
-
-        for name in self.config.parameters:
-            given = [self.trials[point].labels[name] for point in cells["point"]]
-            if any(isinstance(value, Mapping) for value in given):
-                cells[name] = [label(v) if isinstance(v, Mapping) else cell(v) for v in given]
-        return cells.infer_objects()
+        return summary_cells(self).infer_objects()
 
     @cached_property
     def keys(self) -> pd.DataFrame:

@@ -60,7 +60,7 @@ def simulate(
     """
     from evenflow.config.files import inputs_of
     from evenflow.report.tables import check_format
-    from evenflow.study.runs import SimulatedRun, run_job
+    from evenflow.study.runs import SimulatedRun, run_job, write_run
 
     check_format(format)
     shown = _window(window)
@@ -70,9 +70,10 @@ def simulate(
             tell = on_done if bar is None else bar.done
             outcome = run_job(job, tell, whole=not lean or advise or save == "all")
         simulated = SimulatedRun(**vars(outcome), file=file)
-        simulated.additions.extend(_additions(job, simulated, intervals, advise, watch))
+        more = list(_additions(job, simulated, intervals, advise, watch))
+        simulated.additions.extend(more)
         if scratch is not None:
-            simulated.fill(scratch, save, format, shown)
+            write_run(scratch, simulated, save, file.name, shown, more=more, form=format)
     return simulated
 
 
@@ -433,17 +434,17 @@ def _watched(watch: "Watch | None", labels: list[str], total: int) -> AbstractCo
     return nullcontext() if watch is None else watch(labels, total)
 
 
-def _window(given: tuple[float, float] | str | None) -> tuple[float, float] | None:
+def _window(asked: tuple[float, float] | str | None) -> tuple[float, float] | None:
     """Return the seconds of a run that `A..B` names."""
-    if given is None:
+    if asked is None:
         return None
     try:
-        first, last = map(float, given.split("..") if isinstance(given, str) else given)
-    except ValueError:
+        first, last = map(float, asked.split("..") if isinstance(asked, str) else asked)
+    except (TypeError, ValueError):
         first, last = 1.0, 0.0
     if not 0 <= first <= last:
         right = "give the seconds A..B, such as 10..12.5 or 0..inf"
-        raise UsageError(f"--window: {right}: not {given}")
+        raise UsageError(f"--window: {right}: not {asked}")
     return first, last
 
 

@@ -5,7 +5,6 @@ a terminal. Without a second type both take the same.
 """
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
 
@@ -32,21 +31,6 @@ Changes: TypeAlias = Mapping[str, Any] | Sequence[str] | None
 
 Names: TypeAlias = str | Sequence[str]
 """Names, or a text that parts them by commas."""
-
-
-class SaveName(StrEnum):
-    """Which files a run writes."""
-
-    summary = "summary"
-    requests = "requests"
-    all = "all"
-
-
-class FormatName(StrEnum):
-    """How a run's tables are written."""
-
-    csv = "csv"
-    parquet = "parquet"
 
 
 Folder: TypeAlias = str | Path | None
@@ -97,12 +81,10 @@ Force = Annotated[
 ]
 Save = Annotated[
     Literal["summary", "requests", "all"],
-    SaveName,
     Option("--save", help="summary.json only; with the requests; or everything."),
 ]
 Format = Annotated[
     Literal["csv", "parquet"],
-    FormatName,
     Option("--format", help="Of a run's tables; parquet needs pyarrow."),
 ]
 Window = Annotated[

@@ -166,16 +166,10 @@ class SimulatedRun(Outcome, Shown):
         folder = Path(out)
         provenance = self.result.provenance
         reads = inputs_of(RunConfig.model_validate(provenance["config"]), self.file)
-        with staged(folder, force=force, reads=reads) as scratch:
-            self.fill(scratch, save, format)
-        return folder
-
-    def fill(
-        self, scratch: Path, save: Save, form: Format, window: tuple[float, float] | None = None
-    ) -> None:
-        """Write the files of that folder."""
         more = self.additions
-        write_run(scratch, self, save, self.file.name, window, more=more, form=form)
+        with staged(folder, force=force, reads=reads) as scratch:
+            write_run(scratch, self, save, self.file.name, more=more, form=format)
+        return folder
 
 
 def write_run(

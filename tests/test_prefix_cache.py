@@ -12,6 +12,7 @@ import pytest
 
 from evenflow.core.kv import CachedPage, Holder, PrefixCache
 from evenflow.core.replay import decision_of
+from evenflow.engines.append_only import AppendOnlyCache
 from evenflow.results.metrics import summarize
 from evenflow.schedulers import create
 from evenflow.sim import simulate
@@ -90,7 +91,7 @@ def test_the_longest_idle_prefix_is_evicted_first_and_from_its_end() -> None:
 
 
 def test_of_pages_with_the_same_content_the_oldest_left_is_found() -> None:
-    pool = PrefixCache(3, PAGE, append_only=True)
+    pool = AppendOnlyCache(3, PAGE)
     prefix = Prefix((1,), PAGE, PAGE)
     holders = [Holder(asking(number, PAGE, 1), pages=pool.allocate(1)) for number in range(3)]
     pages = [holder.pages[0] for holder in holders]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import evenflow.runtime.driver
 from evenflow.core.replay import RecordingBatcher
 from evenflow.core.scheduling import View
+from evenflow.engines.loop import EngineLoop
 from evenflow.errors import PolicyError, StallError, WorkerError
 from evenflow.runtime.front import TraceReplay
 from evenflow.runtime.wire import Free, Message, Step
@@ -101,7 +102,7 @@ def test_decodes_run_ahead_as_in_the_simulation(
     name: str, params: dict[str, Any], depth: int
 ) -> None:
     requests = [Request(i, 0.011 * i, 15 + 13 * i % 60, 1 + 7 * i % 30) for i in range(30)]
-    sizes = {"total_pages": 14, "max_model_len": 14 * 16, "dispatch": "engine_loop"}
+    sizes = {"total_pages": 14, "max_model_len": 14 * 16, "loop": EngineLoop}
     rule = {"depth": depth, "max_in_flight": depth + 1, "times_s": (0.01, 1e-5)}
     world = small_world(requests, name, params, **sizes, **rule)
     real, batcher = drive(world)

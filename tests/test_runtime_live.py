@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import evenflow.runtime.driver
 from evenflow.core.batcher import Batcher
-from evenflow.core.replay import Aborted, RecordingBatcher, replay
+from evenflow.core.replay import Call, RecordingBatcher, replay
 from evenflow.runtime.driver import Driver
 from evenflow.runtime.page_tables import PageTable
 from evenflow.runtime.wire import Step
@@ -126,7 +126,7 @@ def test_every_client_ends_and_every_page_is_free(
     done = np.array([status == "completed" for status in result.status])
     assert len(result.status) == len(requests) == driver.num_done
     assert (result.output_tokens[done] == np.minimum(limits, ends_after)[done]).all()
-    assert result.status.count("aborted") == sum(isinstance(e, Aborted) for e in owner.journal)
+    assert result.status.count("aborted") == sum(isinstance(e, Call) for e in owner.journal)
     served = np.array([status != "rejected" for status in result.status])
     assert result.sampled_rows.sum() == result.output_tokens[served].sum()
     gaps = np.maximum(result.output_tokens[served] - 1, 0)

@@ -18,9 +18,9 @@ import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install -e '.[runtime]'")
 
-from evenflow.core.batcher import Batcher
 from evenflow.core.replay import Entry, replay
 from evenflow.core.routing import Router
+from evenflow.engines.handover import PoolBatcher
 from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.experiments.validation import validate
 from evenflow.results.run import RunResult
@@ -84,7 +84,7 @@ def serve(
     )
     for name, journal in journals.items():
         keeps = isinstance(world, PooledWorld) and name != "decode"
-        kind: Any = partial(Batcher, keeps_pages=keeps)
+        kind: Any = partial(PoolBatcher, keeps_pages=keeps)
         assert replay(journal, parts[name.split("/")[0]].batcher(kind)) is None
     return served, tokens, {*journals}
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenflow.core.decodes import ONE_TOKEN
 from evenflow.core.replay import Asked
 from evenflow.costs import AffineCost
 from evenflow.engines.pools import PooledWorld, TransferLink
@@ -132,7 +133,7 @@ POOLS = ("prefill", "mixed", "decode")
 
 def real_pool(pool: World | None) -> World | None:
     """Return a pool with what a real run has, if there is one."""
-    return pool and replace(pool, overheads=RuntimeOverheads(), speculation=None)
+    return pool and replace(pool, overheads=RuntimeOverheads(), decoding=ONE_TOKEN)
 
 
 def test_padding_keeps_links_busy() -> None:

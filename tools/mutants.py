@@ -38,7 +38,8 @@ MODULES = (
         "evenflow/core/queues.py",
         "evenflow/core/decodes.py",
     ),
-    *("evenflow/core/loop.py", "evenflow/results/metrics.py", "evenflow/schedulers"),
+    *("evenflow/core/loop.py", "evenflow/engines", "evenflow/results/metrics.py"),
+    "evenflow/schedulers",
 )
 LIBRARIES = ("hypothesis", "matplotlib.figure", "pandas", "pydantic", "pytest", "rich", "simpy")
 FIRST = {

@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-from evenflow.core.batcher import Batcher
+from evenflow.core.decodes import ONE_TOKEN
+from evenflow.core.loop import Loop
 from evenflow.core.replay import Added, Asked, Completed, RecordingBatcher, replay
 from evenflow.core.world import World
+from evenflow.engines.handover import PoolBatcher
 from evenflow.engines.pools import PooledWorld, TransferLink
+from evenflow.engines.rules import EngineRules
+from evenflow.engines.swap import SwapCache
 from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
@@ -67,7 +71,7 @@ def check_prompts(result: RunResult, engines: Sequence[RecordingBatcher]) -> Non
     calm = np.isfinite(result.completion_s) & (result.preemptions == 0)
     reached = dict(zip(result.request_id[calm].tolist(), cached[calm].tolist(), strict=True))
     for engine in engines:
-        leaves_out = getattr(engine.scheduler, "leaves_out", False)
+        leaves_out = EngineRules.of(engine.scheduler).cuts
         behind: dict[int, list[tuple[int, int, int]]] = {}
         for chunks in chunks_of(engine):
             for place, (number, start, stop) in enumerate(chunks):
@@ -155,7 +159,7 @@ def test_nothing_happens_before_its_cause(world: AnyWorld) -> None:
         check_transfers(world, result)
         check_journal(engines[0][1])  # elsewhere decodes come with their KV
         return
-    assert (result.gap_s > 0).all() or world.speculation is not None
+    assert (result.gap_s > 0).all() or world.decoding is not ONE_TOKEN
     for _, engine in engines:
         check_journal(engine)
 
@@ -166,19 +170,20 @@ def check_journal(engine: RecordingBatcher) -> None:
     computed: dict[int, int] = defaultdict(int)
     flying: Counter[int] = Counter()
     prompt_tokens = {}
+    rules = EngineRules.of(engine.scheduler)
     batches = 0
     for entry in engine.journal:
         if isinstance(entry, Added):
             prompt_tokens[entry.request.request_id] = entry.request.prompt_tokens
         elif isinstance(entry, Asked) and entry.decision is not None:
             for request_id, start, stop in entry.decision.chunks:
-                kept = start % engine.pool.page_tokens == 0 or engine.kv.swap
+                kept = start % engine.pool.page_tokens == 0 or isinstance(engine.kv, SwapCache)
                 assert start == computed[request_id] or kept, "chunks leave a gap"
                 computed[request_id] = stop
             for request_id in entry.decision.decodes:
                 whole = computed[request_id] >= prompt_tokens[request_id]
-                assert whole or getattr(engine.scheduler, "leaves_out", False)
-                twice = flying[request_id] and not engine.queues.ahead
+                assert whole or rules.cuts
+                twice = flying[request_id] and not rules.ahead
                 assert not twice, "a decode is in flight twice"
             in_flight[batches] = entry.decision.decodes
             flying.update(entry.decision.decodes)
@@ -198,7 +203,7 @@ def test_a_run_again_gives_the_same_bytes_and_its_replay_the_same_decisions(
     assert_same(result, run(world)[0])
     assert_same(result, simulate(world, as_processes=True) if result.pools else result)
     for own, engine in engines:
-        again = partial(Batcher, keeps_pages=engine.keeps_pages)
+        again = partial(PoolBatcher, keeps_pages=getattr(engine, "keeps_pages", False))
         assert replay(engine.journal, own.batcher(again)) is None
 
 
@@ -224,7 +229,7 @@ def test_a_prefill_pool_that_nothing_holds_up_is_a_pipeline_of_one_token_request
     world: PooledWorld,
 ) -> None:
     # An engine loop asks as soon as a prompt is back, before its pages have gone.
-    prefill = replace(world.prefill, total_pages=500, dispatch="stage0")
+    prefill = replace(world.prefill, total_pages=500, dispatch="stage0", loop=Loop)
     decode = replace(world.decode, total_pages=500)
     ample = {"prefill": prefill, "decode": decode, "mixed": None}
     result, _ = run(replace(world, **ample, link=TransferLink(), concurrency=None))

@@ -116,7 +116,7 @@ def test_a_comparison_uses_the_same_arrivals() -> None:
     ("command", "words"),
     [
         ("models", "Qwen2.5-32B|32.8"),
-        ("gpus", "A100-80G-PCIe|allreduce-a100-pcie"),
+        ("gpus", "A100-80G-PCIe|memory_bandwidth_gb_s: 1000"),
         ("links", "pcie-l20|20.79"),
         ("systems", "splitwise|TP+SB|PP+HB|SGLang|gLLM with CK"),
         ("metrics", "p99_ttft_ms|offered_requests_per_s"),
@@ -139,7 +139,7 @@ def test_a_run_file_to_begin_with_runs_and_is_never_written_over() -> None:
     assert Path("mine.yaml").read_text() == text
     output = done("compare", "mine.yaml", "--systems", "tp_sb,gllm", *few, "--out", "systems")
     assert "tp_sb: {stages: 1, tensor_parallel: 4, scheduler: vllm, runtime: vllm}" in output
-    assert "PP1 x TP4, link pcie-l20 (default)" in output
+    assert "PP1 x TP4, machine pcie-l20 (default), link pcie-l20" in output
 
 
 def test_the_version() -> None:

@@ -27,7 +27,7 @@ from evenflow.experiments.reproduce import chosen as chosen_entries
 from evenflow.experiments.reproduce import reproduce as reproduce_entries
 from evenflow.experiments.reproduce.calibrate import Calibrated
 from evenflow.experiments.reproduce.calibrate import calibrate as calibrate_run
-from evenflow.experiments.reproduce.measured import read_results
+from evenflow.experiments.reproduce.forms import read_results
 from evenflow.experiments.reproduce.write import write as write_reproduced
 from evenflow.report.folder import claimed, staged
 from evenflow.report.tables import Format, check_format

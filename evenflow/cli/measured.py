@@ -189,7 +189,7 @@ def calibrate_command(
     from evenflow.cli.terminal import progress
     from evenflow.config.yaml_file import overridden, read
     from evenflow.experiments.reproduce.calibrate import calibrate
-    from evenflow.experiments.reproduce.measured import read_results
+    from evenflow.experiments.reproduce.forms import read_results
     from evenflow.study.trials import How
 
     document = overridden(read(run), set_ or ())
@@ -217,5 +217,11 @@ def _tell(found: Calibrated) -> None:
     print_numbers(("median off", "no CPU time", "with these"), offs)
     for label, doubt in found.doubts:
         echo(f"{label}: {marked([doubt])[0]}", err=True)
+    if not found.runtime:
+        echo(
+            "no runtime: the results tell none; give requests one by one, at several loads",
+            err=True,
+        )
+        return
     keys = {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in found.runtime.items()}
     echo(f"runtime: {{{', '.join(f'{key}: {value}' for key, value in keys.items())}}}")

@@ -19,7 +19,8 @@ from evenflow.core.kv import PagePool
 from evenflow.errors import UsageError
 from evenflow.schedulers import create
 from evenflow.traces import FORMATS, Offline, Replay, Trace, load_trace, make_requests
-from evenflow.traces.formats import CHUNK_CHARACTERS, read_entry, timestamp
+from evenflow.traces.formats import read_entry, timestamp
+from evenflow.traces.lines import CHUNK_CHARACTERS
 from tests.command_line import mistake, refused
 from tests.test_points import RUN
 
@@ -61,6 +62,10 @@ LLMSERVINGSIM = (
     '{"input_toks": 2358, "output_toks": 531, "arrival_time_ns": 46926808}\n'
     '{"input_toks": 1034, "output_toks": 769, "arrival_time_ns": 347938951}\n'
 )
+BAILIAN = (
+    '{"chat_id": 1, "timestamp": 0.0, "input_length": 33, "output_length": 8, "hash_ids": [1,2,3]}'
+    '\n{"chat_id": 2, "timestamp": 20.5, "input_length": 16, "output_length": 9, "hash_ids": [1]}\n'
+)
 DISTSERVE = "prompt_len,output_len,start_time\n55,4,0.0\n829,170,0.05782478302717209\n"
 SPLITWISE = (
     "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n"
@@ -94,6 +99,7 @@ CASES = [
     Case("burstgpt", BURST_6, [472, 20], [18, 5], [0.0, 113.0]),
     Case("burstgpt", BURST_8, [472, 1], [18, 2], [0.0, 1.5]),
     Case("mooncake", MOONCAKE, [700, 8], [5, 9], [0.0, 2.999]),
+    Case("bailian", BAILIAN, [33, 16], [8, 9], [0.0, 20.5]),
     Case("llmservingsim", LLMSERVINGSIM, [2358, 1034], [531, 769], [0.0, 0.301012143]),
     Case("distserve", DISTSERVE, [55, 829], [4, 170], [0.0, 0.05782478302717209]),
     Case("splitwise-sim", SPLITWISE, [100, 50], [7, 8], [0.0, 0.75]),
@@ -189,8 +195,8 @@ def test_provenance_is_the_hash_of_the_file(tmp_path: Path) -> None:
 def test_a_huge_file_is_hashed_by_its_size_and_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evenflow.traces.formats.WHOLE_FILE_HASH_BYTES", 10)
-    monkeypatch.setattr("evenflow.traces.formats.PREFIX_HASH_BYTES", 60)
+    monkeypatch.setattr("evenflow.traces.lines.WHOLE_FILE_HASH_BYTES", 10)
+    monkeypatch.setattr("evenflow.traces.lines.PREFIX_HASH_BYTES", 60)
     ends = "1,1\n2,2\n", "1,1\n2,3\n", "1,1\n2,3\n4,4\n"
     hashes = [loaded(tmp_path, LENGTHS + 12 * "9,9\n" + rows).sha256 for rows in ends]
     assert hashes[0] == hashes[1] != hashes[2]
@@ -373,7 +379,7 @@ def test_bad_content(tmp_path: Path, text: str, says: str, packed: bool) -> None
     ("options", "says"),
     [
         ({"format": "splitwise-sim"}, 'line 1: no column "arrival_timestamp" among TIMESTAMP, C'),
-        ({"format": "mooncake"}, "line 1: not a JSON object"),
+        ({"format": "mooncake"}, 'line 1: no column "timestamp" among TIMESTAMP, C'),
         ({"format": "sharegpt"}, "starts with 'TIMESTAMP"),
         ({"format": "azur"}, 'format "azur" is unknown; did you mean "azure"? known: '),
         ({"filter": "vlm"}, 'filter "vlm" is unknown; did you mean "vllm"'),
@@ -415,7 +421,7 @@ def test_a_truncated_gzip(tmp_path: Path) -> None:
 
 
 def test_a_gzip_that_unpacks_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenflow.traces.formats.FREE_BYTES", 1 << 20)
+    monkeypatch.setattr("evenflow.traces.lines.FREE_BYTES", 1 << 20)
     path = tmp_path / "t.csv.gz"
     for more in (b"\n", b"7"):
         path.write_bytes(gzip.compress(TIMED.encode() + b"0,10,5" + more * (3 << 20), 1))

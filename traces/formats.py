@@ -175,7 +175,9 @@ def moment(column: str, value: object) -> Ticks:
     if math.isnan(number(value)):
         return timestamp(column, value)
     time = elapsed(column, value)
-    return round(time * next(factor for most, factor in EPOCHS if time < most))
+    factor = next(factor for most, factor in EPOCHS if time < most)
+    whole_time = int(time)
+    return whole_time * factor + round((time - whole_time) * factor)
 
 
 def timestamp(column: str, value: object) -> int:

@@ -30,6 +30,7 @@ from evenflow.traces.lines import (
     array_items,
     columns_of,
     has,
+    names_of,
     records_of,
     shown,
     value_of,
@@ -240,7 +241,7 @@ class Table(NamedTuple):
         if isinstance(record, str):
             raise ValueError(record)
         names = (self.time, self.prompt, self.output, self.blocks, MAX_NEW, PRIORITY)
-        time, prompt, output, blocks, max_new, priority = (value_of(record, n) for n in names)
+        time, prompt, output, blocks, max_new, priority = [value_of(record, n) for n in names]
         row = Row(
             self._time(time),
             token_count(self.prompt, prompt),
@@ -373,7 +374,7 @@ def _seen(
     if mapped:
         lack = next(r for r in ("prompt", "output") if r not in columns and not usual(record, r))
         told = f"columns needs {lack}: the name of the column with those tokens"
-        raise source.error(f"{told}; there are {', '.join(record) or 'none'}")
+        raise source.error(f"{told}; there are {names_of(record)}")
     if source.head().lstrip().startswith("["):
         return "sharegpt", FORMATS["sharegpt"]
     raise source.error(unknown(record), line=1)

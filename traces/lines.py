@@ -38,6 +38,13 @@ DELIMITERS = ",;\t|"
 NAMED_BAD_ROWS = 5
 """So many rows that cannot be read are named, where they are skipped."""
 
+MOST_DIGITS = 300
+JSON = json.JSONDecoder(
+    object_pairs_hook=once,
+    parse_int=lambda text: int(text) if len(text) <= MOST_DIGITS else float(text),
+)
+"""Takes no key twice; a number of more digits is infinite."""
+
 CountTokens = Callable[[str], int]
 Record = Mapping[str, object]
 Place = Mapping[str, int]
@@ -176,12 +183,16 @@ def columns_of(source: Source) -> Record:
     head = source.head().lstrip()
     if head[:1] not in ("{", "["):
         return dict.fromkeys(csv_header(source, head))
-    try:
-        _, record = next(records_of(source), ({}, {}))
-    except UsageError:
-        record = {}  # who reads the file tells what is wrong with it
+    first: Record = {}
+    for place, record in records_of(source):
+        if isinstance(record, Mapping):
+            first = record
+        elif head[0] == "{" and source.bad_rows is None:
+            raise source.error(record, **place)
+        if first or head[0] == "[":
+            break
     source.stream.seek(0)
-    return record if isinstance(record, Mapping) else {}
+    return first
 
 
 def csv_header(source: Source, head: str) -> list[str]:
@@ -211,10 +222,11 @@ def csv_records(source: Source, required: Sequence[str], wanted: Sequence[str]) 
         if twice is not None:
             raise source.error(f'the column "{twice}" is there twice', line=reader.line_num)
         for values in reader:
-            wrong = f"{len(values)} fields; expected {len(header)}, as in the header"
-            if values:
-                record = dict(zip(header, values, strict=False))
-                yield {"line": reader.line_num}, record if len(values) == len(header) else wrong
+            if values and len(values) != len(header):
+                wrong = f"{len(values)} fields; expected {len(header)}, as in the header"
+                yield {"line": reader.line_num}, wrong
+            elif values:
+                yield {"line": reader.line_num}, dict(zip(header, values, strict=True))
     except csv.Error as error:
         raise source.error(f"not readable as csv ({error})", line=reader.line_num) from error
 
@@ -224,7 +236,7 @@ def jsonl_records(source: Source, required: Sequence[str] = ()) -> Records:
     for line, text in enumerate(source.stream, start=1):
         if text.strip():
             try:
-                record = json.loads(text, object_pairs_hook=once)
+                record = JSON.decode(text)
             except (ValueError, RecursionError) as error:
                 message = f"not a JSON object on one line, perhaps truncated ({error})"
                 yield {"line": line}, message
@@ -250,7 +262,17 @@ def missing(required: Sequence[str], found: Sequence[str] | Record) -> str | Non
     name = next((name for name in required if not has(there, name)), None)
     if name is None:
         return None
-    return f'no column "{name}" among {", ".join(found) or "none"}; needed: {", ".join(required)}'
+    return f'no column "{name}" among {names_of(there)}; needed: {", ".join(required)}'
+
+
+MOST_NAMES = 12
+
+
+def names_of(record: Record) -> str:
+    """Return the columns of a record in words."""
+    names = [" ".join(str(name).split())[:40] for name in record]
+    more = ["..."] if len(names) > MOST_NAMES else []
+    return ", ".join(names[:MOST_NAMES] + more) or "none"
 
 
 def has(record: Record, name: str) -> bool:
@@ -264,16 +286,18 @@ def has(record: Record, name: str) -> bool:
 
 def value_of(record: Record, name: str | None) -> object:
     """Return what a record has in a column, or at the path of that name; None where nothing is."""
-    if name is None or name in record:
-        return None if name is None else record[name]
+    if name in record:
+        return record[name]
+    if name is None or "." not in name:
+        return None
     head, _, rest = name.partition(".")
-    inner = record.get(head) if rest else None
+    inner = record.get(head)
     return value_of(inner, rest) if isinstance(inner, Mapping) else None
 
 
 def array_items(source: Source) -> Iterator[object]:
     """Yield the items of the JSON array in a file, reading no further than the item asked for."""
-    decoder, stream = json.JSONDecoder(object_pairs_hook=once), source.stream
+    decoder, stream = JSON, source.stream
     text = stream.read(CHUNK_CHARACTERS).lstrip()
     if not text.startswith("["):
         raise source.error(f"starts with {shown(text[:20])}; expected a JSON array")

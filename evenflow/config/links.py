@@ -90,8 +90,8 @@ class AllReduceConfig(LinkKeys):
     KEY = "all_reduce"
     ELSE = ", a name, or points"
     points: Annotated[list[Point], Field(min_length=1)] | None = None
-    """Measured pairs [bytes, microseconds] of an all-reduce on this number of GPUs; the link then
-    serves the experts' all-to-all only.
+    """Measured pairs [bytes, microseconds] of an all-reduce on this number of GPUs, or the file
+    that nccl-tests' all_reduce_perf printed; the link then serves the experts' all-to-all only.
     """
 
 

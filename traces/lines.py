@@ -286,10 +286,10 @@ def has(record: Record, name: str) -> bool:
 
 def value_of(record: Record, name: str | None) -> object:
     """Return what a record has in a column, or at the path of that name; None where nothing is."""
-    if name in record:
-        return record[name]
-    if name is None or "." not in name:
+    if name is None:
         return None
+    if name in record or "." not in name:
+        return record.get(name)
     head, _, rest = name.partition(".")
     inner = record.get(head)
     return value_of(inner, rest) if isinstance(inner, Mapping) else None

@@ -184,7 +184,7 @@ GUIDELLM = [
 ]
 
 REQUESTS: Mapping[str, Requests] = {
-    "Evenflow": Requests(*COLUMNS),
+    "Evenflow": Requests("arrival_s", "input_tokens", "output_tokens", "ttft_ms", "e2el_ms"),
     "an engine's clock": Requests(
         *("queued_s", "input_tokens", "output_tokens", "first_token_s", "last_token_s"),
         units=(1.0, 1e3, 1e3),
@@ -213,7 +213,7 @@ def _of_csv(path: Path, text: str) -> Iterator[Measured]:
         table = pd.DataFrame()
     if "silicon_tpot_ms" in table:
         return iter(_of_rows(table))
-    rows = table.to_dict("records")
+    rows: list[Json] = [dict(zip(table, row, strict=True)) for row in table.to_numpy().tolist()]
     form = next((form for form in REQUESTS.values() if rows and form.tells(rows[0])), None)
     if form is None:
         advice = next((told for words, told in PRINTED.items() if words in text), KNOWN)
@@ -277,8 +277,8 @@ def _of_vllm(label: str, data: Json) -> Iterator[Measured]:
     outputs = _numbers(told or [1 + len(gaps) for gaps in gaps_s])
     counts = [len(values) for values in (ttfts_s, itls, inputs, outputs)]
     if len(set(counts)) > 1:
-        told = "ttfts, itls, input_lens and output_lens have {}, {}, {} and {} entries"
-        raise ValueError(f"{told.format(*counts)}; one for each request is right")
+        words = "ttfts, itls, input_lens and output_lens have {}, {}, {} and {} entries"
+        raise ValueError(f"{words.format(*counts)}; one for each request is right")
     e2els_s = ttfts_s + [plain_sum(gaps.tolist()) for gaps in gaps_s]
     arrivals_s, doubts = _arrivals(data, e2els_s)
     columns = (arrivals_s, inputs, outputs, 1e3 * ttfts_s, 1e3 * e2els_s)
@@ -378,7 +378,7 @@ def _found(data: Any, name: str) -> float | None:
             return value
         data = list(data.values())
     inner = data if isinstance(data, list) else []
-    return next((value for each in inner if (value := _found(each, name)) is not None), None)
+    return next((found for each in inner if (found := _found(each, name)) is not None), None)
 
 
 def _of_llmperf(label: str, data: Json) -> Iterator[Measured]:
@@ -397,9 +397,9 @@ def _of_llmperf(label: str, data: Json) -> Iterator[Measured]:
     )
     metrics = {"mean_ttft_ms": 1e3 * ttft, "mean_e2el_ms": 1e3 * e2el}
     metrics["mean_tpot_ms"] = 1e3 * (e2el - ttft) / max(lengths[1] - 1, 1)
-    clients = _number(data, "num_concurrent_requests")
+    told = _number(data, "num_concurrent_requests")
     doubt = "means only, TPOT from those of E2EL and TTFT"
-    yield of_means(label, metrics, doubt, lengths=lengths, clients=clients)
+    yield of_means(label, metrics, doubt, lengths=lengths, clients=told)
 
 
 def _of_trtllm(label: str, data: Json) -> Iterator[Measured]:

@@ -78,14 +78,13 @@ def of_requests(
 def _complete(requests: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """Return the requests that say all, from time 0 on with their TPOT, and how many do not."""
     table = requests[COLUMNS].astype(float)
-    finite = np.isfinite(table)
-    lacking = [name for name in COLUMNS if not finite[name].any()]
+    lacking = [name for name in COLUMNS if not np.isfinite(table[name]).any()]
     if lacking:
         raise ValueError(f"no request has {', '.join(lacking)}")
-    lengths = table[LENGTHS]
+    lengths, ttft_ms = np.nan_to_num(table[LENGTHS].to_numpy()), table["ttft_ms"].to_numpy()
     counted = ((lengths >= 1) & (lengths <= MOST_TOKENS) & (lengths % 1 == 0)).all(axis=1)
-    ordered = (table["ttft_ms"] > 0) & (table["e2el_ms"] >= table["ttft_ms"])
-    kept = table[finite.all(axis=1) & counted & ordered]
+    ordered = (ttft_ms > 0) & (table["e2el_ms"].to_numpy() >= ttft_ms)
+    kept = table[np.isfinite(table.to_numpy()).all(axis=1) & counted & ordered]
     if kept.empty:
         raise ValueError("no request has whole numbers of tokens and 0 < TTFT <= E2EL")
     kept = kept.astype(dict.fromkeys(LENGTHS, int))

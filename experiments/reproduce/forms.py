@@ -213,7 +213,9 @@ def _of_csv(path: Path, text: str) -> Iterator[Measured]:
         table = pd.DataFrame()
     if "silicon_tpot_ms" in table:
         return iter(_of_rows(table))
-    rows: list[Json] = [dict(zip(table, row, strict=True)) for row in table.to_numpy().tolist()]
+    rows: list[Json] = [
+        dict(zip(map(str, table), row, strict=True)) for row in table.to_numpy().tolist()
+    ]
     form = next((form for form in REQUESTS.values() if rows and form.tells(rows[0])), None)
     if form is None:
         advice = next((told for words, told in PRINTED.items() if words in text), KNOWN)

@@ -351,7 +351,7 @@ def calibrate(
     values. Raises UsageError for what cannot be.
     """
     from evenflow.experiments.reproduce.calibrate import calibrate as calibrate_run
-    from evenflow.experiments.reproduce.measured import read_results
+    from evenflow.experiments.reproduce.forms import read_results
 
     document, file = _document(run, set)
     runs = [each for path in results for each in read_results(Path(path))]

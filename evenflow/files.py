@@ -5,10 +5,15 @@ Knows no format but that of a tokenizer, which only its own package reads.
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
 import re
+import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from evenflow.errors import UsageError, require_package
@@ -57,3 +62,41 @@ def load_tokenizer(path: str | Path) -> Any:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises bare Exception for a bad file
         raise UsageError(f"tokenizer {file}: not a tokenizer.json ({error})") from None
+
+
+MOST_PIPED = 256 * 2**20
+"""The most bytes that a pipe may give."""
+
+OPENED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+"""Where what a process has open is to be found."""
+
+
+def local_file(path: Path) -> Path:
+    """Return a file with what stdin gives (`-`, `/dev/stdin`), or a pipe that the shell made
+    (`/dev/fd/N`); any other file as it is.
+
+    It is read once, and gone with the process. UsageError for another pipe, a device, and in a
+    process of several that share the work.
+    """
+    name = str(path)
+    if name == "-" or (name.startswith(OPENED) and path.is_fifo()):
+        return _read_once("/dev/stdin" if name == "-" else name)
+    require_file(path)
+    return path
+
+
+@cache
+def _read_once(name: str) -> Path:
+    if multiprocessing.parent_process() is not None:
+        raise UsageError(f"{name}: several processes cannot read it; a file is right")
+    if name == "/dev/stdin":
+        data = sys.stdin.buffer.read(MOST_PIPED + 1)
+    else:
+        with open(name, "rb") as stream:
+            data = stream.read(MOST_PIPED + 1)
+    if len(data) > MOST_PIPED:
+        raise UsageError(f"{name}: gives more than {MOST_PIPED} bytes; a file is right")
+    with NamedTemporaryFile(prefix="evenflow-", delete=False) as file:
+        atexit.register(Path(file.name).unlink, missing_ok=True)
+        file.write(data)
+    return Path(file.name)

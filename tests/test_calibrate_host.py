@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 import evenflow as ef
-from evenflow.experiments.reproduce.calibrate import Target, one_load
-from evenflow.experiments.reproduce.measured import read_results
+from evenflow.experiments.reproduce.calibrate import CONSTANTS, Fit, Found, Target, one_load
+from evenflow.experiments.reproduce.forms import read_results
 from tests.command_line import evenflow, refusal
 from tests.test_reproduce import as_guidellm, as_vllm, seen_of
 
@@ -89,3 +90,11 @@ def test_loads_that_are_alike_say_little_of_two_constants(measured: list[Path]) 
 def test_what_cannot_be_compared_is_one_line(arguments: list[str], told: str, folder: Path) -> None:
     (folder / "empty.json").write_text("")
     assert told in refusal("calibrate", *arguments)
+
+
+def test_what_results_cannot_tell_is_no_key_to_paste() -> None:
+    fit = Fit([], {"holds": "engine"}, left_out=[*range(2, len(CONSTANTS))])
+    fit.best = Found(np.ones(len(CONSTANTS)), [])
+    assert fit.known() == {"holds": "engine", "schedule_s": 1e-3, "per_row_s": 5e-5}
+    fit.left_out = [*range(len(CONSTANTS))]
+    assert fit.known() == {}

@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenflow.config.links import link_spec
+from evenflow.config.run import configured
+from evenflow.config.yaml_file import Document
 from evenflow.costs import Fabric, Measured, Ring, TwoLevel
 from evenflow.costs.silicon.tables import load_tables
 from evenflow.specs.gpu import LinkSpec, link
@@ -148,3 +151,68 @@ def test_more_bytes_are_never_faster(fabric: Fabric, size: float, more: float, r
 def test_more_ranks_are_never_faster(fabric: Fabric, size: float, ranks: int) -> None:
     fewer, more = fabric.all_reduce_s(size, ranks), fabric.all_reduce_s(size, 2 * ranks)
     assert fewer <= more * (1 + 1e-12)
+
+
+# -- what nccl-tests and nvidia-smi print ---------------------------------------------------------
+
+NCCL = """\
+# nThread 1 nGpus 4 minBytes 8 maxBytes 134217728 step: 2(factor) validation: 1 graph: 0
+#
+#                                                              out-of-place        in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)
+           0             0     float     sum      -1     4.10    0.00    0.00      0     4.00
+     1048576        262144     float     sum      -1    62.10   16.89   25.33      0    61.70
+       32768          8192     float     sum      -1    18.60    1.76    2.64      0    17.90
+       32768          8192     float     sum      -1    18.80    1.76    2.64      0    17.90
+# Avg bus bandwidth    : 20.0
+"""
+
+
+def of_file(all_reduce: Any) -> Any:
+    data = {"model": "Qwen3-8B", "gpu": "H100", "stages": 1, "tensor_parallel": 4}
+    data |= {"workload": {"trace": "azure-conv-sample"}, "scheduler": "sarathi"}
+    costs = {"costs": {"kind": "roofline", "all_reduce": all_reduce}}
+    return configured(Document("RUN.yaml", data | costs, {})).costs.all_reduce
+
+
+def test_the_table_of_nccl_tests_is_points_out_of_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("nccl.txt").write_text(NCCL)
+    points = [[32768, pytest.approx(18.7)], [1048576, 62.1]]
+    assert of_file("nccl.txt").points == points
+    both = of_file({"name": "pcie-gen5", "points": "./nccl.txt"})
+    assert (both.name, both.points) == ("pcie-gen5", points)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (NCCL.replace("sum", "none"), "is of another collective: it adds nothing up"),
+        (NCCL.replace("62.10", "n/a"), "has n/a where microseconds are right"),
+        (NCCL.partition("           0")[0], "has no row of bytes and microseconds"),
+        ("a,b\n1,2\n", "has no columns size and time"),
+        (None, "no such file"),
+    ],
+)
+def test_what_is_no_table_of_nccl_tests(text: str | None, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "nccl.txt"
+    if text is not None:
+        path.write_text(text)
+    with refused(f"costs.all_reduce: {path}: {told}; the table that nccl-tests'"):
+        of_file(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("NV4", "4 NVLinks of 25 GB/s each, 50 on B200 (bandwidth_gb_s: 100)"),
+        ("PHB", "PCIe; pcie-gen4 and pcie-gen5 are links"),
+        ("SYS", "PCIe through the CPU; give the bandwidth_gb_s"),
+    ],
+)
+def test_the_words_of_nvidia_smi_are_told_what_link_to_give(name: str, told: str) -> None:
+    with refused(f'link "{name}": in nvidia-smi topo -m, {told}'):
+        link_spec(name)

@@ -18,7 +18,7 @@ import yaml
 import evenflow as ef
 from evenflow.errors import UsageError
 from evenflow.experiments.reproduce import FOLDER, cases_of, chosen, entries, load_entry, served
-from evenflow.experiments.reproduce.measured import read_results
+from evenflow.experiments.reproduce.forms import read_results
 from evenflow.traces import Replay
 from tests.command_line import evenflow, fits_a_screen, refusal
 from tools.calibrate import main as calibrate
@@ -243,6 +243,31 @@ def test_keys_of_rows_with_the_same_lengths_go_before_those_of_all(
     assert case.config.scheduler.params["token_budget"] == 1152
 
 
+SERVED = {"ttfts": [0.1, 0.2], "itls": [[0.02, 0.02], [0.03]], "input_lens": [10, 20]} | {
+    "request_rate": float("inf"),
+    "duration": 1.0,
+}
+MEANS = {"mean_ttft_ms": 110.0, "mean_tpot_ms": 10.0, "completed": 2}
+TOTALS = {"total_input_tokens": 200, "total_output_tokens": 40, "max_concurrency": 4}
+AIPERF = {
+    "time_to_first_token": {"unit": "ms", "avg": 110.0, "p99": 690.0},
+    "inter_token_latency": {"unit": "s", "avg": 0.01},
+    "input_sequence_length": {"avg": 100},
+    "output_sequence_length": {"avg": 20},
+}
+LLMPERF = {
+    "results_ttft_s_mean": 0.11,
+    "results_end_to_end_latency_s_mean": 0.3,
+    "results_number_input_tokens_mean": 100,
+    "results_number_output_tokens_mean": 20,
+    "num_concurrent_requests": 4,
+}
+TRTLLM = {
+    "request_info": {"avg_input_length": 100, "avg_output_length": 20},
+    "performance": {"total_latency_ms": 1e4},
+    "streaming_metrics": {"avg_ttft_ms": 110.0, "avg_tpot_ms": 10.0},
+}
+PHASES = {"phases": [{"name": "warmup", "concurrency": 2}, {"name": "p", "concurrency": 4}]}
 EMPTY_GUIDELLM = {"benchmarks": [{"requests": {"successful": []}}]}
 
 
@@ -250,17 +275,29 @@ EMPTY_GUIDELLM = {"benchmarks": [{"requests": {"successful": []}}]}
     ("name", "text", "told"),
     [
         ("a.json", "", "not the results"),
-        ("a.json", "{}", "mean_ttft_ms"),
+        ("a.json", "{}", "known .has nothing"),
         ("a.json", "[1]", "not the results"),
         ("a.json", '{"a":' * 10**5, "nested too deep"),
         ("a.json", json.dumps(EMPTY_GUIDELLM), "no completed request"),
         ("a.json", json.dumps(vllm_json([{**ROWS[0], "ttft_s": 0.0}])), "a.json: "),
-        ("a.jsonl", "", "no completed request"),
-        ("a.jsonl", '{"input_toks": 1}', "without 'first_token_s'"),
+        ("a.jsonl", "", "not the results"),
+        ("a.jsonl", '{"input_toks": 1}', "has input_toks"),
         ("a.csv", "", "not the results"),
         ("a.csv", "x,y\n1,2\n", "arrival_s"),
         ("a.csv", "arrival_s,input_tokens,output_tokens,ttft_ms,e2el_ms\n0,1,1,x,2\n", "a.csv: "),
-        ("a.txt", "", ".json, .jsonl or .csv"),
+        ("a.txt", "", "GuideLLM"),
+        ("a.txt", "==== Serving Benchmark Result ====\n", "--output-details"),
+        ("a.csv", "Metric,avg,p99\nTTFT,1,2\n", "profile_export.jsonl"),
+        ("a.json", json.dumps({"avg_latency": 1, "latencies": []}), "bench serve has"),
+        ("a.json", json.dumps({**TRTLLM, "streaming_metrics": None}), "with --streaming"),
+        (
+            "a.json",
+            json.dumps(LLMPERF | {"num_concurrent_requests": None}),
+            "num_concurrent_requests is null",
+        ),
+        ("a.json", json.dumps(SERVED | {"ttfts": [0.1]}), "one for each request"),
+        ("a.jsonl", json.dumps(SERVED) + '\n{"ttfts": [0.', "line 2 is not valid, or cut"),
+        ("a.csv", "silicon_tpot_ms\nx\n", "without"),
     ],
 )
 def test_what_is_no_result_is_told_in_one_line(
@@ -284,6 +321,82 @@ def test_results_of_vllms_own_client_have_the_means_that_it_printed(name: str) -
     assert not run.doubts
     for key in ("mean_ttft_ms", "mean_tpot_ms", "p99_ttft_ms"):
         assert run.metrics[key] == pytest.approx(told[key], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        MEANS | TOTALS,
+        AIPERF | {"input_config": PHASES},
+        AIPERF | {"input_config": {"perf_analyzer": {"stimulus": {"concurrency": 4}}}},
+        LLMPERF,
+        TRTLLM | {"request_info": TRTLLM["request_info"] | {"avg_num_concurrent_requests": 3.9}},
+    ],
+    ids=["bench serve", "AIPerf", "genai-perf", "LLMPerf", "trtllm-bench"],
+)
+def test_means_of_a_closed_loop_are_the_same_from_every_client(
+    data: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "any.name").write_text(json.dumps(data))
+    (run,) = read_results(tmp_path / "any.name")
+    found = run.metrics["mean_ttft_ms"], run.metrics["mean_tpot_ms"]
+    assert found == pytest.approx((110, 10))
+    assert run.run == {"workload.arrivals": {"kind": "closed", "concurrency": 4}}
+    assert run.requests.to_dict("records") == [{"input_tokens": 100, "output_tokens": 20}]
+    assert len(run.doubts) == 1
+
+
+def test_a_rate_beside_the_clients_makes_no_closed_loop(tmp_path: Path) -> None:
+    config = {"input_config": {"loadgen": {"concurrency": 4, "request_rate": 2.0}}}
+    (tmp_path / "a.json").write_text(json.dumps(AIPERF | config))
+    (run,) = read_results(tmp_path / "a.json")
+    assert (run.run, len(run.requests)) == ({}, 0)
+
+
+def test_several_runs_lie_one_after_the_other_in_a_file_of_any_name(tmp_path: Path) -> None:
+    clients = [SERVED | {"max_concurrency": count} for count in (8, 16)]
+    for text in ("\n".join(map(json.dumps, clients)), json.dumps(clients, indent=1)):
+        (tmp_path / "result.txt").write_text(text)
+        runs = read_results(tmp_path / "result.txt")
+        loops = [run.run["workload.arrivals"]["concurrency"] for run in runs]
+        assert loops == [8, 16]
+        assert [run.label for run in runs] == ["result 1", "result 2"]
+        assert runs[1].metrics["mean_ttft_ms"] == pytest.approx(150)
+
+
+def aiperf_record(start_s: float, phase: str = "profiling", **metrics: float) -> dict[str, Any]:
+    metadata = {"request_start_ns": int(start_s * 1e9), "benchmark_phase": phase}
+    return {
+        "metadata": metadata,
+        "metrics": {name: {"value": value} for name, value in metrics.items()},
+        "error": None,
+    }
+
+
+def test_records_of_aiperf_are_read_without_those_of_the_warm_up(tmp_path: Path) -> None:
+    latencies = {"time_to_first_token": 100.0, "request_latency": 300.0}
+    request = latencies | {"input_sequence_length": 10, "output_sequence_length": 21}
+    records = [
+        aiperf_record(5.0, "warmup", **request),
+        aiperf_record(7.5, **request),
+        aiperf_record(7.0, **request),
+        aiperf_record(8.0, input_sequence_length=10),
+    ]
+    (tmp_path / "profile_export.jsonl").write_text("\n".join(map(json.dumps, records)))
+    (run,) = read_results(tmp_path / "profile_export.jsonl")
+    assert run.requests["arrival_s"].to_list() == pytest.approx([0.0, 0.5])
+    assert run.metrics["mean_tpot_ms"] == pytest.approx(10.0)
+    assert run.doubts == ["1 requests failed or lack a number, and are left out"]
+
+
+@pytest.mark.parametrize(
+    "gap", [{"input_lens": [10, None]}, {"ttfts": [0.1, None]}, {"itls": [[0.02, 0.02], [None]]}]
+)
+def test_a_request_with_a_gap_is_left_out_and_told(gap: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(SERVED | gap))
+    (run,) = read_results(tmp_path / "a.json")
+    assert run.requests["input_tokens"].to_list() == [10]
+    assert run.doubts == ["1 requests failed or lack a number, and are left out"]
 
 
 # ---- the catalogue

@@ -172,6 +172,7 @@ def test_info_of_a_small_trace() -> None:
         "format": "vidur",
         "requests": 4,
         "reordered": 0,
+        "doubts": [],
         "span_s": 4.0,
         "rate_per_s": 0.75,
     }

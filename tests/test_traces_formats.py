@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +19,11 @@ from evenflow.config.yaml_file import Document
 from evenflow.core.batcher import Batcher
 from evenflow.core.kv import PagePool
 from evenflow.errors import UsageError
+from evenflow.files import _read_once
 from evenflow.schedulers import create
 from evenflow.traces import FORMATS, Offline, Replay, Trace, load_trace, make_requests
-from evenflow.traces.formats import CHUNK_CHARACTERS, read_entry, timestamp
+from evenflow.traces.formats import read_entry, timestamp
+from evenflow.traces.lines import CHUNK_CHARACTERS
 from tests.command_line import mistake, refused
 from tests.test_points import RUN
 
@@ -61,6 +65,10 @@ LLMSERVINGSIM = (
     '{"input_toks": 2358, "output_toks": 531, "arrival_time_ns": 46926808}\n'
     '{"input_toks": 1034, "output_toks": 769, "arrival_time_ns": 347938951}\n'
 )
+BAILIAN = (
+    '{"chat_id": 1, "timestamp": 0.0, "input_length": 33, "output_length": 8, "hash_ids": [1,2,3]}'
+    '\n{"chat_id": 2, "timestamp": 20.5, "input_length": 16, "output_length": 9, "hash_ids": [1]}\n'
+)
 DISTSERVE = "prompt_len,output_len,start_time\n55,4,0.0\n829,170,0.05782478302717209\n"
 SPLITWISE = (
     "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n"
@@ -94,6 +102,7 @@ CASES = [
     Case("burstgpt", BURST_6, [472, 20], [18, 5], [0.0, 113.0]),
     Case("burstgpt", BURST_8, [472, 1], [18, 2], [0.0, 1.5]),
     Case("mooncake", MOONCAKE, [700, 8], [5, 9], [0.0, 2.999]),
+    Case("bailian", BAILIAN, [33, 16], [8, 9], [0.0, 20.5]),
     Case("llmservingsim", LLMSERVINGSIM, [2358, 1034], [531, 769], [0.0, 0.301012143]),
     Case("distserve", DISTSERVE, [55, 829], [4, 170], [0.0, 0.05782478302717209]),
     Case("splitwise-sim", SPLITWISE, [100, 50], [7, 8], [0.0, 0.75]),
@@ -189,8 +198,8 @@ def test_provenance_is_the_hash_of_the_file(tmp_path: Path) -> None:
 def test_a_huge_file_is_hashed_by_its_size_and_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evenflow.traces.formats.WHOLE_FILE_HASH_BYTES", 10)
-    monkeypatch.setattr("evenflow.traces.formats.PREFIX_HASH_BYTES", 60)
+    monkeypatch.setattr("evenflow.traces.lines.WHOLE_FILE_HASH_BYTES", 10)
+    monkeypatch.setattr("evenflow.traces.lines.PREFIX_HASH_BYTES", 60)
     ends = "1,1\n2,2\n", "1,1\n2,3\n", "1,1\n2,3\n4,4\n"
     hashes = [loaded(tmp_path, LENGTHS + 12 * "9,9\n" + rows).sha256 for rows in ends]
     assert hashes[0] == hashes[1] != hashes[2]
@@ -309,6 +318,138 @@ def test_a_priority_of_a_trace_reaches_the_policy_by_arrival(tmp_path: Path) -> 
     assert [(each.request_id, each.priority) for each in batcher.view.waiting] == [(1, -1), (0, 0)]
 
 
+# -- logs of one's own ----------------------------------------------------------------------------
+
+LOG_ROWS = [(1700000000.5, 10, 5), (1700000001.75, 20, 6), (1700000004.5, 30, 7)]
+OPENAI = ("request_time", "prompt_tokens", "completion_tokens")
+
+
+def log_of(names: tuple[str, str, str], layout: str, factor: float = 1.0) -> str:
+    rows = [{names[0]: at * factor, names[1]: n, names[2]: m} for at, n, m in LOG_ROWS]
+    if layout == "jsonl":
+        return "\n".join(map(json.dumps, rows))
+    if layout == "json":
+        return json.dumps(rows, indent=1)
+    lines = [names, *(tuple(map(str, row.values())) for row in rows)]
+    return "\n".join(layout.join(line) for line in lines)
+
+
+def is_the_log(trace: Trace) -> None:
+    assert trace.format == "log"
+    assert trace.prompt_tokens.tolist() == [10, 20, 30]
+    assert trace.output_tokens.tolist() == [5, 6, 7]
+    assert times_of(trace) == [0.0, 1.25, 4.0]
+
+
+@pytest.mark.parametrize("layout", [",", ";", "\t", "jsonl", "json"])
+@pytest.mark.parametrize("factor", [1, 1000, 10**6], ids=["s", "ms", "us"])
+def test_a_log_with_openais_names_is_read_in_any_layout(
+    layout: str, factor: int, tmp_path: Path
+) -> None:
+    is_the_log(loaded(tmp_path, log_of(OPENAI, layout, factor)))
+    mine = log_of(("at", "in", "out"), layout, factor)
+    columns = {"arrival": "at", "prompt": "in", "output": "out"}
+    is_the_log(loaded(tmp_path, mine, columns=columns))
+
+
+def test_a_log_of_parquet_is_read(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    table = pandas.DataFrame(LOG_ROWS, columns=OPENAI)
+    table["request_time"] = pandas.to_datetime(table["request_time"], unit="s", utc=True)
+    table.to_parquet(tmp_path / "log.parquet")
+    is_the_log(load_trace(tmp_path / "log.parquet"))
+    whole = (tmp_path / "log.parquet").read_bytes()
+    (tmp_path / "log.parquet").write_bytes(whole[:-40])
+    with refused("damaged or truncated Parquet"):
+        load_trace(tmp_path / "log.parquet")
+
+
+def test_usage_inside_a_record_is_found(tmp_path: Path) -> None:
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    rows = [{"created": 1700000000 + n, "usage": usage} for n in range(2)]
+    trace = loaded(tmp_path, "\n".join(map(json.dumps, rows)))
+    assert (trace.prompt_tokens.tolist(), times_of(trace)) == ([10, 10], [0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("unit", "times"),
+    [
+        ("s", ("0.5", "3")),
+        ("ms", ("500", "3000")),
+        ("us", ("500000", "3000000")),
+        ("iso", ("2024-05-11T10:00:00.5Z", "2024-05-11 12:00:03+0200")),
+    ],
+)
+def test_the_unit_of_times_is_as_given(unit: str, times: tuple[str, str], tmp_path: Path) -> None:
+    text = "at,prompt_tokens,output_tokens\n" + "".join(f"{at},1,1\n" for at in times)
+    columns = {"arrival": "at"}
+    assert times_of(loaded(tmp_path, text, columns=columns, time_unit=unit)) == [0.0, 2.5]
+    if unit != "iso":
+        named = text.replace("at,", f"at_{unit},", 1)
+        columns = {"arrival": f"at_{unit}"}
+        assert times_of(loaded(tmp_path, named, columns=columns)) == [0.0, 2.5]
+
+
+def test_a_unit_that_makes_a_strange_rate_is_doubted(tmp_path: Path) -> None:
+    rows = "".join(f"{200 * n},10,5\n" for n in range(20))
+    text = "arrival_time,prompt_tokens,output_tokens\n" + rows
+    (doubt,) = loaded(tmp_path, text).doubts
+    assert "the trace's times make 0.005 requests a second" in doubt
+    assert loaded(tmp_path, text, time_unit="ms").doubts == ()
+
+
+def test_bad_rows_are_skipped_counted_and_the_first_five_named(tmp_path: Path) -> None:
+    bad = ["1,,5", "2,10", "3,10,-1", "later,10,5", "5,1.5,5", "6,x,5"]
+    text = "arrival_s,prompt_tokens,output_tokens\n0,10,5\n" + "\n".join(bad) + "\n7,20,6\n"
+    with refused("line 3: prompt_tokens is ''"):
+        loaded(tmp_path, text)
+    trace = loaded(tmp_path, text, on_bad_row="skip")
+    assert times_of(trace) == [0.0, 7.0]
+    ((reason, count),) = trace.dropped.items()
+    assert count == 6
+    assert [f"line {n}: " in reason for n in range(3, 9)] == [True] * 5 + [False]
+
+
+def test_a_run_maps_the_columns_of_its_log(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("t;in;out\n500;10;5\n3000;x;6\n4000;20;6\n")
+    keys = {"columns": {"arrival": "t", "prompt": "in", "output": "out"}, "on_bad_row": "skip"}
+    part = {"trace": str(tmp_path / "log.csv"), "time_unit": "ms", "arrivals": "replay"}
+    config = configured(Document("a.yaml", RUN | {"workload": part | keys}, {}))
+    workload = load_workload(config, tmp_path)
+    found = [(r.arrival_s, r.prompt_tokens) for r in workload.requests]
+    assert found == [(0.0, 10), (3.5, 20)]
+    assert list(workload.trace["dropped"].values()) == [1]
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
+def test_a_trace_may_come_on_stdin(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "-":
+        _read_once.cache_clear()
+        text = io.TextIOWrapper(io.BytesIO(VIDUR.encode()))
+        monkeypatch.setattr("sys.stdin", text)
+        trace = load_trace(name)
+        assert (trace.path, times_of(trace)) == ("-", [0.0, 2.75])
+        assert trace.sha256 == hashlib.sha256(VIDUR.encode()).hexdigest()
+    else:
+        reading, writing = os.pipe()
+        os.write(writing, VIDUR.encode())
+        os.close(writing)
+        assert times_of(load_trace(f"/dev/fd/{reading}")) == [0.0, 2.75]
+        os.close(reading)
+    _read_once.cache_clear()
+
+
+def test_a_pipe_that_gives_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _read_once.cache_clear()
+    monkeypatch.setattr("evenflow.files.MOST_PIPED", 8)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(VIDUR.encode())))
+    with refused("gives more than 8 bytes; a file is right"):
+        load_trace("-")
+
+
 # -- whatever is wrong: one line with the file, the place and what would be right -----------------
 
 ONE_ROW = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n"
@@ -348,6 +489,7 @@ TALK = [{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "va
         (MOON + '{"timestamp": 0, "input_length": 7}\n', 'line 2: no column "output_length" among'),
         (MOON.replace("7", "true"), "line 1: input_length is True; expected a whole number"),
         (MOON.replace("7", "7.5"), "line 1: input_length is 7.5; expected a whole number"),
+        (MOON.replace("5", '5, "hash_ids": [1, 2, 3]').replace("7", "2"), "ids: 3 for 2 tokens"),
         (MOON.replace("0", "null"), "line 1: timestamp is None; expected a time"),
         (MOON.replace("5", "NaN"), "line 1: output_length is nan; expected a whole number"),
         (MOON.replace("5", '5, "hash_ids": 3'), "line 1: hash_ids is 3; expected a list of whole"),
@@ -373,12 +515,16 @@ def test_bad_content(tmp_path: Path, text: str, says: str, packed: bool) -> None
     ("options", "says"),
     [
         ({"format": "splitwise-sim"}, 'line 1: no column "arrival_timestamp" among TIMESTAMP, C'),
-        ({"format": "mooncake"}, "line 1: not a JSON object"),
+        ({"format": "mooncake"}, 'line 1: no column "timestamp" among TIMESTAMP, C'),
         ({"format": "sharegpt"}, "starts with 'TIMESTAMP"),
         ({"format": "azur"}, 'format "azur" is unknown; did you mean "azure"? known: '),
         ({"filter": "vlm"}, 'filter "vlm" is unknown; did you mean "vllm"'),
         ({"limit": 0}, "0 requests of a trace; expected at least 1"),
         ({"skip": -1}, "-1 requests of a trace to skip; expected 0 or more"),
+        ({"columns": {"prompt": "a"}}, "columns needs output: the name of the column with those"),
+        ({"columns": {"prompt": "a", "output": "b"}}, 'no column "a" among TIMESTAMP'),
+        ({"columns": {"prompt": "a"}, "format": "azure"}, "give columns, or format"),
+        ({"format": "log"}, "columns needs prompt"),
         ({"skip": 1}, "no request is left; dropped: 1 skipped as asked"),
     ],
 )
@@ -415,7 +561,7 @@ def test_a_truncated_gzip(tmp_path: Path) -> None:
 
 
 def test_a_gzip_that_unpacks_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenflow.traces.formats.FREE_BYTES", 1 << 20)
+    monkeypatch.setattr("evenflow.traces.lines.FREE_BYTES", 1 << 20)
     path = tmp_path / "t.csv.gz"
     for more in (b"\n", b"7"):
         path.write_bytes(gzip.compress(TIMED.encode() + b"0,10,5" + more * (3 << 20), 1))

@@ -16,7 +16,8 @@ from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
 from evenflow.study.advice import changes
 from evenflow.traces import sample_trace
-from evenflow.traces.formats import Source
+from evenflow.traces.formats import reader_of
+from evenflow.traces.lines import Source
 from evenflow.traces.predict import (
     NUM_CLASSES,
     WORD_BINS,
@@ -163,7 +164,7 @@ def test_prompts_are_kept_where_asked_and_there_are_any() -> None:
     def read(entries: list[object], keep_text: bool) -> Trace:
         stream = io.StringIO(json.dumps(entries))
         source = Source(Path(__file__), stream, lambda text: len(text.split()))
-        return read_trace(source, "sharegpt", None, None, keep_text)
+        return read_trace(source, reader_of(source, "sharegpt"), None, None, keep_text)
 
     assert read([*talk], True).texts == ["a b", "c"]
     assert read([*talk], False).texts is None

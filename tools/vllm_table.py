@@ -24,7 +24,7 @@ from statistics import mean
 import numpy as np
 import pandas as pd
 
-from evenflow.experiments.reproduce.measured import read_results
+from evenflow.experiments.reproduce.forms import read_results
 from evenflow.report.tables import markdown_table
 
 ROOT = Path(__file__).parent.parent

@@ -38,6 +38,7 @@ def info(trace: Trace) -> dict[str, Any]:
         "requests": len(trace),
         "dropped": trace.dropped,
         "reordered": trace.reordered,
+        "doubts": list(trace.doubts),
         **arrival_summary(trace.arrival_s),
         "prompt_tokens": length_summary(trace.prompt_tokens),
         "output_tokens": length_summary(trace.output_tokens),

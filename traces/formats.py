@@ -1,10 +1,9 @@
-"""Trace files: their text and fingerprint, the formats, and the rows that a reader makes of one.
+"""The formats of traces, and the rows that a reader makes of a file's records.
 
-A reader turns an open file into rows, one at a time, so that the head of a huge trace is cheap; of
-each format is known which columns hold what, in which unit, and how to tell it from the others. It
-knows nothing of filters, limits or arrival processes. A new format of the usual kind is one line in
-FORMATS. Whatever goes wrong between the disk and the text becomes a UsageError that names the
-place.
+Of each format is known which columns hold what, in which unit, and how to tell it from the others.
+It knows nothing of layouts, filters, limits or arrival processes. A new format of the usual kind is
+one line in FORMATS; a log whose columns have other names is read by a mapping, or by names that are
+usual (`ROLES`).
 
 ShareGPT is a JSON array of conversations, as text to be tokenized or as lengths, in two shapes of
 entry: `conversations: [{from, value}, ...]`, of which the first turn is the prompt and the second
@@ -14,102 +13,32 @@ the reply whatever their roles (as vLLM's benchmark takes them), and `input_toke
 
 from __future__ import annotations
 
-import csv
-import gzip
-import hashlib
-import io
-import json
 import math
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Literal, NamedTuple, TextIO, cast
+from typing import NamedTuple
 
-from evenflow.errors import UsageError, instead_of, once
-from evenflow.files import load_tokenizer, require_file
+from evenflow.errors import UsageError, instead_of
+from evenflow.files import load_tokenizer
+from evenflow.traces.lines import (
+    CountTokens,
+    Record,
+    Source,
+    array_items,
+    columns_of,
+    has,
+    names_of,
+    records_of,
+    shown,
+    value_of,
+)
 
-WHOLE_FILE_HASH_BYTES = 256 * 2**20
-PREFIX_HASH_BYTES = 64 * 2**20
-GZIP_MAGIC = b"\x1f\x8b"
 MOST_TOKENS = 10**9
-
-MOST_UNPACKED = 100
-FREE_BYTES = 64 * 2**20
-"""A gzip may unpack to so many times its size, and to so much whatever its size; a trace's is 3 to
-20 times."""
-
-CountTokens = Callable[[str], int]
-
-
-class Source(NamedTuple):
-    """An open trace file, and the tokenizer its reader may need (None: no tokenizer was given)."""
-
-    path: Path
-    stream: TextIO
-    count_tokens: CountTokens | None = None
-
-    def error(self, message: str, *, line: int = 0, entry: int = 0) -> UsageError:
-        """Return the error for what is wrong at a line or an entry (both from 1; 0: no place)."""
-        place = f", line {line}" if line else f", entry {entry}" if entry else ""
-        return UsageError(f"trace {self.path}{place}: {message}")
-
-
-@contextmanager
-def open_trace(path: Path) -> Iterator[TextIO]:
-    """Open a trace as UTF-8 text, unpacking gzip whatever the file is called.
-
-    Raises UsageError if the file cannot be opened, and if it turns out unreadable inside the
-    `with`.
-    """
-    require_file(path)
-    try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == GZIP_MAGIC
-            raw.seek(0)
-            binary = cast(BinaryIO, _Unpacked(raw)) if packed else raw
-            with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
-                yield text
-    except UnicodeDecodeError as error:
-        raise UsageError(f"trace {path}: not UTF-8 text ({error.reason})") from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UsageError(f"trace {path}: damaged or truncated gzip ({error})") from error
-    except IsADirectoryError as error:
-        raise UsageError(f"trace {path}: a directory; give one trace file") from error
-    except OSError as error:
-        raise UsageError(f"trace {path}: cannot be read ({error.strerror or error})") from error
-
-
-class _Unpacked(gzip.GzipFile):
-    """A gzip that raises BadGzipFile when it turns out to unpack to far more than any trace."""
-
-    def __init__(self, packed: BinaryIO) -> None:
-        super().__init__(fileobj=packed)
-        self._packed = packed
-
-    def read1(self, size: int = -1) -> bytes:
-        data = super().read1(size)
-        if self.tell() > max(FREE_BYTES, MOST_UNPACKED * self._packed.tell()):
-            raise gzip.BadGzipFile(f"it unpacks to more than {MOST_UNPACKED} times its size")
-        return data
-
-
-def fingerprint(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes as they lie on disk, in hexadecimal.
-
-    A file over 256 MiB is hashed by its size (in decimal) and its first 64 MiB, so that a few rows
-    of a huge trace are read at once; the result then starts with "size+64MiB:".
-    """
-    size = path.stat().st_size
-    with path.open("rb") as raw:
-        if size <= WHOLE_FILE_HASH_BYTES:
-            return hashlib.file_digest(raw, "sha256").hexdigest()
-        digest = hashlib.sha256(str(size).encode())
-        digest.update(raw.read(PREFIX_HASH_BYTES))
-    return "size+64MiB:" + digest.hexdigest()
+UNREADABLE = "cannot be read"
+"""Why a row that is skipped is dropped."""
 
 
 class Row(NamedTuple):
@@ -129,12 +58,6 @@ class Row(NamedTuple):
     blocks: tuple[int, ...] = ()
     max_new: int | None = None
     priority: int = 0
-
-
-def shown(value: object) -> str:
-    """Return a value as an error message shows it: short, whatever was in the file."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def unlike(column: str, value: object, expected: str) -> ValueError:
@@ -174,22 +97,23 @@ def block_ids(column: str, value: object) -> tuple[int, ...]:
 
 # -- ShareGPT ------------------------------------------------------------------------------------
 
-CHUNK_CHARACTERS = 2**20
 PROMPT, OUTPUT = "input_token_length", "output_token_length"
 
 
 class ShareGpt:
     """Reads both shapes of entry, as `Table` does lines; text needs `source.count_tokens`."""
 
-    layout, columns, ticks_per_s, block_tokens = "json", ("conversations",), 1, 0
+    columns, ticks_per_s, block_tokens = (), 1, 0
 
     def rows(self, source: Source) -> Iterator[Row]:
         """Yield a row an entry. Raises UsageError naming the entry (from 1) that is wrong."""
         for number, entry in enumerate(array_items(source), start=1):
             try:
-                yield read_entry(entry, source.count_tokens)
+                row = read_entry(entry, source.count_tokens)
             except ValueError as error:
-                raise source.error(str(error), entry=number) from None
+                source.refuse(str(error), {"entry": number})
+                row = Row(None, 0, 0, UNREADABLE)
+            yield row
 
 
 def read_entry(entry: object, count_tokens: CountTokens | None) -> Row:
@@ -212,45 +136,6 @@ def read_entry(entry: object, count_tokens: CountTokens | None) -> Row:
     return Row(None, count_tokens(prompt), count_tokens(reply), text=prompt)
 
 
-def array_items(source: Source) -> Iterator[object]:
-    """Yield the items of the JSON array in a file, reading no further than the item asked for."""
-    decoder, stream = json.JSONDecoder(object_pairs_hook=once), source.stream
-    text = stream.read(CHUNK_CHARACTERS).lstrip()
-    if not text.startswith("["):
-        raise source.error(f"starts with {shown(text[:20])}; expected a JSON array")
-    number, place = 0, 1
-    while True:
-        text, place = text_to_come(source, text, place)
-        if text[place : place + 1] == "]":
-            return
-        try:
-            item, place = decoder.raw_decode(text, place)
-        except (json.JSONDecodeError, RecursionError) as error:
-            # Doubling what is read keeps one very long entry from costing quadratic time.
-            more = stream.read(max(CHUNK_CHARACTERS, len(text)))
-            if not more:
-                message = f"not valid JSON, or truncated ({error})"
-                raise source.error(message, entry=number + 1) from None
-            text, place = text[place:] + more, 0
-            continue
-        except ValueError as error:
-            raise source.error(str(error), entry=number + 1) from None
-        number += 1
-        yield item
-
-
-def text_to_come(source: Source, text: str, place: int) -> tuple[str, int]:
-    """Skip blanks and commas from `place`, reading on; raise UsageError if nothing comes."""
-    while True:
-        while place < len(text) and text[place] in " \t\r\n,":
-            place += 1
-        if place < len(text):
-            return text, place
-        text, place = source.stream.read(CHUNK_CHARACTERS), 0
-        if not text:
-            raise source.error('truncated JSON; expected "]" at the end')
-
-
 def encoder(path: str | Path) -> Callable[[str], list[int]]:
     """Return what makes token ids of text, by a local tokenizer.json (or the folder with one).
 
@@ -264,11 +149,10 @@ def encoder(path: str | Path) -> Callable[[str], list[int]]:
 
 MAX_NEW, PRIORITY = "max_new", "priority"
 URGENCY = -MOST_TOKENS, "a whole number, -10^9 to 10^9, lower first"
-HEAD_CHARACTERS = 65536
 NANOSECONDS_PER_S = 10**9
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIMESTAMP = re.compile(
-    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII
+    r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII
 )
 
 Ticks = int | float
@@ -280,6 +164,21 @@ def elapsed(column: str, value: object) -> float:
     if not 0 <= time < math.inf:
         raise unlike(column, value, "a time, a number of at least 0")
     return time
+
+
+EPOCHS = ((1e11, 10**9), (1e14, 10**6), (1e17, 10**3), (math.inf, 1))
+"""Below which number a time is in seconds, ms, us or ns, and the nanoseconds of each. Those since
+1970 are told apart so for the next thousand years; a smaller number is of seconds."""
+
+
+def moment(column: str, value: object) -> Ticks:
+    """Return a time as nanoseconds: a calendar time, or a number whose unit its size tells."""
+    if math.isnan(number(value)):
+        return timestamp(column, value)
+    time = elapsed(column, value)
+    factor = next(factor for most, factor in EPOCHS if time < most)
+    whole_time = int(time)
+    return whole_time * factor + round((time - whole_time) * factor)
 
 
 def timestamp(column: str, value: object) -> int:
@@ -302,16 +201,15 @@ def timestamp(column: str, value: object) -> int:
 
 
 class Table(NamedTuple):
-    """A format with one request a line, in named columns (csv) or keys (jsonl).
+    """A format with one request a row, in named columns, or at paths of keys (`usage.tokens`).
 
-    All of `columns` must be in the file. `time` is the column of arrival times (None: the format
-    has none) and `ticks_per_s` its unit.
-    `no_output` says why a row without output tokens is dropped. `blocks` is the column, if there is
-    one, that names the content of each `block_tokens` tokens of the prompt. A file of any such
-    format may have the columns `max_new`, the output that the client allows, and `priority`.
+    All of `columns` must be in the file: `time`, the column of arrival times (None: the format has
+    none), `ticks_per_s` its unit; the lengths; and `marks`, by which the format is told from
+    others. `no_output` says why a row without output tokens is dropped. `blocks` is the column, if
+    there is one, that names the content of each `block_tokens` tokens of the prompt. A file of any
+    such format may have the columns `max_new`, the output that the client allows, and `priority`.
     """
 
-    layout: Literal["csv", "jsonl"]
     prompt: str
     output: str
     time: str | None = None
@@ -321,105 +219,71 @@ class Table(NamedTuple):
     no_output: str = "no output tokens"
     blocks: str | None = None
     block_tokens: int = 0
+    marks: tuple[str, ...] = ()
 
     @property
     def columns(self) -> Sequence[str]:
         required = (self.time,) if self.time and self.time_required else ()
-        return (*required, self.prompt, self.output)
+        return (*self.marks, *required, self.prompt, self.output)
 
-    def read_time(self, value: object) -> Ticks | None:
+    def rows(self, source: Source) -> Iterator[Row]:
+        """Yield the file's rows. Raises UsageError naming the line and the column that is wrong."""
+        optional = [name for name in (self.time, self.blocks, MAX_NEW, PRIORITY) if name]
+        for place, record in records_of(source, self.columns, optional):
+            try:
+                row = self._row(record)
+            except ValueError as error:
+                source.refuse(str(error), place)
+                row = Row(None, 0, 0, UNREADABLE)
+            yield row if row.output_tokens or row.dropped else row._replace(dropped=self.no_output)
+
+    def _row(self, record: Record | str) -> Row:
+        if isinstance(record, str):
+            raise ValueError(record)
+        names = (self.time, self.prompt, self.output, self.blocks, MAX_NEW, PRIORITY)
+        time, prompt, output, blocks, max_new, priority = [value_of(record, n) for n in names]
+        row = Row(
+            self._time(time),
+            token_count(self.prompt, prompt),
+            token_count(self.output, output),
+            blocks=() if blocks is None else block_ids(str(self.blocks), blocks),
+            max_new=None if max_new in (None, "") else token_count(MAX_NEW, max_new),
+            priority=0 if priority in (None, "") else whole(PRIORITY, priority, *URGENCY),
+        )
+        if row.max_new is not None and row.max_new < row.output_tokens:
+            least = f"at least the {row.output_tokens} tokens of {self.output}"
+            raise unlike(MAX_NEW, row.max_new, least)
+        return row
+
+    def _time(self, value: object) -> Ticks | None:
         """Return a row's time; None where the file need not have one and does not."""
         if self.time is None or (value is None and not self.time_required):
             return None
         return self.parse_time(self.time, value)
 
-    def rows(self, source: Source) -> Iterator[Row]:
-        """Yield the file's rows. Raises UsageError naming the line and the column that is wrong."""
-        wanted = (self.time, self.prompt, self.output, self.blocks, MAX_NEW, PRIORITY)
-        lines = csv_lines if self.layout == "csv" else jsonl_lines
-        for line, values in lines(source, wanted, self.columns):
-            time, prompt, output, blocks, max_new, priority = values
-            try:
-                row = Row(
-                    self.read_time(time),
-                    token_count(self.prompt, prompt),
-                    token_count(self.output, output),
-                    blocks=() if blocks is None else block_ids(str(self.blocks), blocks),
-                    max_new=None if max_new in (None, "") else token_count(MAX_NEW, max_new),
-                    priority=0 if priority in (None, "") else whole(PRIORITY, priority, *URGENCY),
-                )
-                if row.max_new is not None and row.max_new < row.output_tokens:
-                    least = f"at least the {row.output_tokens} tokens of {self.output}"
-                    raise unlike(MAX_NEW, row.max_new, least)
-            except ValueError as error:
-                raise source.error(str(error), line=line) from None
-            yield row if row.output_tokens else row._replace(dropped=self.no_output)
-
-
-Lines = Iterator[tuple[int, list[object]]]
-
-
-def csv_lines(source: Source, wanted: Sequence[str | None], required: Sequence[str]) -> Lines:
-    """Yield (line number, wanted values) of a csv file; None where there is no such column."""
-    reader = csv.reader(source.stream)
-    try:
-        header = [name.strip() for name in next(reader, [])]
-        for name in required:
-            if name not in header:
-                raise source.error(missing_column(name, header, required), line=1)
-        twice = next((name for name in wanted if name and header.count(name) > 1), None)
-        if twice is not None:
-            raise source.error(f'the column "{twice}" is there twice', line=1)
-        places = [header.index(name) if name in header else None for name in wanted]
-        for values in reader:
-            if not values:
-                continue
-            if len(values) != len(header):
-                message = f"{len(values)} fields; expected {len(header)}, as in the header"
-                raise source.error(message, line=reader.line_num)
-            yield reader.line_num, [None if p is None else values[p] for p in places]
-    except csv.Error as error:
-        raise source.error(f"not readable as csv ({error})", line=reader.line_num) from error
-
-
-def jsonl_lines(source: Source, wanted: Sequence[str | None], required: Sequence[str]) -> Lines:
-    """Yield (line number, wanted values) of a file with a JSON object on each line."""
-    for line, text in enumerate(source.stream, start=1):
-        if not text.strip():
-            continue
-        try:
-            record = json.loads(text, object_pairs_hook=once)
-        except (ValueError, RecursionError) as error:
-            message = f"not a JSON object on one line, perhaps truncated ({error})"
-            raise source.error(message, line=line) from None
-        if not isinstance(record, dict):
-            raise source.error(f"{shown(record)}; expected a JSON object", line=line)
-        for name in required:
-            if name not in record:
-                raise source.error(missing_column(name, list(record), required), line=line)
-        yield line, [None if name is None else record.get(name) for name in wanted]
-
-
-def missing_column(name: str, found: Sequence[str], required: Sequence[str]) -> str:
-    """Say which column is missing, which are there and which are needed."""
-    return f'no column "{name}" among {", ".join(found) or "none"}; needed: {", ".join(required)}'
-
 
 FORMATS: Mapping[str, Table | ShareGpt] = MappingProxyType(
     {
         "azure": Table(
-            "csv", "ContextTokens", "GeneratedTokens", "TIMESTAMP", NANOSECONDS_PER_S, timestamp
+            "ContextTokens", "GeneratedTokens", "TIMESTAMP", NANOSECONDS_PER_S, timestamp
         ),
         "vidur": Table(
-            "csv", "num_prefill_tokens", "num_decode_tokens", "arrived_at", time_required=False
+            "num_prefill_tokens", "num_decode_tokens", "arrived_at", time_required=False
         ),
         "burstgpt": Table(
-            "csv", "Request tokens", "Response tokens", "Timestamp", no_output="failed: no response"
+            "Request tokens", "Response tokens", "Timestamp", no_output="failed: no response"
         ),
-        "distserve": Table("csv", "prompt_len", "output_len", "start_time"),
-        "splitwise-sim": Table("csv", "prompt_size", "token_size", "arrival_timestamp"),
+        "distserve": Table("prompt_len", "output_len", "start_time"),
+        "splitwise-sim": Table("prompt_size", "token_size", "arrival_timestamp"),
+        "bailian": Table(
+            "input_length",
+            "output_length",
+            "timestamp",
+            blocks="hash_ids",
+            block_tokens=16,
+            marks=("chat_id",),
+        ),
         "mooncake": Table(
-            "jsonl",
             "input_length",
             "output_length",
             "timestamp",
@@ -427,48 +291,121 @@ FORMATS: Mapping[str, Table | ShareGpt] = MappingProxyType(
             blocks="hash_ids",
             block_tokens=512,
         ),
-        "llmservingsim": Table(
-            "jsonl", "input_toks", "output_toks", "arrival_time_ns", NANOSECONDS_PER_S
-        ),
+        "llmservingsim": Table("input_toks", "output_toks", "arrival_time_ns", NANOSECONDS_PER_S),
         "sharegpt": ShareGpt(),
     }
 )
-"""The readers by name. Columns decide which one a file needs, so no two may share all of theirs."""
+"""The readers by name. Columns decide which one a file needs: the first whose all are there."""
+
+LOG = "log"
+"""The format of a file whose columns are mapped, or have usual names."""
+
+ROLES: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
+        "arrival": (
+            *("arrival_s", "request_time", "created", "created_at", "arrival_time"),
+            *("timestamp", "start_time", "time"),
+        ),
+        "prompt": ("prompt_tokens", "usage.prompt_tokens", "input_tokens", "usage.input_tokens"),
+        "output": (
+            *("completion_tokens", "usage.completion_tokens", "output_tokens"),
+            *("usage.output_tokens",),
+        ),
+    }
+)
+"""What a log says of a request, and usual names of it; OpenAI's among them."""
+
+UNITS: Mapping[str, tuple[int, Callable[[str, object], Ticks]]] = MappingProxyType(
+    {
+        "s": (1, elapsed),
+        "ms": (1000, elapsed),
+        "us": (10**6, elapsed),
+        "ns": (NANOSECONDS_PER_S, elapsed),
+        "iso": (NANOSECONDS_PER_S, timestamp),
+    }
+)
+"""Units of times: ticks a second, and what reads them."""
+
+AUTO = NANOSECONDS_PER_S, moment
 
 
-def find_format(source: Source, name: str | None = None) -> str:
-    """Return the name of the file's format, from its first characters unless `name` is given.
+def reader_of(
+    source: Source,
+    name: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    time_unit: str | None = None,
+) -> tuple[str, Table | ShareGpt]:
+    """Return the name of a file's format and its reader, in the unit of time that was given.
 
+    The format is seen from the first record unless `name` or a mapping of `columns` is given.
     Leaves the stream at its start. Raises UsageError for an unknown name, an empty file and unknown
     columns.
     """
-    if name is not None and name not in FORMATS:
-        raise UsageError(f'trace format "{name}" is unknown; {instead_of(name, FORMATS)}')
-    head = source.stream.read(HEAD_CHARACTERS)
-    source.stream.seek(0)
-    if not head.strip():
+    if name is not None and name not in (*FORMATS, LOG):
+        raise UsageError(f'trace format "{name}" is unknown; {instead_of(name, (*FORMATS, LOG))}')
+    if columns and name not in (None, LOG):
+        raise source.error(f'format "{name}" has columns of its own; give columns, or format')
+    if not source.head().strip():
         raise source.error("the file is empty; expected a header or JSON")
-    return name if name is not None else detect(source, head.lstrip())
+    if name in FORMATS:
+        found, reader = str(name), FORMATS[str(name)]
+    else:
+        found, reader = _seen(source, columns or {}, mapped=bool(columns) or name == LOG)
+    if time_unit is None:
+        return found, reader
+    if not isinstance(reader, Table) or reader.time is None:
+        raise source.error(f"time_unit: {found} has no times")
+    ticks_per_s, parse_time = UNITS[time_unit]
+    return found, reader._replace(ticks_per_s=ticks_per_s, parse_time=parse_time)
 
 
-def detect(source: Source, head: str) -> str:
-    """Return the name of the format whose columns are all in the head of the file."""
-    if head.startswith("["):
-        return "sharegpt"
-    layout = "jsonl" if head.startswith("{") else "csv"
-    header = [name.strip() for name in next(csv.reader([head.splitlines()[0]]))]
+def _seen(
+    source: Source, columns: Mapping[str, str], *, mapped: bool
+) -> tuple[str, Table | ShareGpt]:
+    """Return the format whose columns the first record has: a known one, or a log's."""
+    record = columns_of(source)
+    if not mapped:
+        for name, reader in FORMATS.items():
+            if isinstance(reader, Table) and all(has(record, each) for each in reader.columns):
+                return name, reader
+    log = log_table(record, columns)
+    if log is not None:
+        return LOG, log
+    if mapped:
+        lack = next(r for r in ("prompt", "output") if r not in columns and not usual(record, r))
+        told = f"columns needs {lack}: the name of the column with those tokens"
+        raise source.error(f"{told}; there are {names_of(record)}")
+    if source.head().lstrip().startswith("["):
+        return "sharegpt", FORMATS["sharegpt"]
+    raise source.error(unknown(record), line=1)
 
-    def has(column: str) -> bool:
-        return column in header if layout == "csv" else f'"{column}"' in head
 
-    candidates = {n: reader for n, reader in FORMATS.items() if reader.layout == layout}
-    for name, reader in candidates.items():
-        if all(map(has, reader.columns)):
-            return name
-    nearest = max(candidates, key=lambda n: sum(map(has, candidates[n].columns)))
-    lacking = [column for column in candidates[nearest].columns if not has(column)]
-    raise source.error(
-        f"unknown format; the nearest is {nearest}, which also needs {', '.join(lacking)} "
-        f"(give format: one of {', '.join(FORMATS)})",
-        line=1,
+def usual(record: Record, role: str) -> str | None:
+    """Return the usual name of a role that a record has; None if it has none."""
+    return next((name for name in ROLES[role] if has(record, name)), None)
+
+
+def log_table(record: Record, columns: Mapping[str, str]) -> Table | None:
+    """Return what reads a log: by a mapping of roles to columns, else by usual names.
+
+    A time's unit is what its column's name ends in, else seen from each value. None where lengths
+    have neither.
+    """
+    arrival, prompt, output = (columns.get(role) or usual(record, role) for role in ROLES)
+    if prompt is None or output is None:
+        return None
+    unit = (arrival or "").rpartition("_")[2]
+    ticks_per_s, parse_time = UNITS.get(unit, AUTO)
+    return Table(prompt, output, arrival, ticks_per_s, parse_time)
+
+
+def unknown(record: Record) -> str:
+    """Say that no format has a record's columns, and what the nearest one has besides."""
+    tables = {n: each.columns for n, each in FORMATS.items() if isinstance(each, Table)}
+    lack = {n: [c for c in columns if not has(record, c)] for n, columns in tables.items()}
+    nearest = max(tables, key=lambda n: (len(tables[n]) - len(lack[n]), -len(lack[n])))
+    return (
+        f"unknown format; the nearest is {nearest}, which also needs {', '.join(lack[nearest])} "
+        "(give columns: {arrival: NAME, prompt: NAME, output: NAME}, or format: one of "
+        f"{', '.join(FORMATS)})"
     )

@@ -27,15 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenflow.errors import UsageError, instead_of
-from evenflow.traces.formats import (
-    FORMATS,
-    Row,
-    Source,
-    encoder,
-    find_format,
-    fingerprint,
-    open_trace,
-)
+from evenflow.files import local_file
+from evenflow.traces.formats import UNITS, UNREADABLE, Row, ShareGpt, Table, encoder, reader_of
+from evenflow.traces.lines import Source, fingerprint, open_trace
 from evenflow.types import Prefix
 
 Floats = NDArray[np.float64]
@@ -57,6 +51,7 @@ class Trace:
     `prefixes`: what the requests have in common, [n]; None where nothing is known of it. `max_new`:
     output tokens that clients allow, [n], None for one of which that is not known; None where it is
     known of nobody. `priority`: how urgent they are, [n], the lower first; None: all the same.
+    `doubts`: what makes it likely that the file was meant otherwise.
     """
 
     name: str
@@ -75,6 +70,7 @@ class Trace:
     prefixes: Sequence[Prefix] | None = None
     max_new: Sequence[int | None] | None = None
     priority: Sequence[int] | None = None
+    doubts: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -150,6 +146,9 @@ def load_trace(
     seed: int = 0,
     neighbours: float = 0.0,
     keep_text: bool = False,
+    columns: Mapping[str, str] | None = None,
+    time_unit: str | None = None,
+    on_bad_row: str = "refuse",
 ) -> Trace:
     """Load a trace file, or draw a bundled sample.
 
@@ -158,8 +157,10 @@ def load_trace(
     (`draw_lengths`), 0 for a file. The first `skip` requests are left out, in the order
     of the file and counted as dropped; time then starts at the first one kept. `format` is a name
     in FORMATS (None: seen from the file), `filter` one in FILTERS, `tokenizer` the path of a
-    tokenizer.json for traces that hold text, `keep_text` keeps that text. Raises UsageError naming
-    the file, the line and what would be right.
+    tokenizer.json for traces that hold text, `keep_text` keeps that text. `columns` name a log's
+    `arrival`, `prompt` and `output`; `time_unit` is one of UNITS (None: the format's, or seen);
+    `on_bad_row`: "skip" drops rows that cannot be read, and names the first five. Raises UsageError
+    naming the file, the line and what would be right.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"{limit} requests of a trace; expected at least 1")
@@ -168,61 +169,116 @@ def load_trace(
     if filter is not None and filter not in FILTERS:
         raise UsageError(f'trace filter "{filter}" is unknown; {instead_of(filter, FILTERS)}')
     if str(path_or_name) in SAMPLE_NAMES:
-        if format is not None or filter is not None:
-            raise UsageError(f"{path_or_name} is a sample; it takes no format and no filter")
+        if format is not None or filter is not None or columns or time_unit is not None:
+            told = "it takes no format and no filter, columns or time_unit"
+            raise UsageError(f"{path_or_name} is a sample; {told}")
         return sample_trace(str(path_or_name), limit, seed, skip, neighbours)
     if neighbours:
         raise UsageError(f"neighbours: {path_or_name} is no sample; it has the order of its file")
     path = Path(path_or_name)
-    if not path.exists():
+    file = local_file(path)
+    if not file.exists():
         known = instead_of(path_or_name, SAMPLE_NAMES)
         raise UsageError(f'trace "{path_or_name}" is neither a file nor a bundled sample; {known}')
     encode = None if tokenizer is None else encoder(tokenizer)
     count_tokens = None if encode is None else lambda text: len(encode(text))
-    with open_trace(path) as stream:
-        source = Source(path, stream, count_tokens)
+    with open_trace(file) as stream:
+        source = Source(path, stream, count_tokens, [] if on_bad_row == "skip" else None)
+        reader = reader_of(source, format, columns, time_unit)
         bounds = FILTERS[filter] if filter else None
-        return read_trace(source, format, limit, bounds, keep_text=keep_text, skip=skip)
+        return read_trace(source, reader, limit, bounds, keep_text=keep_text, skip=skip)
 
 
 def read_trace(
     source: Source,
-    format_name: str | None,
+    named: tuple[str, Table | ShareGpt],
     limit: int | None,
     bounds: LengthFilter | None,
     keep_text: bool = False,
     *,
     skip: int = 0,
 ) -> Trace:
-    """Read up to `limit` requests that pass `bounds` from an open file, after `skip` such."""
-    name = find_format(source, format_name)
-    reader = FORMATS[name]
+    """Read up to `limit` requests that pass `bounds` from an open file, after `skip` such.
+
+    `named` is the name of the format with its reader.
+    """
+    name, reader = named
     columns = Columns(reader.ticks_per_s, reader.block_tokens, keep_text, skip)
     for row in reader.rows(source):
         columns.add(row, bounds)
         if limit is not None and len(columns.prompt_tokens) >= limit:
             break
+    dropped = dict(columns.dropped)
+    if UNREADABLE in dropped:
+        first = "; ".join(source.bad_rows or ())
+        dropped[f"{UNREADABLE}, the first: {first}"] = dropped.pop(UNREADABLE)
     if not columns.prompt_tokens:
-        reasons = ", ".join(f"{n} {why}" for why, n in columns.dropped.items())
+        reasons = ", ".join(f"{n} {why}" for why, n in dropped.items())
         raise source.error(f"no request is left; dropped: {reasons}" if reasons else "no rows")
     arrival_s, order, reordered = columns.in_order()
     prompt_tokens, output_tokens = np.array(columns.prompt_tokens), np.array(columns.output_tokens)
+    try:
+        prefixes, doubts = columns.prefixes()
+    except ValueError as error:
+        raise source.error(str(error)) from None
     return Trace(
         name=source.path.name,
         format=name,
         arrival_s=arrival_s,
         prompt_tokens=prompt_tokens[order],
         output_tokens=output_tokens[order],
-        dropped=dict(columns.dropped),
-        sha256=fingerprint(source.path),
+        dropped=dropped,
+        sha256=fingerprint(local_file(source.path)),
         path=str(source.path),
         rows_read=columns.rows_read,
         reordered=reordered,
         texts=columns.texts if len(columns.texts) == len(prompt_tokens) else None,
-        prefixes=[columns.prefixes[row] for row in order] if columns.prefixes else None,
+        prefixes=[prefixes[row] for row in order] if prefixes else None,
         max_new=[columns.max_new[row] for row in order] if any(columns.max_new) else None,
         priority=[columns.priority[row] for row in order] if any(columns.priority) else None,
+        doubts=(*doubts, *doubts_of_times(arrival_s)),
     )
+
+
+MOST_RATE, LEAST_RATE, FEW = 1000.0, 0.01, 10
+"""Requests a second beyond which a trace's unit of time is doubted, if it has more than a few."""
+
+
+def doubts_of_times(arrival_s: Floats | None) -> list[str]:
+    """Say that times are hardly in the unit that they were read in."""
+    if arrival_s is None or len(arrival_s) < FEW or not arrival_s[-1]:
+        return []
+    rate = (len(arrival_s) - 1) / float(arrival_s[-1])
+    if LEAST_RATE <= rate <= MOST_RATE:
+        return []
+    units = f"time_unit: one of {', '.join(UNITS)}"
+    return [f"the trace's times make {rate:.3g} requests a second; is their unit right? ({units})"]
+
+
+BLOCKS_OFF = 0.5
+"""Where more of the rows have other numbers of blocks than their tokens make, none is known."""
+
+
+def block_size(
+    prompts: Sequence[int], blocks: Sequence[Sequence[int]], usual: int
+) -> tuple[int, int]:
+    """Return the tokens of a block by which prompts make as many blocks as are named, and how many
+    prompts do not.
+
+    The last block may be partial, and named or not. Of sizes alike it is `usual`, then a power of
+    two, then the least that all rows allow. Raises ValueError where none fits half of the rows.
+    """
+    named = [(prompt, len(each)) for prompt, each in zip(prompts, blocks, strict=True) if each]
+    least = max((-(-prompt // count) for prompt, count in named), default=usual)
+
+    def fits(size: int) -> int:
+        return sum(prompt // size <= count <= -(-prompt // size) for prompt, count in named)
+
+    best = max((usual, *(2**power for power in range(13)), least), key=fits)
+    if fits(best) < BLOCKS_OFF * len(named):
+        prompt, count = max(named)
+        raise ValueError(f"hash_ids: {count} for {prompt} tokens; one for each block is right")
+    return best, len(named) - fits(best)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -240,7 +296,7 @@ class Columns:
     prompt_tokens: array[int] = field(default_factory=lambda: array("q"))
     output_tokens: array[int] = field(default_factory=lambda: array("q"))
     texts: list[str] = field(default_factory=list)
-    prefixes: list[Prefix] = field(default_factory=list)
+    blocks: list[tuple[int, ...]] = field(default_factory=list)
     max_new: list[int | None] = field(default_factory=list)
     priority: array[int] = field(default_factory=lambda: array("q"))
 
@@ -264,13 +320,29 @@ class Columns:
         if self.keep_text and text is not None:
             self.texts.append(text)
         if self.block_tokens:
-            tokens = min(prompt, len(blocks) * self.block_tokens)
-            self.prefixes.append(Prefix(blocks, self.block_tokens, tokens))
+            self.blocks.append(blocks)
         if time is not None:
             if self.first_tick is None:
                 self.first_tick = time
             # Whole ticks are subtracted before dividing: exact, where seconds since 1970 are not.
             self.arrival_s.append((time - self.first_tick) / self.ticks_per_s)
+
+    def prefixes(self) -> tuple[list[Prefix], list[str]]:
+        """Return what prompts have in common, and a doubt where blocks are not of the usual size.
+
+        ValueError where their sizes cannot be told.
+        """
+        if not self.blocks:
+            return [], []
+        size, others = block_size(self.prompt_tokens, self.blocks, self.block_tokens)
+        rows = zip(self.prompt_tokens, self.blocks, strict=True)
+        found = [Prefix(each, size, min(n, len(each) * size)) for n, each in rows]
+        told = f"hash_ids: a block is taken as {size} tokens"
+        doubts = [f"{told}, where {self.block_tokens} are usual"] * (size != self.block_tokens)
+        return found, [
+            *doubts,
+            *[f"{told}, and {others} rows have other numbers of them"] * (others > 0),
+        ]
 
     def in_order(self) -> tuple[Floats | None, Ints, int]:
         """Return times in order (None: the file has none), which row has which, and how many rows

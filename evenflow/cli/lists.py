@@ -5,18 +5,53 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evenflow.errors import UsageError
 from evenflow.report.echo import echo
 
+if TYPE_CHECKING:
+    from evenflow.traces import Trace
+
 TEMPLATE = Path(__file__).parent.parent / "config" / "template.yaml"
+
+
+class Unit(StrEnum):
+    """The unit of a trace's times."""
+
+    s = "s"
+    ms = "ms"
+    us = "us"
+    ns = "ns"
+    iso = "iso"
+
+
+class BadRow(StrEnum):
+    """What becomes of rows that cannot be read."""
+
+    refuse = "refuse"
+    skip = "skip"
+
 
 traces_app = typer.Typer(help="Look at, fit or convert a request trace.", no_args_is_help=True)
 TraceFile = Annotated[str, typer.Argument(metavar="FILE", help="A trace, or a sample's name.")]
 Format = Annotated[str | None, typer.Option("--format", help="The format; default: detected.")]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="ROLE=NAME,...",
+        help="A log's columns: arrival=request_time,prompt=prompt_tokens,output=...",
+    ),
+]
+TimeUnit = Annotated[
+    Unit | None, typer.Option("--time-unit", help="Of the file's times; default: seen.")
+]
+OnBadRow = Annotated[
+    BadRow, typer.Option("--on-bad-row", help="Skipped rows are counted, the first five named.")
+]
 Tokenizer = Annotated[
     Path | None, typer.Option("--tokenizer", help="A tokenizer.json, for traces of text.")
 ]
@@ -159,37 +194,115 @@ def schema_command(
     echo(reference(schemas).rstrip() if markdown else json.dumps(chosen, indent=1))
 
 
-@traces_app.command("info")
-def info_command(file: TraceFile, format_: Format = None, tokenizer: Tokenizer = None) -> None:
-    """Print what a trace is like, as JSON."""
+def _trace(
+    file: str,
+    *,
+    format_: str | None,
+    tokenizer: Path | None,
+    columns: str | None,
+    time_unit: Unit | None,
+    on_bad_row: BadRow,
+) -> Trace:
+    """Load a trace, and tell what makes it doubtful."""
     from evenflow.traces import load_trace
+    from evenflow.traces.formats import ROLES
+
+    pairs = [part.partition("=") for part in columns.split(",")] if columns else []
+    mapping = {role.strip(): name.strip() for role, _, name in pairs}
+    for role, name in mapping.items():
+        if role not in ROLES or not name:
+            right = "arrival=NAME,prompt=NAME,output=NAME, or some of them"
+            raise UsageError(f"--columns {columns}: should be {right}")
+    trace = load_trace(
+        file,
+        format=format_,
+        tokenizer=tokenizer,
+        columns=mapping,
+        time_unit=time_unit,
+        on_bad_row=on_bad_row,
+    )
+    for doubt in trace.doubts:
+        echo(f"trace: {doubt}", err=True)
+    return trace
+
+
+@traces_app.command("info")
+def info_command(
+    file: TraceFile,
+    *,
+    format_: Format = None,
+    tokenizer: Tokenizer = None,
+    columns: Columns = None,
+    time_unit: TimeUnit = None,
+    on_bad_row: OnBadRow = BadRow.refuse,
+) -> None:
+    """Print what a trace is like, as JSON."""
     from evenflow.traces.describe import info
 
-    _print_json(info(load_trace(file, format=format_, tokenizer=tokenizer)))
+    _print_json(
+        info(
+            _trace(
+                file,
+                format_=format_,
+                tokenizer=tokenizer,
+                columns=columns,
+                time_unit=time_unit,
+                on_bad_row=on_bad_row,
+            )
+        )
+    )
 
 
 @traces_app.command("fit")
-def fit_command(file: TraceFile, format_: Format = None, tokenizer: Tokenizer = None) -> None:
+def fit_command(
+    file: TraceFile,
+    *,
+    format_: Format = None,
+    tokenizer: Tokenizer = None,
+    columns: Columns = None,
+    time_unit: TimeUnit = None,
+    on_bad_row: OnBadRow = BadRow.refuse,
+) -> None:
     """Print quantiles and the best distributions of lengths and gaps, as JSON."""
-    from evenflow.traces import load_trace
     from evenflow.traces.describe import fit
 
-    _print_json(fit(load_trace(file, format=format_, tokenizer=tokenizer)))
+    _print_json(
+        fit(
+            _trace(
+                file,
+                format_=format_,
+                tokenizer=tokenizer,
+                columns=columns,
+                time_unit=time_unit,
+                on_bad_row=on_bad_row,
+            )
+        )
+    )
 
 
 @traces_app.command("convert")
 def convert_command(
     file: TraceFile,
+    *,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The csv to write.")],
     to: Annotated[str, typer.Option("--to", help="The format to write.")] = "vidur",
     format_: Format = None,
     tokenizer: Tokenizer = None,
+    columns: Columns = None,
+    time_unit: TimeUnit = None,
+    on_bad_row: OnBadRow = BadRow.refuse,
 ) -> None:
     """Write a trace in another format."""
-    from evenflow.traces import load_trace
     from evenflow.traces.describe import convert
 
-    trace = load_trace(file, format=format_, tokenizer=tokenizer)
+    trace = _trace(
+        file,
+        format_=format_,
+        tokenizer=tokenizer,
+        columns=columns,
+        time_unit=time_unit,
+        on_bad_row=on_bad_row,
+    )
     echo(convert(trace, out, to))
     for reason, count in trace.dropped.items():
         echo(f"dropped: {count} rows: {reason}", err=True)

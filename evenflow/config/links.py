@@ -3,6 +3,7 @@
 Knows no model: how many bytes cross is told by whoever asks.
 """
 
+import re
 from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
@@ -44,10 +45,27 @@ class LinkKeys(Keys):
 def link_spec(given: str | LinkKeys) -> LinkSpec:
     """Return the link that a name or a mapping means; UsageError for an unknown name."""
     if isinstance(given, str):
+        if (words := topology_words(given)) is not None:
+            raise UsageError(f'link "{given}": {words}')
         return link(given)
     keys = {"latency_us": 0.0} if given.name is None else {}
     known = {"name", "bandwidth_gb_s", "latency_us"}
     return link(keys | given.model_dump(include=known, exclude_none=True))
+
+
+TOPOLOGY = {
+    **dict.fromkeys(("PIX", "PXB", "PHB"), "PCIe; pcie-gen4 and pcie-gen5 are links"),
+    **dict.fromkeys(("NODE", "SYS"), "PCIe through the CPU; give the bandwidth_gb_s that it has"),
+}
+
+
+def topology_words(name: str) -> str | None:
+    """Return what a word of `nvidia-smi topo -m` means, and the link to give; None for others."""
+    if re.fullmatch(r"NV\d{1,2}", name):
+        lanes = int(name[2:])
+        gb_s = f"25 GB/s each, 50 on B200 (bandwidth_gb_s: {25 * lanes})"
+        return f"in nvidia-smi topo -m, {lanes} NVLinks of {gb_s}; or a name of evenflow links"
+    return f"in nvidia-smi topo -m, {TOPOLOGY[name]}" if name in TOPOLOGY else None
 
 
 class LinkConfig(LinkKeys):
@@ -71,8 +89,8 @@ class AllReduceConfig(LinkKeys):
     KEY = "all_reduce"
     ELSE = ", a name, or points"
     points: Annotated[list[Point], Field(min_length=1)] | None = None
-    """Measured pairs [bytes, microseconds] of an all-reduce on this number of GPUs; the link then
-    serves the experts' all-to-all only.
+    """Measured pairs [bytes, microseconds] of an all-reduce on this number of GPUs, or the file
+    that nccl-tests' all_reduce_perf printed; the link then serves the experts' all-to-all only.
     """
 
 

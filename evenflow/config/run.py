@@ -22,6 +22,7 @@ from evenflow.config.links import (
     Wires,
     link_words,
 )
+from evenflow.config.nccl import with_points
 from evenflow.config.workers import EmulatedWorkers, Workers
 from evenflow.config.workload import WorkloadConfig
 from evenflow.core.routing import Router
@@ -491,7 +492,7 @@ def configured(document: yaml_file.Document, overrides: Sequence[str] = ()) -> R
 
     Raises UsageError naming the file, the line, the key, and what would be right.
     """
-    return yaml_file.checked(RunConfig, yaml_file.overridden(document, overrides))
+    return yaml_file.checked(RunConfig, with_points(yaml_file.overridden(document, overrides)))
 
 
 def with_(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -39,6 +39,17 @@ class Workload(NamedTuple):
     before: tuple[list[Request], ...] = ()
 
 
+class ColumnsConfig(Keys):
+    """The columns of a log: names, or paths of keys such as `usage.prompt_tokens`."""
+
+    arrival: str | None = None
+    """When a request came; null: a usual name, if there is one."""
+    prompt: str | None = None
+    """Its prompt tokens; null: a usual name."""
+    output: str | None = None
+    """Its output tokens; null: a usual name."""
+
+
 class PartConfig(Keys):
     """Which requests come, and when."""
 
@@ -46,6 +57,12 @@ class PartConfig(Keys):
     """A sample's name, or the path of a file of a known format (docs/traces.md)."""
     format: str | None = None
     """The file's format; null: detected."""
+    columns: ColumnsConfig | None = None
+    """A log's columns, where their names are not known; null: those of the format."""
+    time_unit: Literal["s", "ms", "us", "ns", "iso"] | None = None
+    """The unit of a file's times, iso: calendar times; null: the format's, or seen."""
+    on_bad_row: Literal["refuse", "skip"] = "refuse"
+    """What becomes of rows that cannot be read; skip: they are counted, the first five named."""
     requests: Annotated[int, Field(ge=1, le=MOST_REQUESTS)] | None = None
     """How many requests; null: all of the file."""
     skip: Annotated[int, Field(ge=0, le=MOST_REQUESTS)] = 0
@@ -93,6 +110,9 @@ class PartConfig(Keys):
             seed=self.seed,
             neighbours=self.neighbours,
             keep_text=keep_text,
+            columns=None if self.columns is None else self.columns.model_dump(exclude_none=True),
+            time_unit=self.time_unit,
+            on_bad_row=self.on_bad_row,
         )
 
     def load(self, beside: Path, *, keep_text: bool = False) -> Workload:
@@ -110,6 +130,8 @@ class PartConfig(Keys):
             ]
         facts = ("name", "format", "path", "sha256", "rows_read", "dropped", "reordered")
         origin = {name: getattr(trace, name) for name in facts}
+        if trace.doubts:
+            origin["doubts"] = trace.doubts
         if trace.path is not None:
             origin["path"] = self.trace  # as written: the same from whichever folder it was found
         return Workload(requests, origin, trace.texts)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from evenflow.errors import UsageError, instead_of, shortened
-from evenflow.files import require_file
+from evenflow.files import local_file
 from evenflow.keys import expected, shown
 
 KeyPath = tuple[str | int, ...]
@@ -123,13 +123,13 @@ def read(path: Path, holds: str = "model, stages, workload") -> Document:
 
     `holds` names some of its keys, for whoever gave an empty file.
     """
-    require_file(path)
+    file = local_file(path)
     if path.is_dir():
         raise UsageError(f"{path}: is a folder; a file is right")
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if file.stat().st_size > MOST_BYTES:
             raise UsageError(f"{path}: has more than {MOST_BYTES} bytes; a shorter file is right")
-        text = path.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -95,16 +95,18 @@ def refusals(served: Mapping[str, Served]) -> list[str]:
 
 
 def rows_left_out(trace: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each reason why rows of a trace, and of those before it, are left out.
+    """Return a sentence for each reason why rows of a trace, and of those before it, are left out,
+    and for each doubt of how the others were read.
 
     `trace` is what the provenance says of it.
     """
     parts = [trace, *trace.get("after", [])]
-    return [
+    left_out = [
         f"dropped {count:,} rows of the trace: {reason}"
         for part in parts
         for reason, count in part.get("dropped", {}).items()
     ]
+    return left_out + [f"trace: {doubt}" for part in parts for doubt in part.get("doubts", ())]
 
 
 def figures_of(run: Outcome) -> dict[str, float]:

@@ -23,7 +23,8 @@ from pydantic import Field
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.yaml_file import Document, Patch, checked, patched, read
 from evenflow.errors import UsageError, instead_of
-from evenflow.experiments.reproduce.measured import Measured, layout_words, read_results
+from evenflow.experiments.reproduce.forms import read_results
+from evenflow.experiments.reproduce.measured import Measured, layout_words
 from evenflow.keys import Count, Keys, Positive
 from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import write_table

@@ -109,8 +109,9 @@ class Constant:
 class Calibrated(Shown):
     """The constants that fit results best.
 
-    `runtime` is what to paste into a RUN.yaml. `off` are the median deviations by latency, without
-    any CPU time and with these constants; `doubts` what makes the comparison of a run unfair.
+    `runtime` is what to paste into a RUN.yaml, empty where the results tell none of it. `off` are
+    the median deviations by latency, without any CPU time and with these constants; `doubts` what
+    makes the comparison of a run unfair.
     """
 
     runtime: Mapping[str, Any]
@@ -134,6 +135,10 @@ class Calibrated(Shown):
         ]
         yield Table(("median off", "no CPU time", "with these"), offs)
         yield from (Aside(f"{label}: {marked([doubt])[0]}") for label, doubt in self.doubts)
+        if not self.runtime:
+            what = "requests one by one, at several loads"
+            yield Aside(f"no runtime: the results tell none; give {what}")
+            return
         known = self.runtime.items()
         keys = {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in known}
         yield f"runtime: {{{', '.join(f'{key}: {value}' for key, value in keys.items())}}}"
@@ -175,7 +180,7 @@ def calibrate(document: Document, beside: Path, runs: Sequence[Measured], how: H
     doubts += [(runs[0].label, words) for words in one_load(targets)]
     ends = [_by_latency(targets, found) for found in (best.ideal, best.best)]
     off = {name: (_median(ends[0][name]), _median(ends[1][name])) for name in ends[0]}
-    return Calibrated(best.runtime(best.best.units), best.constants(), off, doubts)
+    return Calibrated(best.known(), best.constants(), off, doubts)
 
 
 def nearest_of(study: Study, fits: Sequence[Fit], how: How) -> Fit:
@@ -492,6 +497,13 @@ class Fit:
         """Return the keys of `runtime` that these constants make."""
         pairs = zip(CONSTANTS.items(), units.tolist(), strict=True)
         return {**self.kept, **{name: value * unit for (name, unit), value in pairs}}
+
+    def known(self) -> dict[str, Any]:
+        """Return the keys of `runtime` that the results tell; none where they tell no constant."""
+        unknown = {name for index, name in enumerate(CONSTANTS) if index in self.left_out}
+        keys = self.runtime(self.best.units)
+        told = {name: value for name, value in keys.items() if name not in unknown}
+        return told if self._free else {}
 
     def constants(self) -> list[Constant]:
         """Return the constants that were found, and those that cannot be."""

@@ -1,0 +1,450 @@
+"""Results of benchmarks, in the forms in which their clients write them.
+
+`read_results(path)` sees the form from what is in the file, whatever its name: JSON, one object or
+several, a line each or not, or a CSV with a header. A form of a request a row is a line in
+REQUESTS, one of a run an object is a function in RUNS.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from evenflow.errors import UsageError
+from evenflow.experiments.reproduce.aiconfigurator import of_aiconfigurator
+from evenflow.experiments.reproduce.measured import COLUMNS, Measured, closed_loop, of_means
+from evenflow.experiments.reproduce.measured import of_requests as run_of
+from evenflow.files import local_file
+from evenflow.keys import shown
+from evenflow.results.run import Floats
+from evenflow.sums import plain_sum
+from evenflow.traces.formats import number
+
+Json = Mapping[str, Any]
+
+KNOWN = (
+    "read are those of vLLM's and SGLang's bench serve, GuideLLM, AIPerf, genai-perf, LLMPerf, "
+    "trtllm-bench, LLMServingSim, AIConfigurator"
+)
+
+MOST_BYTES = 2**30
+"""A larger file is none of a benchmark's."""
+
+MOST_CLIENTS = 10**6
+"""More are none: a very large number stands for no limit."""
+
+ARRIVALS_OFF = 0.02
+"""Rebuilt arrivals that miss the measured duration by more than this share are doubted aloud."""
+
+MILLISECONDS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3, "seconds": 1e3}
+
+
+def read_results(path: Path) -> list[Measured]:
+    """Return the runs that a file of results holds.
+
+    Raises UsageError, which names the file and what would be right.
+    """
+    try:
+        runs = list(_runs(path, local_file(path)))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except RecursionError:
+        raise UsageError(f"{path}: nested too deep") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: not UTF-8 text; {KNOWN}") from None
+    except KeyError as error:
+        raise UsageError(f"{path}: without {error.args[0]}; {KNOWN}") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from None
+    if not runs:
+        raise UsageError(f"{path}: holds no completed request; results of a whole run are right")
+    return runs
+
+
+def _runs(path: Path, file: Path) -> Iterator[Measured]:
+    if file.stat().st_size > MOST_BYTES:
+        raise ValueError(f"has more than {MOST_BYTES} bytes; {KNOWN}")
+    text = file.read_text(encoding="utf-8-sig")
+    if text.lstrip()[:1] not in ("{", "["):
+        return _of_csv(path, text)
+    objects = [
+        item for value in _values(text) for item in (value if isinstance(value, list) else [value])
+    ]
+    if wrong := [item for item in objects if not isinstance(item, Mapping)]:
+        raise ValueError(f"not the results of a benchmark, but {shown(wrong[0])}; {KNOWN}")
+    return _of_objects(path.stem, objects) if objects else iter(())
+
+
+def _values(text: str) -> Iterator[Any]:
+    """Yield the JSON values of a text, one after the other. ValueError names the line."""
+    decoder, place = json.JSONDecoder(), 0
+    while (place := len(text) - len(text[place:].lstrip())) < len(text):
+        try:
+            value, place = decoder.raw_decode(text, place)
+        except ValueError:
+            line = text.count("\n", 0, place) + 1
+            raise ValueError(f"the JSON that begins in line {line} is not valid, or cut") from None
+        yield value
+
+
+def _of_objects(stem: str, objects: Sequence[Json]) -> Iterator[Measured]:
+    """Return the runs of JSON objects, which are all of the form of the first."""
+    first = objects[0]
+    table = next((form for form in REQUESTS.values() if form.tells(first)), None)
+    if table is not None:
+        return iter([run_of(stem, table.read(objects), doubts=table.doubts)])
+    read = next((read for keys, read in RUNS.items() if all(_at(first, k) for k in keys)), None)
+    if read is None:
+        advice = next((words for keys, words in UNREAD.items() if keys <= first.keys()), KNOWN)
+        keys = ", ".join(sorted(map(str, first))[:5]) or "nothing"
+        raise ValueError(f"not the results of a benchmark that is known (has {keys}); {advice}")
+    labels = [stem] if len(objects) == 1 else [f"{stem} {n}" for n in range(1, len(objects) + 1)]
+    return (run for label, each in zip(labels, objects, strict=True) for run in read(label, each))
+
+
+def _at(data: Any, path: str) -> Any:
+    """Return what is at a path of keys, "metrics.ttft.value"; None where nothing is."""
+    if isinstance(data, Mapping) and path in data:
+        return data[path]
+    head, _, rest = path.partition(".")
+    return _at(data.get(head), rest) if rest and isinstance(data, Mapping) else None
+
+
+def _number(data: Json, *paths: str, factor: float = 1.0) -> float:
+    """Return the finite number at the first path that has one; ValueError names the path."""
+    for path in paths:
+        if math.isfinite(found := number(_at(data, path))):
+            return factor * found
+    raise ValueError(f"{paths[0]} is {shown(_at(data, paths[0]))}; a number is right")
+
+
+def _clients(data: Json, path: str) -> float | None:
+    """Return how many clients there were; None where that is not known."""
+    found = number(_at(data, path))
+    return found if 1 <= found <= MOST_CLIENTS else None
+
+
+def _numbers(values: Any) -> Floats:
+    """Return a list as numbers, NaN for whatever is none."""
+    return np.array([number(value) for value in values], dtype=float)
+
+
+# -- a request a row ------------------------------------------------------------------------------
+
+
+class Requests(NamedTuple):
+    """Where a client writes what of a request, and in which units.
+
+    `units` are those of the arrival in seconds, of TTFT and E2EL in milliseconds; `clock`: the last
+    two are times, as the arrival is. Rows with one of `warmup` at its key are none of the run.
+    """
+
+    arrival_s: str
+    input_tokens: str
+    output_tokens: str
+    ttft_ms: str
+    e2el_ms: str
+    units: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    clock: bool = False
+    warmup: tuple[str, str] = ("", "")
+    doubts: tuple[str, ...] = ()
+
+    def tells(self, row: Json) -> bool:
+        """Say whether a row has the first key of each path."""
+        return all(path.partition(".")[0] in row for path in self[:5])
+
+    def read(self, rows: Sequence[Json]) -> pd.DataFrame:
+        """Return the rows under our names, NaN where a number is missing."""
+        key, name = self.warmup
+        rows = [row for row in rows if not key or _at(row, key) != name]
+        columns = zip(COLUMNS, self[:5], strict=True)
+        table = pd.DataFrame({c: _numbers(_at(row, path) for row in rows) for c, path in columns})
+        table[["arrival_s", "ttft_ms", "e2el_ms"]] *= np.array(self.units)
+        if self.clock:
+            table[["ttft_ms", "e2el_ms"]] -= 1e3 * table[["arrival_s"]].to_numpy()
+        return table
+
+
+TOKENS = ("metrics.input_sequence_length.value", "metrics.output_sequence_length.value")
+
+GUIDELLM = [
+    Requests(
+        *(start, "prompt_tokens", "output_tokens", "time_to_first_token_ms", "request_latency"),
+        units=(1.0, 1.0, 1e3),
+    )
+    for start in ("request_start_time", "start_time")
+]
+
+REQUESTS: Mapping[str, Requests] = {
+    "Evenflow": Requests("arrival_s", "input_tokens", "output_tokens", "ttft_ms", "e2el_ms"),
+    "an engine's clock": Requests(
+        *("queued_s", "input_tokens", "output_tokens", "first_token_s", "last_token_s"),
+        units=(1.0, 1e3, 1e3),
+        clock=True,
+    ),
+    "LLMServingSim": Requests(
+        *("queued_ts", "input_toks", "output_toks", "first_token_ts", "last_token_ts"),
+        units=(1.0, 1e3, 1e3),
+        clock=True,
+    ),
+    "AIPerf": Requests(
+        "metadata.request_start_ns",
+        *TOKENS,
+        *("metrics.time_to_first_token.value", "metrics.request_latency.value"),
+        units=(1e-9, 1.0, 1.0),
+        warmup=("metadata.benchmark_phase", "warmup"),
+    ),
+}
+"""Who writes a request a row, and how."""
+
+
+def _of_csv(path: Path, text: str) -> Iterator[Measured]:
+    try:
+        table = pd.read_csv(io.StringIO(text))
+    except ValueError:  # what pandas says is about its own insides
+        table = pd.DataFrame()
+    if "silicon_tpot_ms" in table:
+        return iter(_of_rows(table))
+    rows: list[Json] = [
+        dict(zip(map(str, table), row, strict=True)) for row in table.to_numpy().tolist()
+    ]
+    form = next((form for form in REQUESTS.values() if rows and form.tells(rows[0])), None)
+    if form is None:
+        advice = next((told for words, told in PRINTED.items() if words in text), KNOWN)
+        needed = f"no columns {', '.join(COLUMNS)}"
+        raise ValueError(f"not the results of a benchmark that is known ({needed}); {advice}")
+    return iter([run_of(path.stem, form.read(rows), *_beside(path))])
+
+
+def _of_rows(table: pd.DataFrame) -> list[Measured]:
+    try:
+        return list(of_aiconfigurator(table))
+    except (ValueError, TypeError, AttributeError):  # what pandas says is about its own insides
+        raise ValueError("rows of AIConfigurator, with text where a number is right") from None
+
+
+def _beside(path: Path) -> tuple[float, Floats] | tuple[()]:
+    """Return the duration and all gaps between tokens, in ms, from `itls.json.gz` beside a CSV."""
+    beside = path.with_name("itls.json.gz")
+    if not beside.is_file():
+        return ()
+    with gzip.open(beside, "rt", encoding="utf-8") as file:
+        run = json.load(file).get(path.stem)
+    if run is None:
+        return ()
+    return float(run["duration_s"]), np.array([gap for gaps in run["itls_ms"] for gap in gaps])
+
+
+# -- a run an object ------------------------------------------------------------------------------
+
+
+def _of_guidellm(label: str, data: Json) -> Iterator[Measured]:
+    """Read a report of GuideLLM, whose `requests` hold those that went well."""
+    for index, benchmark in enumerate(_list(data, "benchmarks")):
+        rows = _list(benchmark, "requests.successful")
+        others = (_at(benchmark, f"requests.{kind}") for kind in ("errored", "incomplete"))
+        lost = sum(len(other) for other in others if isinstance(other, list))
+        doubts = [f"{lost} requests failed or were cut off, and are left out"] if lost else []
+        form = next(
+            (f for f in GUIDELLM if any(_at(row, f.arrival_s) for row in rows)), GUIDELLM[0]
+        )
+        if rows:
+            yield run_of(f"{label} {index + 1}", form.read(rows), doubts=doubts)
+
+
+def _list(data: Json, path: str) -> list[Any]:
+    """Return the list at a path of keys. ValueError unless it is one."""
+    if not isinstance(found := _at(data, path), list):
+        raise ValueError(f"{path} is {shown(found)}; a list is right")
+    return found
+
+
+def _of_vllm(label: str, data: Json) -> Iterator[Measured]:
+    """Read what vLLM's `bench serve` or SGLang's `bench_serving` wrote, with all requests.
+
+    A request that failed has no TTFT. Lists are in seconds.
+    """
+    ttfts_s, itls = _numbers(_list(data, "ttfts")), _list(data, "itls")
+    inputs = _numbers(_list(data, "input_lens"))
+    gaps_s = [_numbers(gaps if isinstance(gaps, list) else [None]) for gaps in itls]
+    told = _list(data, "output_lens") if _at(data, "output_lens") else None
+    outputs = _numbers(told or [1 + len(gaps) for gaps in gaps_s])
+    counts = [len(values) for values in (ttfts_s, itls, inputs, outputs)]
+    if len(set(counts)) > 1:
+        words = "ttfts, itls, input_lens and output_lens have {}, {}, {} and {} entries"
+        raise ValueError(f"{words.format(*counts)}; one for each request is right")
+    e2els_s = ttfts_s + [plain_sum(gaps.tolist()) for gaps in gaps_s]
+    arrivals_s, doubts = _arrivals(data, e2els_s)
+    columns = (arrivals_s, inputs, outputs, 1e3 * ttfts_s, 1e3 * e2els_s)
+    table = pd.DataFrame(dict(zip(COLUMNS, columns, strict=True)))
+    gaps_ms = 1e3 * np.concatenate([gaps[np.isfinite(gaps)] for gaps in gaps_s] or [np.empty(0)])
+    clients = _clients(data, "max_concurrency")
+    run = {} if clients is None else {"workload.arrivals": closed_loop(round(clients))}
+    duration_s = number(_at(data, "duration"))
+    yield run_of(label, table, duration_s, gaps_ms, run=run, doubts=doubts)
+
+
+def _arrivals(data: Json, e2els_s: Floats) -> tuple[Floats, list[str]]:
+    """Return when each request was sent: as written, or drawn again as the client drew it.
+
+    Older clients draw a gamma gap after each request from `numpy.random.seed(0)`; newer ones have a
+    gap before the first, and stretch all so that the last of n is at n / rate. Of the two, those
+    are taken that end when the run did.
+    """
+    if _at(data, "start_times"):
+        return _numbers(_list(data, "start_times")), []
+    rate, count = number(_at(data, "request_rate")), len(e2els_s)
+    if not rate > 0:
+        return np.zeros(count), [
+            "request_rate is not known: all requests are taken to come at once"
+        ]
+    if math.isinf(rate):
+        return np.zeros(count), []
+    burstiness = number(_at(data, "burstiness") or 1.0)
+    duration_s, lasted_s = _number(data, "duration"), np.nan_to_num(e2els_s)
+    if duration_s <= 0 or not burstiness > 0:
+        raise ValueError("duration and burstiness should be above 0, or start_times be there")
+    drawn = np.random.RandomState(0).gamma(burstiness, 1 / (rate * burstiness), count)
+    after = np.concatenate([[0.0], np.cumsum(drawn)[:-1]])
+    stretched = np.cumsum(drawn) * (count / rate / drawn.sum())
+
+    def off(arrivals_s: Floats) -> float:
+        return abs(float((arrivals_s - arrivals_s[0] + lasted_s).max()) / duration_s - 1)
+
+    best = min((after, stretched), key=off)
+    doubt = f"arrivals, drawn again with seed 0, end {off(best):.0%} off the measured duration"
+    return best - best[0], [] if off(best) <= ARRIVALS_OFF else [doubt]
+
+
+def _of_vllm_means(label: str, data: Json) -> Iterator[Measured]:
+    """Read what the same clients wrote without requests."""
+    metrics = {key: _number(data, key) for key in ("mean_ttft_ms", "mean_tpot_ms")}
+    metrics |= {
+        key: number(value)
+        for key, value in data.items()
+        if (key.endswith("_ms") or key == "duration") and math.isfinite(number(value))
+    }
+    totals = number(_at(data, "total_input_tokens")), number(_at(data, "total_output_tokens"))
+    done = number(_at(data, "completed"))
+    lengths = [total / done for total in totals] if done > 0 and np.isfinite(totals).all() else []
+    clients = _clients(data, "max_concurrency")
+    option = "--output-details" if _at(data, "backend") == "sglang" else "--save-detailed"
+    doubt = f"the file has no requests one by one; give {option}"
+    yield of_means(label, metrics, doubt, lengths=lengths, clients=clients)
+
+
+AIPERF_METRICS = {
+    "ttft": "time_to_first_token",
+    "tpot": "inter_token_latency",
+    "e2el": "request_latency",
+}
+"""AIPerf's names; what it calls inter-token latency is a mean over each request, vLLM's TPOT."""
+
+
+def _of_aiperf(label: str, data: Json) -> Iterator[Measured]:
+    """Read the totals of AIPerf or genai-perf, which say the unit of each."""
+    metrics = {}
+    for ours, theirs in AIPERF_METRICS.items():
+        if ours == "e2el" and _at(data, theirs) is None:
+            continue
+        unit = str(_at(data, f"{theirs}.unit"))
+        if unit not in MILLISECONDS:
+            raise ValueError(f"{theirs}.unit is {shown(unit)}; ns, us, ms or s is right")
+        metrics[f"mean_{ours}_ms"] = _number(data, f"{theirs}.avg", factor=MILLISECONDS[unit])
+        p99 = number(_at(data, f"{theirs}.p99"))
+        metrics |= {f"p99_{ours}_ms": MILLISECONDS[unit] * p99} if math.isfinite(p99) else {}
+    lengths = [number(_at(data, f"{kind}_sequence_length.avg")) for kind in ("input", "output")]
+    config = _at(data, "input_config")
+    clients, rate = (_found(config, name) for name in ("concurrency", "request_rate"))
+    yield of_means(
+        label,
+        metrics,
+        "totals only; requests one by one are in profile_export.jsonl beside it (AIPerf)",
+        lengths=lengths if np.isfinite(lengths).all() else [],
+        clients=clients if rate is None else None,
+    )
+
+
+def _found(data: Any, name: str) -> float | None:
+    """Return the number under a key, however deep; None where there is none. Warm-up is passed."""
+    if isinstance(data, Mapping) and data.get("name") != "warmup":
+        if math.isfinite(value := number(data.get(name))):
+            return value
+        data = list(data.values())
+    inner = data if isinstance(data, list) else []
+    return next((found for each in inner if (found := _found(each, name)) is not None), None)
+
+
+def _of_llmperf(label: str, data: Json) -> Iterator[Measured]:
+    """Read the summary of LLMPerf, in seconds.
+
+    What it calls inter-token latency holds the first token, so TPOT is from E2EL and TTFT.
+    """
+    ttft, e2el, *lengths = (
+        _number(data, f"results_{name}_mean")
+        for name in (
+            "ttft_s",
+            "end_to_end_latency_s",
+            "number_input_tokens",
+            "number_output_tokens",
+        )
+    )
+    metrics = {"mean_ttft_ms": 1e3 * ttft, "mean_e2el_ms": 1e3 * e2el}
+    metrics["mean_tpot_ms"] = 1e3 * (e2el - ttft) / max(lengths[1] - 1, 1)
+    told = _number(data, "num_concurrent_requests")
+    doubt = "means only, TPOT from those of E2EL and TTFT"
+    yield of_means(label, metrics, doubt, lengths=lengths, clients=told)
+
+
+def _of_trtllm(label: str, data: Json) -> Iterator[Measured]:
+    """Read a report of trtllm-bench, whose latencies of tokens are there if it streamed."""
+    if _at(data, "streaming_metrics") is None:
+        raise ValueError("has no streaming_metrics; trtllm-bench with --streaming writes them")
+    metrics = {
+        f"mean_{name}_ms": _number(data, f"streaming_metrics.avg_{name}_ms")
+        for name in ("ttft", "tpot")
+    }
+    kinds = ("avg_input_length", "avg_output_length")
+    lengths = [_number(data, f"request_info.{kind}") for kind in kinds]
+    clients = _clients(data, "request_info.avg_num_concurrent_requests")
+    doubt = "means only; the clients are taken to be as many as requests were served at once"
+    yield of_means(label, metrics, doubt, lengths=lengths, clients=clients)
+
+
+RUNS: Mapping[tuple[str, ...], Callable[[str, Json], Iterator[Measured]]] = {
+    ("benchmarks",): _of_guidellm,
+    ("ttfts",): _of_vllm,
+    ("mean_ttft_ms",): _of_vllm_means,
+    ("time_to_first_token",): _of_aiperf,
+    ("results_ttft_s_mean",): _of_llmperf,
+    ("request_info", "performance"): _of_trtllm,
+}
+"""What reads an object that has something under all of these keys."""
+
+UNREAD: Mapping[frozenset[str], str] = {
+    frozenset({"avg_latency", "latencies"}): "vLLM's bench latency has no TTFT; bench serve has",
+    frozenset({"elapsed_time", "tokens_per_second"}): (
+        "vLLM's bench throughput has no TTFT; bench serve has"
+    ),
+    frozenset({"ttft_s", "end_to_end_latency_s"}): (
+        "LLMPerf's responses one by one have no arrival times; its _summary.json is read"
+    ),
+    frozenset({"experiments"}): "genai-perf's profile_export_genai_perf.json is read",
+}
+PRINTED = {
+    "Serving Benchmark Result": (
+        "this is what bench serve prints; its --save-result --save-detailed (SGLang: --output-file "
+        "--output-details) writes what is read"
+    ),
+    "PERFORMANCE OVERVIEW": "this is what trtllm-bench prints; its --report_json is read",
+    "Metric,avg": "of AIPerf and genai-perf the .json beside this is read, or profile_export.jsonl",
+}
+"""What is not read, and what of the same client is."""

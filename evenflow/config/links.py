@@ -109,7 +109,7 @@ class NodesConfig(Keys):
     """How a stage that spans machines adds up: one ring over `link`, or within the machines first.
     """
     adapters: Count = 1
-    """Links of this kind that a machine has: `hierarchical` adds up over all of them."""
+    """Number of links of this kind that a machine has: `hierarchical` adds up over all of them."""
 
     def fabric(self, within: LinkSpec, ranks: int) -> Fabric:
         """Return what connects the ranks of a stage that spans nodes; `within` is a node's link."""
@@ -146,7 +146,7 @@ class MachineConfig(Keys):
     all_reduce: NameOrLink | None = None
     """Between the GPUs of a stage within a machine; null: `link`."""
     adapters: Count | None = None
-    """Network adapters of a machine: an all-reduce between machines uses all of them; null: 1."""
+    """Number of network adapters of a machine: an all-reduce between machines uses all; null: 1."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

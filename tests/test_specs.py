@@ -304,7 +304,7 @@ def test_the_mlp_of_a_mixture_is_its_shared_one_and_the_router_is_whole() -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mixtrl"}, "\"model_type\" is 'mixtrl', not supported; did you mean"),
+        ({"model_type": "mixtrl"}, "\"model_type\" is 'mixtrl', not supported; known: "),
         ({"model_type": None}, '"model_type" is None, not supported; '),
         ({"hidden_size": None}, 'the key "hidden_size" is missing'),
         (

@@ -25,7 +25,7 @@ from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED, create
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu
-from evenflow.specs.model import ModelSpec, in_precision, model
+from evenflow.specs.model import ModelSpec, model
 from evenflow.traces import with_own_prefixes
 from evenflow.types import Request, Scheduler
 from evenflow.user_code import user_code
@@ -224,7 +224,7 @@ def model_of(config: RunConfig, beside: Path) -> ModelSpec | None:
     """Return the model in the precision that the configuration says; None without a model."""
     if config.model is None:
         return None
-    return in_precision(model(find(config.model, beside)), config.dtype, config.kv_dtype)
+    return model(find(config.model, beside), config.dtype, config.kv_dtype)
 
 
 def _hardware(config: RunConfig, beside: Path) -> Hardware:

@@ -208,7 +208,19 @@ InMilliseconds = Annotated[
     expect(lambda v: v in get_args(Limit), f"{', '.join(get_args(Limit))}, in milliseconds"),
 ]
 
-Dtype = Literal["bfloat16", "float16", "fp8", "fp8_block", "int8_wo", "int4_wo", "nvfp4", "mxfp4"]
+Dtype = Literal[
+    "bfloat16",
+    "float16",
+    "fp8",
+    "fp8_block",
+    "fp8_wo",
+    "int8_wo",
+    "int4_wo",
+    "nvfp4",
+    "nvfp4_wo",
+    "mxfp4",
+    "mxfp4_wo",
+]
 
 
 class RunConfig(Keys):

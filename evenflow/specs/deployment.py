@@ -244,7 +244,8 @@ class Deployment:
                 f"{self.model.name} does not fit: each GPU of stage {stage} needs "
                 f"{weights / GIB:.1f} GiB for weights and {activations / GIB:.1f} for activations "
                 f"and has {usable / GIB:.1f} ({self.memory_utilization:g} of an {self.gpu.name}'s "
-                f"{self.gpu.memory_gb:g}); use more stages or tensor_parallel, or a larger GPU"
+                f"{self.gpu.memory_gb:g}); use more stages or tensor_parallel, a larger GPU, or a "
+                f"policy with fewer than {self.activation_tokens} tokens a step"
             )
         return pages
 

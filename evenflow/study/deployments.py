@@ -18,19 +18,17 @@ from typing import Any
 
 import yaml
 
-from evenflow.config.build import Workload, build
+from evenflow.config.build import BUDGETS, Workload, build, model_of
 from evenflow.config.pools import defaults
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.systems import keys_of_system, systems
 from evenflow.config.yaml_file import Document, Patch, find, long_form
 from evenflow.errors import MOST_RUNS, UsageError
 from evenflow.specs.deployment import split_layers
-from evenflow.specs.model import model, models
+from evenflow.specs.model import models
 
 LAUNCHED = ("vllm_v1", "sglang", "token_throttling")
 """The policies of engines of today, tried beside the run's own: vLLM, SGLang, gLLM."""
-
-_BUDGETS = ("token_budget", "max_num_batched_tokens", "chunked_prefill_size", "max_prefill")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +87,9 @@ def layouts(
     config = configured(document)
     if why_fixed(config):
         return [AS_GIVEN]
-    assert config.model is not None  # it would be fixed
-    num_layers = model(find(config.model, beside)).num_layers
+    spec = model_of(config, beside)
+    assert spec is not None  # it would be fixed
+    num_layers = spec.num_layers
     own = (config.num_stages, config.tensor_parallel)
     pairs = [own] if pairs is None else pairs
     wanted = [AS_GIVEN] if own in pairs else []
@@ -185,7 +184,7 @@ def _tried(layout: Layout, document: Document, workload: Workload, beside: Path)
 
 def budget_key(params: Collection[str]) -> str | None:
     """Return what a policy calls the most tokens, or prompt tokens, of a micro-batch, if it has."""
-    return next((each for each in _BUDGETS if each in params), None)
+    return next((each for each in BUDGETS if each in params), None)
 
 
 def policies_to_try(named: Sequence[str] | None, config: RunConfig) -> list[str]:

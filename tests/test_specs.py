@@ -432,12 +432,23 @@ def test_a_mapping_changes_a_known_gpu_or_makes_a_new_one() -> None:
     assert gpu({"name": "L20", "compute_efficiency": 0.8}).source == "given"
 
 
+OTHERS = ("MI300X", "V100", "T4", "GB10", "A6000", "A10", "L40", "H20", "B100", "RTX-5090", "4090")
+"""GPUs of other chips than the table's, whatever their names are like."""
+
+
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
         ("H100-PCIe", 'unknown gpu "H100-PCIe"; did you mean "H100"?'),
         ("a100", 'unknown gpu "a100"; there are A100-40G, A100-80G, A100-80G-PCIe'),
-        ("A100-40GB", 'unknown gpu "A100-40GB"; did you mean "A100-40G"? known: A100-40G'),
+        ("A100-40GB", 'unknown gpu "A100-40GB"; did you mean "A100-40G"? any other is a mapping'),
+        ("rtx 4090", 'unknown gpu "rtx 4090"; did you mean "RTX-4090"?'),
+        ("NVIDIA-H100-80GB-HBM3", 'did you mean "H100"?'),
+        *((name, f'unknown gpu "{name}"; any other is a mapping') for name in OTHERS),
+        (
+            "T4",
+            "gpu: {name: T4, fp16_tflops: ..., memory_bandwidth_gb_s: ..., memory_gb: ...}; known",
+        ),
         ({"name": "L20", "memory": 3}, 'gpu: unknown key "memory"; did you mean "memory_gb"?'),
         ({"fp16_tflops": 100}, "gpu: a key is missing; needed are fp16_tflops, memory_bandwidth"),
         ({"name": "L20", "memory_gb": -1}, "gpu L20: memory_gb is -1; it must be a finite number"),

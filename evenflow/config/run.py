@@ -208,6 +208,15 @@ InMilliseconds = Annotated[
     expect(lambda v: v in get_args(Limit), f"{', '.join(get_args(Limit))}, in milliseconds"),
 ]
 
+Gpu = Annotated[
+    NameOr[str, dict[str, Any]] | None,
+    expect(
+        lambda v: not isinstance(v, list),
+        "one GPU's name or a mapping: the GPUs of a pipeline are of one kind; for unlike ones give "
+        "the slowest, and as kv.pages what fits on the fullest",
+    ),
+]
+
 Dtype = Literal[
     "bfloat16",
     "float16",
@@ -232,7 +241,7 @@ class RunConfig(Keys):
     """What the layers' matrices are in; null: as the model has them."""
     kv_dtype: Literal["bfloat16", "float16", "fp8"] | None = None
     """What keys and values are in; null: as the model has them."""
-    gpu: NameOr[str, dict[str, Any]] | None = None
+    gpu: Gpu = None
     """A name of `evenflow gpus`, or a mapping with what differs from one."""
     stages: Annotated[
         int | list[int],

@@ -151,6 +151,13 @@ def link(name_or_mapping: str | Mapping[str, Any]) -> LinkSpec:
     return _look_up("link", LinkSpec, links(), name_or_mapping)
 
 
+def _instead_of_link(wanted: str, known: Iterable[str]) -> str:
+    several = [name for name in known if name.lower().startswith(wanted.lower())]
+    if len(several) > 1 and wanted:
+        return f"there are {', '.join(several)}"
+    return instead_of(wanted, known)
+
+
 def _instead_of_gpu(wanted: str, known: Iterable[str]) -> str:
     """Return what to write instead: a GPU of the same chip, or a mapping of one's own."""
     alike = {name.lower(): name for name in known if _chip(name) and _chip(name) == _chip(wanted)}
@@ -181,7 +188,7 @@ def _look_up(
     if isinstance(wanted, str):
         if wanted in by_name:
             return by_name[wanted]
-        words = _instead_of_gpu if make is GpuSpec else instead_of
+        words = _instead_of_gpu if make is GpuSpec else _instead_of_link
         raise UsageError(f'unknown {kind} "{wanted}"; {words(wanted, by_name)}')
     known = {field.name: field for field in fields(next(iter(by_name.values())))}
     for key in wanted:

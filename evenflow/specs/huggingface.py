@@ -65,7 +65,7 @@ ATTENTION = ("full_attention", "sliding_attention", "attention", "full")
 
 OTHER_LAYERS = re.compile(
     r"^(mamba|ssm|conv_|lru|rwkv|recurrent|linear_|index_|sparse_|compress_|hybrid|"
-    r"attn_layer|full_attention_interval)"
+    r"attn_layer)"
 )
 """How keys begin that only models with other layers than attention to all tokens have."""
 
@@ -228,12 +228,17 @@ def _other_layers(config: _Config) -> str:
     linear = config.get("attn_type_list")
     if isinstance(linear, list):  # MiniMax: 0 is linear attention
         types = ["full" if each == 1 else "linear_attention" for each in linear]
+    every = config.get("full_attention_interval")
+    if not types and is_count(every):
+        named = {True: "full", False: "linear_attention"}
+        layers = config.count("num_hidden_layers")
+        types = [named[(layer + 1) % every == 0] for layer in range(layers)]
     counts = Counter(each for each in types if isinstance(each, str) and each not in ATTENTION)
     if counts:
         some = [f"{count} of {len(types)} layers are {name}" for name, count in counts.items()]
         return ", ".join(some)
     keys = [f'"{key}"' for key, value in config.values.items() if value and OTHER_LAYERS.match(key)]
-    return f"has layers with {', '.join(keys)}" if keys else ""
+    return f"has layers with {', '.join(keys[:3])}" if keys else ""
 
 
 def _formats(

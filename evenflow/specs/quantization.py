@@ -200,13 +200,14 @@ def _integers(said: dict[str, Any]) -> str:
 
 
 def _compressed(said: dict[str, Any]) -> str:
+    groups = _groups(said)
+    found = _one({name: _group(each, said) for name, each in groups.items()})
     structure = mapping(said.get("sparsity_config")).get("sparsity_structure")
     if structure not in (None, "unstructured", "0:0"):
-        raise _UnreadError(f"weights of sparsity {structure!r}")
-    groups = _groups(said)
+        raise _UnreadError(f"weights of sparsity {structure!r}", found)
     if not groups:
         raise _UnreadError('"config_groups" has no weights')
-    return _one({name: _group(each, said) for name, each in groups.items()})
+    return found
 
 
 def _one(formats: dict[str, str]) -> str:
@@ -233,7 +234,7 @@ def _group(group: dict[str, Any], said: dict[str, Any]) -> str:
     layout = str(group.get("format") or said.get("format"))
     found = _float(bits, weights, layout) if kind == "float" else ""
     if not found or of_inputs not in (None, ("float", bits)):
-        raise _UnreadError(words, found)
+        raise _UnreadError(words, found or ("fp8" if (kind, bits) == ("float", 8) else ""))
     return found if of_inputs else WEIGHT_ONLY[found]
 
 

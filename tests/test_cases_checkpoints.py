@@ -94,7 +94,7 @@ def test_linear_attention_is_named_and_no_other_model_is(case: Callable[[str], P
 
 
 def test_unlike_gpus_and_unknown_ones_have_a_line_that_says_what_to_do(built: Built) -> None:
-    with refused("the GPUs of a pipeline are of one kind; for unlike ones give the slowest"):
+    with refused("gpu: should be one GPU: those of a pipeline are of one kind; for unlike"):
         built("k13")
     with refused('unknown gpu "MI300X"; any other is a mapping, gpu: {name: MI300X, fp16_tflops:'):
         built("k15a")

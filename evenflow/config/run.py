@@ -10,7 +10,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from evenflow.config import yaml_file
 from evenflow.config.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
@@ -208,14 +209,18 @@ InMilliseconds = Annotated[
     expect(lambda v: v in get_args(Limit), f"{', '.join(get_args(Limit))}, in milliseconds"),
 ]
 
-Gpu = Annotated[
-    NameOr[str, dict[str, Any]] | None,
-    expect(
-        lambda v: not isinstance(v, list),
-        "one GPU's name or a mapping: the GPUs of a pipeline are of one kind; for unlike ones give "
-        "the slowest, and as kv.pages what fits on the fullest",
-    ),
-]
+
+def _of_one_kind(value: object) -> object:
+    if isinstance(value, list):
+        words = (
+            "one GPU: those of a pipeline are of one kind; for unlike ones give the slowest, and "
+            "as kv.pages what fits on the fullest"
+        )
+        raise PydanticCustomError("expected", "{expected}", {"expected": words})
+    return value
+
+
+Gpu = Annotated[NameOr[str, dict[str, Any]] | None, BeforeValidator(_of_one_kind)]
 
 Dtype = Literal[
     "bfloat16",

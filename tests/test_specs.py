@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.config.run import RuntimeConfig
+from evenflow.errors import UsageError
 from evenflow.runtimes import RuntimeName, RuntimeOverheads, runtimes
-from evenflow.specs import precision
+from evenflow.specs import quantization
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.gpu import GIB, GpuSpec, LinkSpec, gpu, gpus, link
 from evenflow.specs.model import ModelSpec, in_precision, listed, model, models
+from evenflow.specs.precision import FORMATS
 from evenflow.specs.tables import read_rows, read_table
 from tests.command_line import refused
 from tests.profiles import deployed
@@ -274,7 +276,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
 
 
 DEFAULTS = json.loads(
-    (Path(precision.__file__).parent / "defaults.json").read_text(encoding="utf-8")
+    (Path(quantization.__file__).parent / "defaults.json").read_text(encoding="utf-8")
 )
 
 
@@ -520,6 +522,30 @@ def test_keys_and_values_that_are_not_read_have_a_dtype_that_stands_in(tmp_path:
         with refused("not supported; 8-bit floats are, and kv_dtype: fp8 in the run stands in"):
             model(file)
         assert model(file, kv_dtype="fp8").kv_value_bytes == 1
+
+
+NAMES = """\
+quant_method quant_algo bits num_bits type float int fp8 modelopt gptq compressed-tensors Linear
+config_groups weights input_activations targets ignore group_size strategy block FP8 re:.*mlp.* re:(
+kv_cache_scheme kv_cache_quant_algo MIXED_PRECISION quantized_layers"""
+WORDS = st.sampled_from(NAMES.split())
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.sampled_from([4, 8, 16, 32, 1.5]) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@given(said=st.dictionaries(WORDS, VALUES, max_size=6) | VALUES, experts=st.sampled_from([0, 8]))
+def test_whatever_a_quantisation_says_is_a_format_or_one_line(said: Any, experts: int) -> None:
+    quantization.spares_attention(said)
+    told, file = "", Path("c.json")
+    try:
+        assert quantization.weights_format(said, 4, experts, file) in ("", *FORMATS)
+        assert quantization.kv_format(said, file) in ("", "fp8")
+    except UsageError as error:
+        told = str(error)
+    assert not told or re.fullmatch(r"c\.json: .*type: \w+ in the run stands in for it", told)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])

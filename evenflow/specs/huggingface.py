@@ -229,10 +229,9 @@ def _other_layers(config: _Config) -> str:
     if isinstance(linear, list):  # MiniMax: 0 is linear attention
         types = ["full" if each == 1 else "linear_attention" for each in linear]
     every = config.get("full_attention_interval")
-    if not types and is_count(every):
-        named = {True: "full", False: "linear_attention"}
+    if not types and is_count(every) and every > 1:
         layers = config.count("num_hidden_layers")
-        types = [named[(layer + 1) % every == 0] for layer in range(layers)]
+        return f"{layers - layers // every} of {layers} layers are linear_attention"
     counts = Counter(each for each in types if isinstance(each, str) and each not in ATTENTION)
     if counts:
         some = [f"{count} of {len(types)} layers are {name}" for name, count in counts.items()]

@@ -246,7 +246,7 @@ def _float(bits: object, weights: dict[str, Any], layout: str) -> str:
     if bits == 8:
         return "" if weights.get("strategy") == "group" else "fp8"
     size = size or (32 if "mxfp4" in layout else 16)
-    return {(4, 16): "nvfp4", (4, 32): "mxfp4"}.get((bits, size), "") if bits == 4 else ""
+    return {"16": "nvfp4", "32": "mxfp4"}.get(str(size), "") if bits == 4 else ""
 
 
 METHODS: dict[str, Callable[[dict[str, Any]], str]] = {

@@ -165,3 +165,13 @@ def test_a_policy_s_largest_step_is_no_room_for_pages() -> None:
         other = small - pages(scheduler={"name": name, key: 32768})
         assert other == pytest.approx(lost[0], abs=1)
     assert pages(scheduler={"name": "sarathi", "token_budget": "auto", "tbt_slo_s": 0.1}) < 32000
+
+
+def test_sequences_that_may_run_hold_no_windows_before_they_do() -> None:
+    """1,024 rows take logits, 0.9 GiB more of them; windows keep room for 256 requests."""
+    keys: dict[str, Any] = {"model": "gpt-oss-120b", "gpu": "H200", "tensor_parallel": 1}
+    few, many = (
+        pages(**keys, scheduler={"name": "vllm_v1", "max_num_seqs": rows}) for rows in (256, 1024)
+    )
+    logits_bytes, kept_bytes = 768 * 201088 * 6, 16 * 18 * 2 * 8 * 64 * 2
+    assert few - many == pytest.approx(logits_bytes / kept_bytes, abs=1)

@@ -115,9 +115,9 @@ class _Config:
                 values["quantization_config"] = _object(said).get("quantization")
         text = TEXT.get(str(values.get("model_type")))
         reading = mapping(values.get("text_config"))
-        if reading or text:
+        if reading or (text and "hidden_size" not in values):
             beside = {key: values[key] for key in BESIDE_TEXT if key in values}
-            values = {"model_type": text} | beside | reading
+            values = {"model_type": text or values.get("model_type")} | beside | reading
         self.values: dict[str, Any] = values
         self.defaults = _defaults().get(str(values.get("model_type")), {})
         self._missing: list[str] = []

@@ -1,12 +1,13 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
-.PHONY: help demo test test-twice test-sdist mutants newest constraints reference test-gllm test-sglang test-vllm vllm-table \
+.PHONY: help demo test test-all test-twice test-sdist mutants newest constraints reference test-gllm test-sglang test-vllm vllm-table \
 	test-compiled test-serve-long test-fuzz test-systems freeze freeze-update pythons oldest bench gpu-report clean lint
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   compare three schedulers on a simulated 4-GPU pipeline; ends with the report's path"
 	@echo "make test   ruff, mypy, pytest, notebooks, some tests compiled; with TORCH=torch==2.13.0 also what needs torch"
+	@echo "make test-all  the same and what takes long: all examples, real processes, all documents"
 	@echo "make test-sdist  build the sdist, and run some of its tests where it is unpacked"
 	@echo "make test-compiled  run the core's tests with what mypyc makes of it (two minutes to build)"
 	@echo "make test-twice  run the tests twice in one process, in two random orders"
@@ -15,7 +16,7 @@ help:
 	@echo "make newest  test with the newest packages; make constraints then writes them down"
 	@echo "make test-gllm  record what gLLM's own scheduler decides, and compare (fetches its package)"
 	@echo "make test-sglang  record what SGLang's own scheduler decides, and compare (2.3 GB of packages)"
-	@echo "make test-systems  every system from its own file, by torch workers on tiny models; the long tests"
+	@echo "make test-systems  every system from its own file, by torch workers on tiny models"
 	@echo "make test-fuzz  odd values, files, figures, HTTP clients and random worlds, CASES of each (half an hour)"
 	@echo "make test-serve-long  50,000 requests to a server, kill -9, recover: nothing grows or is lost"
 	@echo "make test-vllm  record what vLLM 0.32.0 decides under random loads, and compare (3.5 GB, Python 3.11)"
@@ -36,6 +37,13 @@ test: .venv-test/installed
 	.venv-test/bin/python -m pytest -n 2 --nbmake notebooks
 	@$(if $(compiler),$(MAKE) --no-print-directory test-compiled OPT=0 \
 		TESTS="tests/test_freeze.py tests/properties",echo "$(no_compiler)")
+
+# What `make test` leaves out too: tests that are long, all examples of properties and documents.
+test-all: .venv-test/installed
+	@$(MAKE) --no-print-directory lint
+	TEST_ALL=1 .venv-test/bin/python -m pytest -n 2 --dist loadfile -m "" $(if $(CI),-p no:randomly)
+	.venv-test/bin/python -m pytest -n 2 --nbmake notebooks
+	.venv-test/bin/python -m tests.served_systems
 
 lint: .venv-test/installed
 	.venv-test/bin/ruff check .
@@ -64,11 +72,9 @@ test-sglang: .venv-test/installed .venv-sglang/installed
 	.venv-sglang/bin/python -W ignore -m tools.sglang_loads --out "$$folder" && \
 	.venv-test/bin/evenflow replay "$$folder"
 
-# Every system from its own file, by torch workers: tokens of transformers, decisions that replay;
-# and the tests that CI leaves out because they are long.
+# Every system from its own file, by torch workers: tokens of transformers, decisions that replay.
 test-systems: .venv-test/installed
 	.venv-test/bin/python -m tests.served_systems
-	.venv-test/bin/python -m pytest -m long
 
 test-fuzz: CASES ?= 2000
 test-fuzz: .venv-test/installed

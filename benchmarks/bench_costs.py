@@ -10,8 +10,8 @@ from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
+from evenflow.core.batch import Span
 from evenflow.costs import AffineCost, RooflineCost, StageCost, Work, decode_work, prefill_work
-from evenflow.costs.base import Span
 from evenflow.costs.profile.cost import profile_cost
 from evenflow.costs.profile.file import OPERATORS, Header, LayerShapes, Point, Profile
 from evenflow.errors import UsageError

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from evenflow.core.request import Request
+from evenflow.core.rules import Rules
 from evenflow.core.scheduling import Plan, Prefill, Scheduler, View
 from evenflow.errors import PolicyError, StallError, UsageError
 
@@ -34,6 +35,7 @@ __all__ = [
     "PolicyError",
     "Prefill",
     "Request",
+    "Rules",
     "Scheduler",
     "StallError",
     "UsageError",

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from evenflow.core.batch import Chunk, MicroBatch
-from evenflow.core.request import Handover, Prefix, Request
+from evenflow.core.request import Prefix, Request
+from evenflow.core.rules import Rules
 from evenflow.core.scheduling import (
+    Action,
     Order,
     Plan,
     Prefill,
     Prompt,
     Scheduler,
-    Upkeep,
     Victim,
     View,
 )
 
 __all__ = [
+    "Action",
     "Chunk",
-    "Handover",
     "MicroBatch",
     "Order",
     "Plan",
@@ -25,8 +26,8 @@ __all__ = [
     "Prefix",
     "Prompt",
     "Request",
+    "Rules",
     "Scheduler",
-    "Upkeep",
     "Victim",
     "View",
 ]

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, instead_of
 
 
 def words_of(error: BaseException) -> str:
@@ -24,6 +26,21 @@ def shown(value: object, form: Callable[[object], str] = repr) -> str:
         return form(value)
     except Exception:
         return f"<{type(value).__name__}>"
+
+
+def place_of(error: BaseException) -> str:
+    """Return the file, line and source of an error, the last not of this package.
+
+    Of an attribute that an object of ours lacks, also the ones that it has.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    package = str(Path(__file__).parent)
+    last = ([frame for frame in frames if not frame.filename.startswith(package)] or frames)[-1]
+    hint = ""
+    if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("evenflow."):
+        known = [name for name in dir(error.obj) if not name.startswith("_")]
+        hint = f"; {instead_of(error.name, known)}"
+    return f" ({Path(last.filename).name}:{last.lineno}: {last.line}){hint}"
 
 
 def end_copy(process: int, name: str) -> None:
@@ -58,7 +75,7 @@ def working_directory() -> Iterator[None]:
     finally:
         after = _working_directory()
         if before is not None and after != before:
-            print(f"note: a policy went to {after}; paths stay those in {before}", file=sys.stderr)
+            print(f"note: a policy went to {after!a}; paths stay those of before", file=sys.stderr)
             with suppress(OSError):
                 os.chdir(before)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenflow.costs.base import Span, Work
+from evenflow.core.batch import Span, Work
 from evenflow.errors import Count, require_declared
 
 LEVELS = 5

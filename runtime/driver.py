@@ -17,10 +17,10 @@ import numpy as np
 from evenflow.core.batch import MicroBatch
 from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
-from evenflow.core.loop import loop_of
 from evenflow.core.request import Request
 from evenflow.core.routing import router_of
 from evenflow.core.world import World
+from evenflow.engines.queues import ahead_of, sent_of
 from evenflow.errors import WorkerError
 from evenflow.results.recorder import Block, Blocks, Recorder
 from evenflow.results.run import Floats, RunResult
@@ -154,6 +154,7 @@ class Driver:
         self._engines = engines
         self.pipeline = pipeline
         self._patience_s = patience_s
+        self._facts = world.facts
         self._on_added = on_added
         self._on_given_up = on_given_up
         self._on_done = on_done
@@ -166,7 +167,7 @@ class Driver:
         self._book = book if text_of is None else TokenBook(text_of)
         self._writer = StepWriter(engines, self._book)
         self._steps = _Steps(world, pipeline, self._writer, clock)
-        self._loop = loop_of(world)(world, engines, self._steps, self, self._recorder)
+        self._loop = world.start(engines, self._steps, self, self._recorder)
         self._heard_s = 0.0
         self._changed = False
         self._wake_at_s: float | None = None
@@ -260,7 +261,7 @@ class Driver:
 
     def result(self) -> RunResult:
         """Return what happened so far."""
-        return self._loop.result()
+        return self._loop.result(**self._facts)
 
     @property
     def goes_on(self) -> bool:
@@ -318,8 +319,9 @@ class Driver:
         self._noted["returned_s"].append(now_s)
         self._recorder.batch(batch, [at_s - self.origin_s for at_s in message.times])
         pairs = [*zip(sampled, message.tokens, strict=True)]
-        if batch.ahead is not None:  # what others get has been computed in vain
-            wanted = {*batch.ahead, *(seq.request.request_id for seq, _ in batch.preempted)}
+        if (ahead := ahead_of(batch)) is not None:  # what others get has been computed in vain
+            preempted = (seq.request.request_id for seq, _ in sent_of(batch).preempted)
+            wanted = {*ahead, *preempted}
             pairs = [pair for pair in pairs if pair[0] in wanted]
         self._loop.returned(now_s, self._hand_out(*zip(*pairs, strict=True)) if pairs else [])
 

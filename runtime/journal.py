@@ -14,23 +14,12 @@ from typing import Any
 
 import evenflow
 from evenflow.config.run import RunConfig
-from evenflow.core.replay import (
-    VERBS,
-    Aborted,
-    Added,
-    Adopted,
-    Asked,
-    Completed,
-    Decision,
-    Entry,
-    Released,
-    Reserved,
-)
+from evenflow.core.replay import Added, Asked, Call, Completed, Decision, Entry
+from evenflow.engines.handover import Handover
 from evenflow.errors import UsageError
-from evenflow.types import Handover, Prefix, Request
+from evenflow.types import Prefix, Request
 
 NAME = "decisions.jsonl.gz"
-WORDS = {Asked: "next", Completed: "complete", **VERBS}
 
 END = ["end"]
 """The last line of a journal that was closed."""
@@ -195,11 +184,12 @@ def _no_number(word: str) -> float:
 def _line(entry: Entry, prefixes: bool) -> list[Any]:
     if isinstance(entry, Added):
         return ["add", *_numbers(entry.request, prefixes), entry.refusal]
-    verb = WORDS[type(entry)]
-    if isinstance(entry, Reserved):
-        request, *rest = entry.handover
-        return [verb, _numbers(request, prefixes), *rest]
-    return [verb, *entry]
+    if isinstance(entry, Asked | Completed):
+        return ["next" if isinstance(entry, Asked) else "complete", *entry]
+    if isinstance(entry.argument, Handover):
+        request, *rest = entry.argument
+        return [entry.verb, _numbers(request, prefixes), *rest]
+    return [*entry]
 
 
 def _numbers(request: Request, prefixes: bool) -> list[Any]:
@@ -230,14 +220,10 @@ def _entry(line: Any) -> Entry:
             return Asked(now_s, Decision(tuple(map(tuple, chunks)), tuple(decodes)))
         case ["complete", int() | float() as now_s, int(batch_id), [*stopped], [*finished]]:
             return Completed(now_s, batch_id, tuple(stopped), tuple(finished))
-        case ["abort", int(request_id)]:
-            return Aborted(request_id)
-        case ["release", int(request_id)]:
-            return Released(request_id)
-        case ["adopt", int(request_id)]:
-            return Adopted(request_id)
+        case ["abort" | "release" | "adopt" as verb, int(request_id)]:
+            return Call(verb, request_id)
         case ["reserve", [int(), int() | float(), *_] as request, int(tokens), *rest]:
             first_s, last_s, preemptions, scheduled_s = rest
             times = float(first_s), float(last_s), int(preemptions), float(scheduled_s)
-            return Reserved(Handover(_request(request), tokens, *times))
+            return Call("reserve", Handover(_request(request), tokens, *times))
     raise ValueError(f"{str(line)[:60]}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from evenflow.core.batch import MicroBatch
 from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
+from evenflow.engines.queues import ahead_of
 from evenflow.errors import WorkerError
 from evenflow.runtime.tokens import TokenBook
 from evenflow.runtime.wire import Growth, Piece, Shared, Step
@@ -73,11 +74,10 @@ class StepWriter:
                 grown.append(Growth(request_id, self._new_pages(seq)))
         tokens, draws = [], []
         if self._book is not None:
-            counts = (
-                None
-                if batch.ahead is None
-                else {name: count for name, (_, count) in batch.ahead.items()}
-            )
+            ahead = ahead_of(batch)
+            counts = None
+            if ahead is not None:
+                counts = {name: count for name, (_, count) in ahead.items()}
             tokens = self._book.inputs(batch.chunks, decodes, counts)
             draws = self._book.draws(batch.chunks)
             draws += self._book.draws_of(piece.request_id for piece in adopted)

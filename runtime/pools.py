@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any
 
 from evenflow.core import decodes
+from evenflow.engines.handover import PoolBatcher
 from evenflow.engines.pools import PooledWorld, Pools, Transfer
 from evenflow.results.recorder import Blocks
 from evenflow.runtime.driver import Driver, take_turns
@@ -59,7 +60,9 @@ class Pool(Driver):
 
     def __init__(self, *args: Any, system: PooledDriver, **options: Any) -> None:
         super().__init__(*args, **options)
-        (self.engine,) = self._engines
+        (engine,) = self._engines
+        assert isinstance(engine, PoolBatcher)
+        self.engine = engine
         self._system = system
 
     def record(self, seq: decodes.Sequence) -> None:
@@ -92,9 +95,8 @@ class Pool(Driver):
 
     def _hand_out(self, request_ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """Give everyone the token that came, but for those that compute it again."""
-        queues = self.engine.queues
-        lost = {i for i in request_ids if i in queues.live and queues.is_lost(queues.live[i])}
-        kept = [pair for pair in zip(request_ids, tokens, strict=True) if pair[0] not in lost]
+        pairs = zip(request_ids, tokens, strict=True)
+        kept = [pair for pair in pairs if not self.engine.is_lost(pair[0])]
         return super()._hand_out(*zip(*kept, strict=True)) if kept else []
 
     def _apply(self, message: Message, now_s: float) -> None:
@@ -194,8 +196,8 @@ class PooledDriver(Pools):
         """Have the workers of one pool send the pages of a request to those of another."""
         request_id = transfer.handover.request.request_id
         source, target = self.drivers[transfer.source], self.drivers[transfer.destination]
-        pages = target.engine.queues.moving[request_id].pages
-        given = source.engine.queues.moving[request_id].pages[: len(pages)]
+        pages = target.engine.moving[request_id].pages
+        given = source.engine.moving[request_id].pages[: len(pages)]
         for sender in source.pipeline.kv_layers:
             for taker in target.pipeline.kv_layers:
                 start, stop = max(sender.start, taker.start), min(sender.stop, taker.stop)

@@ -22,7 +22,9 @@ from evenflow.core.batcher import Batcher
 from evenflow.core.replay import replay
 from evenflow.core.request import Prefix, Request
 from evenflow.core.world import World
+from evenflow.engines.handover import PoolBatcher
 from evenflow.engines.pools import PooledWorld
+from evenflow.engines.rules import EngineRules
 from evenflow.errors import PolicyError, UsageError, require_package
 from evenflow.profiler.machine import device_name, driver_version
 from evenflow.report.folder import killed_runs, reading
@@ -286,7 +288,7 @@ def recorded(built: Built, pool: str | None) -> Batcher:
     part = built.pools.get(pool or "")
     if part is None:
         return servable(built).batcher()
-    return servable(part).batcher(partial(Batcher, keeps_pages=pool != LAST))
+    return servable(part).batcher(partial(PoolBatcher, keeps_pages=pool != LAST))
 
 
 def _replay_file(path: Path) -> tuple[str | None, str | None]:
@@ -481,7 +483,7 @@ def _spans(
 
 
 def _check_all_is_known(world: World) -> None:
-    if getattr(world.make_scheduler(), "decodes_ahead", None):
+    if EngineRules.of(world.make_scheduler()).ahead:
         raise UsageError(
             "scheduler: its decodes run ahead of their last token, which only emulated workers "
             "serve, and torch's for sglang on one stage; async_scheduling: off (vllm_v1) or "
@@ -490,10 +492,10 @@ def _check_all_is_known(world: World) -> None:
 
 
 def _check_all_is_computed(world: World) -> None:
-    scheduler = world.make_scheduler()
-    if world.depth > 1 or getattr(scheduler, "preempts_in_flight", False):
+    rules = EngineRules.of(world.make_scheduler())
+    if world.depth > 1 or rules.delivers:
         _check_all_is_known(world)
-    if getattr(scheduler, "leaves_out", False):
+    if rules.cuts:
         raise UsageError(
             "scheduler: it may leave out part of a prompt or of its output, so a model would write "
             "something else; where a model computes, another policy or variant is right"

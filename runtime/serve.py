@@ -24,6 +24,7 @@ from evenflow.answers import answers_in
 from evenflow.core.batcher import Batcher
 from evenflow.core.replay import Entry, RecordingBatcher
 from evenflow.core.world import World
+from evenflow.engines.handover import PoolBatcher, RecordingPoolBatcher
 from evenflow.engines.pools import PooledWorld, Pools
 from evenflow.errors import UsageError, WorkerError
 from evenflow.results.recorder import Blocks
@@ -169,7 +170,9 @@ def serve(
         with ExitStack() as stack:
             for name, each in own.items():
                 part = world if isinstance(world, World) else getattr(world, name)
-                engines = engines_of(part, record, name, keeps_pages=pooled and name != LAST)
+                engines = engines_of(
+                    part, record, name, keeps_pages=name != LAST if pooled else None
+                )
                 started = each.start(part, f"{name} pool" if pooled else name)
                 pipeline = stack.enter_context(started)
                 drives[name] = partial(
@@ -245,14 +248,21 @@ def _served(
 
 
 def engines_of(
-    world: World, record: Journals | None, pipeline: str = "", *, keeps_pages: bool = False
+    world: World, record: Journals | None, pipeline: str = "", *, keeps_pages: bool | None = None
 ) -> list[Batcher]:
-    """Return the engines of a pipeline, with the journals that `record` gives them, if it does."""
-    kinds = (
-        Batcher if record is None else partial(RecordingBatcher, record=record(name))
+    """Return the engines of a pipeline, with the journals that `record` gives them, if it does.
+
+    `keeps_pages` as of a PoolBatcher; None: it is no pool.
+    """
+    plain: Callable[..., Batcher] = Batcher
+    recording: Callable[..., Batcher] = RecordingBatcher
+    if keeps_pages is not None:
+        plain = partial(PoolBatcher, keeps_pages=keeps_pages)
+        recording = partial(RecordingPoolBatcher, keeps_pages=keeps_pages)
+    return [
+        world.batcher(plain if record is None else partial(recording, record=record(name)))
         for name in engine_names(world, pipeline)
-    )
-    return [world.batcher(partial(kind, keeps_pages=keeps_pages)) for kind in kinds]
+    ]
 
 
 def names_of(world: World) -> list[str]:

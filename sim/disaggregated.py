@@ -7,9 +7,9 @@ from functools import partial
 
 from simpy.events import EventPriority
 
-from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
 from evenflow.core.world import World
+from evenflow.engines.handover import PoolBatcher
 from evenflow.engines.pools import PooledWorld, Pools
 from evenflow.results.run import RunResult
 from evenflow.sim.arrivals import serve
@@ -24,10 +24,16 @@ class Pool(Driver):
     """
 
     def __init__(
-        self, system: Disaggregated, world: World, stages: Stages, batcher: Callable[..., Batcher]
+        self,
+        system: Disaggregated,
+        world: World,
+        stages: Stages,
+        batcher: Callable[..., PoolBatcher],
     ) -> None:
         super().__init__(world, stages, None, batcher, system.clock)
-        self.engine = self.engines[0]
+        (engine,) = self.engines
+        assert isinstance(engine, PoolBatcher)
+        self.engine = engine
         self._system = system
         self._queues_ahead = False  # others may be due
         self._turn = EventPriority(LAST + len(system.made))
@@ -63,13 +69,13 @@ class Disaggregated(Pools):
         world: PooledWorld,
         stages: Stages,
         on_done: Callable[[int], None] | None = None,
-        batcher: Callable[..., Batcher] = Batcher,
+        batcher: Callable[..., PoolBatcher] = PoolBatcher,
     ) -> None:
         self.clock = Clock()
         self.made: list[Pool] = []
 
         def pool_of(name: str) -> Pool:
-            kind = batcher if name == "decode" else partial(batcher, keeps_pages=True)
+            kind = partial(batcher, keeps_pages=name != "decode")
             return Pool(self, getattr(world, name), stages, kind)
 
         super().__init__(world, self.clock, pool_of, on_done)

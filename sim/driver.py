@@ -12,7 +12,6 @@ from evenflow.compiled import mypyc_attr
 from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
 from evenflow.core.kv import PagePool
-from evenflow.core.loop import loop_of
 from evenflow.core.request import Request
 from evenflow.core.world import World
 from evenflow.results.recorder import Recorder
@@ -60,7 +59,7 @@ class Driver:
             pools = after.pools
         self.engines = [world.batcher(batcher, pages) for pages in pools]
         pipeline = stages(self._clock, world, self._recorder)
-        self._loop = loop_of(world)(world, self.engines, pipeline, self, self._recorder)
+        self._loop = world.start(self.engines, pipeline, self, self._recorder)
         pipeline.connect(self._loop.freed, self._loop.returned)
         self._queues_ahead = pipeline.queues_ahead
         self._over_queued = False
@@ -73,7 +72,7 @@ class Driver:
 
     def result(self) -> RunResult:
         """Return what happened so far."""
-        return self._loop.result()
+        return self._loop.result(**self._world.facts)
 
     @property
     def pools(self) -> list[PagePool]:

@@ -21,22 +21,6 @@ ci = "ci" if os.environ.get("CI") == "true" else "local"
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", ci))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave what is long to `make test-systems` where CI has a limit of time."""
-    if os.environ.get("CI") == "true":
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="long: make test-systems runs it"))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def unsynced() -> Iterator[None]:
-    """Wait for no disk: no test is about a loss of power."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        yield
-
-
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """Return the folder with the shared traces and profiles; skip where there is none."""

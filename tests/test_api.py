@@ -135,6 +135,7 @@ def test_published_systems_are_compared_as_the_command_does(folder: Path) -> Non
         ef.compare(nameless)
 
 
+@pytest.mark.long
 def test_a_script_needs_no_guard(folder: Path) -> None:
     script = "import evenflow as ef\nprint(len(ef.compare('RUN.yaml', ['vllm', 'sarathi']).table))"
     (folder / "script.py").write_text(f"import sys\nsys.path.append({str(ROOT)!r})\n{script}\n")

@@ -8,18 +8,22 @@ from typing import Any
 import pytest
 
 from evenflow.core.batcher import Batcher
-from evenflow.core.kv import KvCache, PagePool, PrefixCache, RadixCache
+from evenflow.core.kv import PagePool, PrefixCache
 from evenflow.core.replay import RecordingBatcher, decision_of, replay
 from evenflow.core.scheduling import View
+from evenflow.engines.handover import Handover, PoolBatcher
+from evenflow.engines.radix import RadixCache
+from evenflow.engines.rules import EngineRules
+from evenflow.engines.upkeep import Upkeep
 from evenflow.errors import PolicyError, StallError
-from evenflow.types import Handover, Plan, Prefill, Prefix, Request, Upkeep
-from tests.worlds import engine_of, send
+from evenflow.types import Action, Plan, Prefill, Prefix, Request, Rules
+from tests.worlds import check_integrity, engine_of, send
 
 
 class Scripted:
     """Returns the plans it was given, one a call."""
 
-    pipelined_chunks = False
+    rules = Rules()
 
     def __init__(self, *plans: Plan) -> None:
         self.plans = list(plans)
@@ -31,7 +35,7 @@ class Scripted:
 class Holds:
     """Computes the prompt of request 0; holds and preempts any other in one answer."""
 
-    def schedule(self, view: View) -> Iterator[Plan | Upkeep]:
+    def schedule(self, view: View) -> Iterator[Plan | Action]:
         prompt = next(view.waiting)
         if prompt.request_id == 0:
             yield Plan([Prefill(0, prompt.remaining)])
@@ -40,8 +44,12 @@ class Holds:
             yield Plan(preempt=[prompt.request_id])
 
 
-class LeavesOut(Scripted):
-    leaves_out = True
+class Cuts(Scripted):
+    rules = EngineRules(cuts=True)
+
+
+class Radix(Scripted):
+    rules = EngineRules(cache="radix")
 
 
 def batcher(
@@ -190,15 +198,20 @@ def test_a_decode_in_flight_is_not_preempted_by_a_policy_that_does_not_say_so() 
     serving = batcher(prefill(0, 4), Plan(decodes=1), Plan(preempt=[0]), asked=two)
     serving.complete(send(serving, 0.0), 0.5)
     send(serving, 1.0)
-    with pytest.raises(PolicyError, match="request 0: preempts it while it is in flight"):
+    with pytest.raises(PolicyError, match="preempts request 0, which is in flight"):
         serving.next(2.0)
 
 
-@pytest.mark.parametrize(("pool", "waits"), [(RadixCache, 42 + 40), (PrefixCache, 10 + 8)])
-def test_of_who_is_preempted_what_is_not_cached_waits(pool: type[PagePool], waits: int) -> None:
+@pytest.mark.parametrize(
+    ("policy", "pool", "waits"),
+    [(Radix, RadixCache, 42 + 40), (Scripted, PrefixCache, 10 + 8)],
+)
+def test_of_who_is_preempted_what_is_not_cached_waits(
+    policy: type[Scripted], pool: type[PagePool], waits: int
+) -> None:
     """Request 1 found 32 of its 40 tokens and made two. A radix tree is looked into when asked."""
     plans = prefill(0, 40), prefill(1, 8), Plan(decodes=1), Plan(preempt=[1]), Plan()
-    serving = batcher(*plans, pages=pool(10))
+    serving = batcher(*plans, pages=pool(10), policy=policy)
     for number, blocks in enumerate([(1, 2, 3), (1, 2, 4), (1, 2, 4)]):
         prefix = Prefix(blocks, 16, 40)
         serving.add(Request(number, 0.0, 40, 4 if number else 1, prefix=prefix))
@@ -222,7 +235,7 @@ def test_who_is_preempted_computes_again_what_it_had_left_out() -> None:
     """Six of its ten tokens are enough for request 0 once; after its preemption it needs all."""
     short, whole = Plan([Prefill(0, 6, ends=True)]), Plan([Prefill(0, 11)])
     answers = short, Plan(preempt=[0]), whole
-    serving = batcher(*answers, asked=[(0, 10, 4)], policy=LeavesOut)
+    serving = batcher(*answers, asked=[(0, 10, 4)], policy=Cuts)
     serving.complete(send(serving, 0.0), 0.5)
     (seq,) = serving.queues.live.values()
     assert seq.held_tokens == 6
@@ -252,7 +265,8 @@ def test_a_policy_may_ask_to_be_woken_so_often_and_no_more(
     comes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evenflow.core.batcher.MOST_WAKES", 3)
-    serving, request = batcher(*[Plan(wake_at_s=9.0)] * 3), Request(0, 0.0, 4, 2)
+    plans, request = [Plan(wake_at_s=9.0)] * 3, Request(0, 0.0, 4, 2)
+    serving = batcher(*plans, kind=PoolBatcher)
     if comes == "as a request":
         serving.add(request)
     else:
@@ -267,18 +281,17 @@ def test_a_policy_that_is_asked_again_and_again_at_one_instant_stalls_while_kv_m
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("evenflow.core.batcher.MOST_WAKES", 3)
-    serving = batcher(*[Plan()] * 5, asked=[(0, 4, 2)], asks_again=False)
+    serving = batcher(*[Plan()] * 5, asked=[(0, 4, 2)], kind=PoolBatcher, asks_again=False)
     serving.reserve(Handover(Request(1, 0.0, 4, 2), 1, 0.0, 0.0, 0))
     assert [serving.next(at_s) for at_s in (0.0, 0.0, 1.0, 1.0)] == [None] * 4
     with pytest.raises(StallError, match=r"KV of 1 requests are under way, 1 requests wait"):
         serving.next(1.0)
 
 
-def test_who_was_given_back_its_pages_and_not_sent_yet_is_not_preempted() -> None:
+def test_a_request_that_was_given_its_pages_back_and_not_sent_yet_is_not_preempted() -> None:
     """Else the plan could be made again for ever, and its pages be counted twice."""
-    caches = KvCache(PrefixCache(10, 16))
     first, again = (Request(n, 0.0, 40, 2, prefix=Prefix((1, 2), 16, 32)) for n in range(2))
-    serving = engine_of(Holds(), caches, max_model_len=100)
+    serving = engine_of(Holds(), PrefixCache(10, 16), max_model_len=100)
     serving.add(first)
     serving.complete(send(serving, 0.0), 0.0)
     serving.add(again)
@@ -310,7 +323,7 @@ def test_an_early_stop_ends_a_request_and_frees_its_pages() -> None:
     batch = send(serving, 1.0)
     assert decision_of(batch).decodes == (1,)
     serving.complete(batch, 2.0)
-    serving.pool.check_integrity([])
+    check_integrity(serving.pool, [])
     assert serving.view.expected_output_tokens == 0
 
 

@@ -41,6 +41,7 @@ def profiles(shared: Path) -> list[Times]:
     return [read_lengths(shared / "profiles" / file, model(name)) for name, file in FILES.items()]
 
 
+@pytest.mark.long
 def test_each_model_predicts_the_other_within_the_bound(profiles: list[Times]) -> None:
     for known, unknown in (profiles, profiles[::-1]):
         off = unknown.errors(L20, fit([known], L20))
@@ -48,6 +49,7 @@ def test_each_model_predicts_the_other_within_the_bound(profiles: list[Times]) -
         assert off.p95 <= 0.05
 
 
+@pytest.mark.long
 def test_the_bundled_efficiencies_are_the_fit_on_both(profiles: list[Times]) -> None:
     assert fit(profiles, L20) == pytest.approx(bundled(L20), rel=2e-3)
     for profile in profiles:

@@ -44,6 +44,7 @@ def measured(folder: Path) -> list[Path]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_constants_are_found_again_within_their_intervals(measured: list[Path]) -> None:
     found = ef.calibrate("MINE.yaml", measured, workers=2)
@@ -57,6 +58,7 @@ def test_constants_are_found_again_within_their_intervals(measured: list[Path]) 
     assert not any("one load" in doubt for _, doubt in found.doubts)
 
 
+@pytest.mark.long
 def test_a_mean_tells_nothing_and_it_says_so(folder: Path) -> None:
     means = {"duration": 1.0, "mean_ttft_ms": 30.0, "mean_tpot_ms": 20.0}
     (folder / "means.json").write_text(json.dumps(means))

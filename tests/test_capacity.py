@@ -49,6 +49,7 @@ def capacity(folder: Path, config: RunConfig, *slo: str, **more: Any) -> Capacit
         return capacity_of(question, who, curve=(0.5, 2.0))
 
 
+@pytest.mark.long
 def test_the_mean_wait_of_a_queue_gives_its_capacity(tmp_path: Path) -> None:
     # M/D/1: mean wait = u s / (2 (1 - u)); a mean of s is reached at a utilisation u of 2/3.
     config = queue(tmp_path, requests=1500)
@@ -98,6 +99,7 @@ def command(folder: Path, requests: int, *arguments: str, **keys: Any) -> tuple[
     return output, json.loads((folder / "out" / "capacity.json").read_text())
 
 
+@pytest.mark.long
 def test_the_command_ends_where_the_queue_grows_though_no_limit_is_touched(tmp_path: Path) -> None:
     """Ten a second are served; an overload is told from a tenth more on."""
     output, told = command(tmp_path, 1000, "--slo", "preemptions=1")

@@ -96,5 +96,5 @@ def test_linear_attention_is_named_and_no_other_model_is(case: Callable[[str], P
 def test_unlike_gpus_and_unknown_ones_have_a_line_that_says_what_to_do(built: Built) -> None:
     with refused("gpu: should be one GPU: those of a pipeline are of one kind; for unlike"):
         built("k13")
-    with refused('unknown gpu "MI300X"; any other is a mapping, gpu: {name: MI300X, fp16_tflops:'):
-        built("k15a")
+    with refused('unknown gpu "MI325X"; any other is a mapping, gpu: {name: MI325X, fp16_tflops:'):
+        built("k15a", "gpu=MI325X")

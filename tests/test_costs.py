@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenflow.core.batch import Span
 from evenflow.core.decodes import Sequence
 from evenflow.costs import (
     AffineCost,
@@ -17,7 +18,6 @@ from evenflow.costs import (
     prefill_work,
     token_budget_for,
 )
-from evenflow.costs.base import Span
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GpuSpec, LinkSpec, gpu
 from evenflow.types import Chunk, MicroBatch, Request

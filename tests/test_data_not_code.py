@@ -24,7 +24,7 @@ from evenflow.experiments.figures.cases import function
 from evenflow.experiments.figures.formulas import MOST_LETTERS as LONGEST_FORMULA
 from evenflow.experiments.figures.formulas import chosen, evaluated, filled
 from evenflow.experiments.figures.make import FOLDER
-from evenflow.experiments.figures.panels import check
+from evenflow.experiments.figures.panels import checked_plot
 from evenflow.report.echo import STEERS
 from evenflow.report.tables import print_numbers, print_table, read_table, write_table
 from evenflow.study import points
@@ -166,7 +166,7 @@ def with_hostile(document: Any, texts: Iterator[str]) -> Iterator[Any]:
             yield copy
 
 
-FIGURES = [*FOLDER.glob("*.yaml"), *(ROOT / "examples/figures").glob("*.yaml")]
+FIGURES = [*FOLDER.glob("*.yaml"), *(ROOT / "examples").glob("[fs][it]*s/*.yaml")]
 
 
 def test_no_key_of_a_figure_runs_what_it_holds(folder: Path) -> None:
@@ -179,7 +179,7 @@ def test_no_key_of_a_figure_runs_what_it_holds(folder: Path) -> None:
         for changed in with_hostile(plot, texts):
             read += 1
             with suppress(UsageError):
-                keys, panels = check(changed, {})
+                keys, panels = checked_plot(changed)
                 for formula in [*keys.let.values(), *filter(None, (p.where for p in panels))]:
                     evaluated(formula, TABLE, NUMBERS, "plot")
     assert read > 1000
@@ -196,7 +196,7 @@ def test_no_key_of_a_figure_runs_what_it_holds(folder: Path) -> None:
         ("legend: {}", "legend: {}, axes: {picker: 1}", 'unknown key "axes.picker"'),
         ("legend: {}", 'legend: {}, write: "%.99999999f"', "write: should be null, or a text with"),
         ("{key: scheduler.token", '{words: "{0.real}", key: scheduler.token', "no number"),
-        ("vary:", "claims: {nothing: {take: gain}}\nvary:", 'claims: unknown "nothing"'),
+        ("vary:", "claims: {nothing: {take: gain}}\nvary:", "claims: nothing; known:"),
         ('"Speed', '"{study.__init__}', "title: no number"),
     ],
 )
@@ -245,11 +245,11 @@ def test_all_printing_goes_through_one_place() -> None:
         if PRINTS.search(path.read_text(encoding="utf-8"))
     }
     assert found == {
-        "experiments/__init__.py",
         "evenflow/config/systems.py",
         "evenflow/report/echo.py",
         "evenflow/report/tables.py",
         "evenflow/cli/terminal.py",
+        "evenflow/user_code.py",
     }
 
 

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.config.run import with_
-from evenflow.core.world import PromptWait
 from evenflow.costs import AffineCost, RanksCost, RooflineCost, Work, decode_work
 from evenflow.costs.collectives import Ring
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
+from evenflow.engines.lock_step import LockStep, PromptWait
+from evenflow.engines.loop import EngineLoop
 from evenflow.experiments.figures.schema import load_plan
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.sim import simulate
@@ -26,7 +27,7 @@ from evenflow.types import Prefix, Request
 from tests.command_line import refused
 from tests.worlds import POLICIES, small_world
 
-TOGETHER: dict[str, Any] = {"virtual_engines": 2, "lock_step": True}
+TOGETHER: dict[str, Any] = {"virtual_engines": 2, "loop": LockStep}
 
 
 def deployed(**changes: Any) -> Deployment:
@@ -62,7 +63,7 @@ def first_scheduled(arrivals: list[float], **wait: int) -> list[float]:
     busy = [Request(0, 0.0, 1, 40), Request(1, 0.0, 1, 40)]
     late = [Request(2 + n, at_s, 1, 1) for n, at_s in enumerate(arrivals)]
     world = small_world([*busy, *late], total_pages=100, **TOGETHER)
-    world = replace(world, prompt_wait=PromptWait(**wait) if wait else None)
+    world = replace(world, loop_options={"wait": PromptWait(**wait) if wait else None})
     return list(simulate(world).first_scheduled_s[2:])
 
 
@@ -111,7 +112,7 @@ def test_whoever_waits_is_served(
     requests = [
         Request(n, t, *lengths[:2]) for (n, lengths), t in zip(enumerate(asked), at_s, strict=True)
     ]
-    pages = {"total_pages": 18, "max_model_len": 130, "prompt_wait": wait}
+    pages = {"total_pages": 18, "max_model_len": 130, "loop_options": {"wait": wait}}
     result = simulate(small_world(requests, *policy, depth=depth, **pages, **TOGETHER))
     assert list(result.status) == ["completed"] * len(asked)
     assert result.output_tokens.sum() == sum(output for _, output, _ in asked)
@@ -175,8 +176,8 @@ def test_what_cannot_be_is_refused(name: str, changes: Any, message: str) -> Non
     spec = model(name)
     with refused(message):
         Deployment(spec, gpu("H200"), (spec.num_layers,), **changes)
-    with refused("dispatch: engine_loop is the loop of one engine; data_parallel: 1"):
-        small_world([], dispatch="engine_loop", **TOGETHER)
+    with refused("dispatch: engine_loop is the loop of one engine; virtual_engines: 1"):
+        simulate(small_world([], loop=EngineLoop, virtual_engines=2))
 
 
 def test_the_example_lays_a_model_on_as_many_gpus_in_each_way() -> None:

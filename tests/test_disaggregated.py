@@ -12,14 +12,15 @@ from functools import partial
 import numpy as np
 import pytest
 
-from evenflow.core.batcher import Batcher
+from evenflow.engines.handover import Handover, PoolBatcher
+from evenflow.engines.loop import EngineLoop
 from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.errors import UsageError
 from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
 from evenflow.sim import simulate
-from evenflow.types import Handover, Request
+from evenflow.types import Prefix, Request
 from tests.worlds import send, small_world
 from tools.draw_docs import LINK, pool, pooled_scenario
 
@@ -84,7 +85,7 @@ def test_a_full_decode_pool_keeps_kv_on_the_prefill_side() -> None:
 
 def test_an_engine_loop_waits_until_kv_has_moved() -> None:
     """The pool's 101 pages hold one prompt at a time: 10 ms each, and 2.6 ms until it has left."""
-    prefill, decode = (replace(pool(101), dispatch="engine_loop") for _ in range(2))
+    prefill, decode = (replace(pool(101), loop=EngineLoop) for _ in range(2))
     result = simulate(PooledWorld(prompts(2, 2), prefill, decode, link=LINK))
     assert transfers(result) == [
         (0, "prefill", "decode", 10.0, 10.0, 12.6, 0.0),
@@ -138,13 +139,13 @@ def test_a_pool_is_one_engine() -> None:
 def test_a_policy_that_counts_questions_is_no_pool_s(
     policy: str, params: dict[str, object]
 ) -> None:
-    decode = small_world([], policy, params, dispatch="engine_loop", max_in_flight=2)
+    decode = small_world([], policy, params, loop=EngineLoop, max_in_flight=2)
     with pytest.raises(UsageError, match=r"decode pool: policy \w+ counts the questions"):
         simulate(PooledWorld((), pool(10), decode))
 
 
 def test_the_verbs_of_a_move() -> None:
-    engine = pool(10).batcher(partial(Batcher, keeps_pages=True))
+    engine = pool(10).batcher(partial(PoolBatcher, keeps_pages=True))
     handover = Handover(Request(7, 0.0, 32, 3), 1, 0.5, 0.5, 0)
     assert handover.context_tokens == 32
     assert engine.has_room(160, spare_pages=9)  # nothing runs: no page need stay free
@@ -161,3 +162,19 @@ def test_the_verbs_of_a_move() -> None:
     assert engine.pool.free_pages == 7  # kept, for whoever fetches them
     engine.release(7)
     assert engine.pool.free_pages == 10
+
+
+def test_a_request_that_stays_in_its_pool_keeps_pages_that_it_shares() -> None:
+    """Two prompts of 4 pages have 2 in common; of 6 pages none is free while the second stays."""
+    engine = replace(pool(6), prefix_cache=True).batcher(partial(PoolBatcher, keeps_pages=True))
+    first, second = (Request(n, 0.0, 64, 1, prefix=Prefix((1, 2), 16, 32)) for n in range(2))
+    for request in (first, second):
+        engine.add(request)
+        batch = send(engine, float(request.request_id))
+        engine.complete(batch, request.request_id + 1.0)
+    assert engine.pool.free_pages == 0
+    engine.reserve(Handover(replace(second, output_tokens=3), 1, 2.0, 2.0, 0))
+    assert engine.pool.free_pages == 0
+    assert len(engine.moving[1].pages) == 4
+    engine.release(0)
+    assert engine.pool.free_pages == 2

@@ -166,6 +166,7 @@ def test_experts_of_another_shape_keep_their_launches_and_their_rows_an_expert()
         assert seconds == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.long
 def test_a_named_kernel_is_the_one_that_counts() -> None:
     """Marlin widens four bits to sixteen: as fast as Triton's for few rows, half as for many."""
     placed = deployed("gpt-oss-120b")

@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from evenflow.config.links import HOSTS
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
@@ -18,7 +17,7 @@ from evenflow.experiments.figures.cases import datasets, pairs, served
 from evenflow.experiments.figures.make import chosen, make, maker, names, write_claims
 from evenflow.experiments.figures.schema import check_like, layered, load_plan
 from evenflow.experiments.figures.study import Drawing, footnote, machine_words
-from evenflow.specs.gpu import gpus
+from evenflow.specs.gpu import gpus, link, machines
 from evenflow.study.points import Store
 from evenflow.study.sweep_file import load_sweep
 from tests.command_line import complaint, evenflow, table
@@ -91,8 +90,11 @@ def test_names_choose_one_or_a_whole_paper() -> None:
 # -- hosts ----------------------------------------------------------------------------------------
 
 
-def test_every_gpu_has_a_host() -> None:
-    assert set(HOSTS) == {gpu.name for gpu in gpus()}
+def test_every_gpu_has_a_machine_whose_links_are_known() -> None:
+    used = {spec.machine for spec in gpus()}
+    assert used <= {spec.name for spec in machines()}
+    for spec in machines():
+        assert all(link(name) for name in (spec.link, spec.network, spec.all_reduce or spec.link))
 
 
 def test_a_run_that_names_no_link_has_those_of_its_host_and_says_so() -> None:
@@ -107,8 +109,8 @@ def test_a_run_that_names_no_link_has_those_of_its_host_and_says_so() -> None:
     assert run(link="socket-73g").wires == ("socket-73g", None, None)
     assert run(costs={"kind": "affine", "base_s": 1, "per_token_s": 0}).wires == (None,) * 3
     assert run().setup() == (
-        "simulated: Qwen2.5-32B on 4 x L20, PP2 x TP2, link pcie-l20 (default), all-reduce "
-        "allreduce-l20 (default), CPU time ideal (default), costs roofline (default)"
+        "simulated: Qwen2.5-32B on 4 x L20, PP2 x TP2, machine pcie-l20 (default), link pcie-l20, "
+        "all-reduce allreduce-l20 (default), CPU time ideal (default), costs roofline (default)"
     )
     named = with_(run(), {"link": {"name": "pcie-l20", "latency_us": 5}, "runtime": "vllm"})
     assert "link pcie-l20 5 us, all-reduce over the same (default), CPU time vllm," in named.setup()
@@ -187,7 +189,7 @@ def test_deployments_and_data_sets_follow_what_is_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("study.pairs=[[L20]]", r"is no pair; write \[GPU, model\]"),
+        ("study.pairs=[[L20]]", r"is none; write \[GPU, model\] or \[GPU, model, machine\]"),
         ("study.pairs=[L20]", r"should be a list that is not empty, like \[\[L20, Llama2-13B\]"),
     ],
 )

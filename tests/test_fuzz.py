@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from evenflow.report.tables import write_rows
+from tests.amounts import many
 from tests.command_line import done, rows_of
 from tools.fuzz import CLASSES, wrong_tables
 
@@ -17,9 +18,9 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_what_nobody_sane_gives_it_is_told_in_a_line(name: str) -> None:
-    command = [sys.executable, "-m", "tools.fuzz", "--cases", "30", "--only", name]
+    command = [sys.executable, "-m", "tools.fuzz", "--cases", str(many(30)), "--only", name]
     fuzz = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert fuzz.stdout == f"{name}: 0 of 30 cases are wrong\n", fuzz.stdout + fuzz.stderr
+    assert fuzz.stdout == f"{name}: 0 of {many(30)} cases are wrong\n", fuzz.stdout + fuzz.stderr
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tools.gpu_report import main
 POLICIES = ("token_throttling", "vllm")
 
 
+@pytest.mark.long
 def test_the_report_measures_checks_and_compares_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,12 +80,14 @@ def modules_after(statement: str) -> set[str]:
     return {*subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()}
 
 
+@pytest.mark.long
 def test_a_bare_machine_has_what_the_report_imports() -> None:
     statement = "import tools.gpu_report, evenflow.runtime.profiled, sys"
     not_there = {"pydantic", "simpy", "typer", "rich", "yaml", "matplotlib"}
     assert not not_there & modules_after(statement)
 
 
+@pytest.mark.long
 def test_what_serving_imports_is_asked_for_before_anything_is_measured() -> None:
     statement = "import evenflow.runtime.real, evenflow.experiments.validation.write, sys"
     ours = {"matplotlib", "pandas", "pydantic", "rich", "simpy", "typer", "yaml", "zmq"}

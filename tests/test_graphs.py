@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenflow.core.batch import Span
 from evenflow.costs import AffineCost, GraphCost, Work, decode_work, prefill_work
-from evenflow.costs.base import Span
 from tests.command_line import refused
 
 EAGER = AffineCost(0.01, 0.001, 2, bytes_per_token=10)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import runpy
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,13 +18,15 @@ import setuptools
 ROOT = Path(__file__).parent.parent
 
 
-def loaded_by(statement: str) -> set[str]:
+def loaded_by(statement: str, **env: str) -> set[str]:
+    """Return the modules that a statement loads, and the words that it prints."""
     done = subprocess.run(
         [sys.executable, "-c", f"{statement}\nimport sys; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
-        cwd=ROOT,
+        cwd=env.get("PYTHONPATH", ROOT),
+        env={**os.environ, **env},
     )
     return set(done.stdout.split())
 
@@ -61,3 +66,50 @@ def test_a_source_distribution_has_the_same_bytes_from_every_clone(
     with tarfile.open(tmp_path / "a" / "dist" / "evenflow.tar.gz") as tar:
         assert tar.getnames() == ["evenflow", "evenflow/x.py", "evenflow/y.py"]
         assert [member.mode for member in tar] == [0o755, 0o644, 0o644]
+
+
+# -- the core, which knows no engine --------------------------------------------------------------
+
+CORE = sorted((ROOT / "evenflow" / "core").glob("*.py"))
+NAMES = re.compile(r"vllm|sglang|gllm|trt.?llm|tensorrt|orca|transformer|evenflow.engines", re.I)
+SERVE = """
+import sys
+sys.modules["evenflow.engines"] = None  # nor that of another copy
+import evenflow
+from evenflow.costs import AffineCost
+from evenflow.schedulers import create
+from evenflow.types import Request
+from evenflow.sim import World, simulate
+for name in ("sarathi", "token_throttling"):
+    asked = [Request(number, 0.1 * number, 40, 5) for number in range(9)]
+    world = World(asked, lambda: create(name, {}), AffineCost(0.01, 1e-4, 2), 2, 12, 64)
+    assert list(simulate(world).status) == ["completed"] * 9
+print(evenflow.__file__)
+"""
+
+
+def test_the_core_serves_without_the_engines(tmp_path: Path) -> None:
+    """Their room is deleted from a copy of the package; nothing else is touched."""
+    shutil.copytree(ROOT / "evenflow", tmp_path / "evenflow")
+    shutil.rmtree(tmp_path / "evenflow" / "engines")
+    assert loaded_by(SERVE, PYTHONPATH=str(tmp_path)) >= {str(tmp_path / "evenflow/__init__.py")}
+
+
+def test_the_core_names_no_engine() -> None:
+    texts = {path.name: path.read_text(encoding="utf-8") for path in CORE}
+    assert not {name: NAMES.findall(text) for name, text in texts.items() if NAMES.search(text)}
+
+
+def branches(tree: ast.AST) -> int:
+    """Count the places where control may go two ways."""
+    forks = ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.match_case
+    nodes = list(ast.walk(tree))
+    terms = sum(len(node.values) - 1 for node in nodes if isinstance(node, ast.BoolOp))
+    loops = sum(1 + len(node.ifs) for node in nodes if isinstance(node, ast.comprehension))
+    return sum(isinstance(node, forks) for node in nodes) + terms + loops
+
+
+def test_the_core_is_read_in_an_afternoon() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in CORE]
+    assert sum(len(text.splitlines()) for text in texts) <= 2400
+    assert sum(branches(ast.parse(text)) for text in texts) <= 330

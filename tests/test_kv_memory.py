@@ -12,6 +12,7 @@ from evenflow.config.build import build
 from evenflow.config.run import configured, load_config
 from evenflow.config.yaml_file import Document
 from evenflow.costs import AffineCost, SwapCost, Work
+from evenflow.engines.swap import SwapCache
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
 from evenflow.sim import simulate
@@ -55,7 +56,7 @@ def test_the_host_link_of_a_configuration(tmp_path: Path, monkeypatch: pytest.Mo
     write_inputs(tmp_path)
     settings = ["model=Llama2-13B", "kv.swap=true", "kv.host_link={bandwidth_gb_s: 50}"]
     world = build(load_config("RUN.yaml", settings), [], tmp_path).world
-    assert world.swap
+    assert world.kv is SwapCache
     bare_s = 0.005
     both_s = world.costs.times(Work(swapped_rows=1, swapped_pages=1))
     assert both_s == [pytest.approx(bare_s + 0.000131072)] * 2
@@ -67,7 +68,7 @@ def test_the_micro_batch_waits_for_its_copies() -> None:
     back when the first request has ended; the other goes on where it was."""
     costs = SwapCost(AffineCost(0.010, 0.001, 1), [1_000_000], 1e9, 0.0005)
     requests = [Request(0, 0.0, 32, 8), Request(1, 0.0, 32, 8)]
-    result = run("sarathi", {"watermark": 0.0}, requests, costs=costs, total_pages=5, swap=True)
+    result = run("sarathi", {"watermark": 0.0}, requests, costs=costs, total_pages=5, kv=SwapCache)
     expected = [0.074, 0.0135, *[0.011] * 6, 0.0135, *[0.011] * 6]
     np.testing.assert_allclose(stage_0_s(result), expected, rtol=0, atol=1e-12)
     assert result.preemptions.sum() == 1

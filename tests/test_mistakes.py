@@ -254,7 +254,7 @@ def test_a_pipe_is_no_journal() -> None:
         ([["next", "soon", None]], "2: no entry of a journal: ['next', 'soon', None]"),
         ([["next", 0.0, [5, 5]]], "2: no entry of a journal"),
         ([["abort", [1]]], "2: no entry of a journal: ['abort', [1]]"),
-        ([["abort", 5]], "entry 0 (Aborted): cannot follow those before it: request 5 is not"),
+        ([["abort", 5]], "entry 0 (abort): cannot follow those before it: request 5 is not"),
         ([["complete", 0.0, 5, [], []]], "entry 0 (Completed): cannot follow those before it"),
         ([["add", 0, 0.0, 5, 3, None, None]] * 2, "entry 1 (Added): cannot follow those before it"),
     ],

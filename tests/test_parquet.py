@@ -90,6 +90,7 @@ def test_what_no_request_has_is_a_null_and_an_empty_word_stays_one(tmp_path: Pat
         write_table(tmp_path / "t.parquet", {"a": np.arange(3), "b": np.arange(2)})
 
 
+@pytest.mark.long
 def test_python_and_compare_take_the_format_too() -> None:
     ef.simulate("RUN.yaml", out="a", save="requests", format="parquet")
     assert {path.name for path in Path("a").glob("*requests*")} == {"requests.parquet"}

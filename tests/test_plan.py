@@ -58,6 +58,7 @@ def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_search, "SHARES", (1 / 4,))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short_stretches")
 @pytest.mark.parametrize("seed", range(4))
 def test_no_plan_is_costlier_than_the_exhaustive_one(tmp_path: Path, seed: int) -> None:
@@ -296,6 +297,7 @@ def test_a_change_with_which_fewer_requests_are_completed_helps_nothing() -> Non
     assert nothing.gain(tried(9, 5.0)) == math.inf
 
 
+@pytest.mark.long
 def test_a_queue_that_grows_keeps_no_slo(tmp_path: Path) -> None:
     """One GPU keeps its limit on TPOT at any rate, for its requests wait; it does not keep up."""
     arrivals = {"kind": "poisson", "rate": 40.0}

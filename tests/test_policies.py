@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,11 +18,14 @@ import pytest
 from evenflow.core.batcher import Batcher
 from evenflow.core.kv import PagePool
 from evenflow.core.replay import decision_of
+from evenflow.core.rules import OLD_ATTRIBUTES
 from evenflow.core.scheduling import View
 from evenflow.costs import AffineCost, estimates
+from evenflow.engines.padding import PaddedRules
+from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError
 from evenflow.schedulers import GIVEN, catalogue, create, policy
-from evenflow.types import MicroBatch, Plan, Prefill, Prompt, Request
+from evenflow.types import MicroBatch, Plan, Prefill, Prompt, Request, Rules
 from tests.worlds import engine_of
 
 FACTS = {"max_model_len": 4096, **estimates(AffineCost(0.005, 0.0001, 4))}
@@ -184,6 +188,7 @@ def test_the_page_on_policies_names_all_that_a_policy_sees_and_says() -> None:
     assert set(members) - {"begins_with", "exact"} <= told
     assert {*Prefill._fields, *Plan._fields} <= told | {"ends"}
     assert {"max_model_len", *GIVEN} <= told
+    assert {field.name for field in fields(EngineRules)} <= told
 
 
 def test_a_policy_that_another_thread_is_importing_is_waited_for(
@@ -198,3 +203,36 @@ def test_a_policy_that_another_thread_is_importing_is_waited_for(
         while "slow_policy" not in sys.modules:
             time.sleep(0.001)
         assert policy("slow_policy:Slow") is first.result()
+
+
+# -- the rules that a policy declares -------------------------------------------------------------
+
+
+class Waits:
+    """A policy that declares nothing and sends nothing."""
+
+    def schedule(self, view: View) -> Plan:
+        return Plan()
+
+
+@pytest.mark.parametrize("old", OLD_ATTRIBUTES)
+def test_an_attribute_that_rules_have_replaced_is_told_in_one_line(old: str) -> None:
+    policy = type("Old", (Waits,), {old: "round"})
+    for declared in ({}, {"rules": Rules()}):
+        with pytest.raises(UsageError) as error:
+            engine_of(type("Old", (policy,), declared)(), 10)
+        assert str(error.value) == (
+            f"policy Old: the attribute {old} is gone; say it in rules = Rules(...), see "
+            "docs/policies.md"
+        )
+
+
+def test_a_parameter_may_have_the_name_of_an_old_attribute_where_rules_are_declared() -> None:
+    assert isinstance(engine_of(create("static", {"padded": True}, **FACTS), 10).rules, PaddedRules)
+    assert engine_of(create("td_pipe", {"predictor": "mean"}, **FACTS), 10).rules.uncapped
+
+
+def test_a_policy_without_rules_has_the_plain_ones_and_no_others_will_do() -> None:
+    assert engine_of(Waits(), 10).rules == Rules()
+    with pytest.raises(UsageError, match=r"policy Odd: rules = 'fast'; rules = Rules\(...\) is ri"):
+        engine_of(type("Odd", (Waits,), {"rules": "fast"})(), 10)

@@ -86,6 +86,7 @@ def test_two_runs_have_the_same_bytes() -> None:
             assert path.read_bytes() == Path("two", path.relative_to("one")).read_bytes(), path
 
 
+@pytest.mark.long
 def test_a_comparison_with_a_pipeline() -> None:
     schedulers = "token_throttling,distserve"
     output = done("compare", "RUN.yaml", "--schedulers", schedulers, "--out", "run")

@@ -12,6 +12,7 @@ import pytest
 
 from evenflow.core.kv import CachedPage, Holder, PrefixCache
 from evenflow.core.replay import decision_of
+from evenflow.engines.append_only import AppendOnlyCache
 from evenflow.results.metrics import summarize
 from evenflow.schedulers import create
 from evenflow.sim import simulate
@@ -90,7 +91,7 @@ def test_the_longest_idle_prefix_is_evicted_first_and_from_its_end() -> None:
 
 
 def test_of_pages_with_the_same_content_the_oldest_left_is_found() -> None:
-    pool = PrefixCache(3, PAGE, append_only=True)
+    pool = AppendOnlyCache(3, PAGE)
     prefix = Prefix((1,), PAGE, PAGE)
     holders = [Holder(asking(number, PAGE, 1), pages=pool.allocate(1)) for number in range(3)]
     pages = [holder.pages[0] for holder in holders]
@@ -178,6 +179,7 @@ def test_hits_of_a_mooncake_trace_by_hand(tmp_path: Path) -> None:
     assert sequential_hit_rate(requests) == (0 + 512 + 592) / 1800
 
 
+@pytest.mark.long
 def test_mooncake_hits_equal_an_independent_count_over_hash_ids(shared: Path) -> None:
     path = shared / "traces" / "mooncake_conversation_trace_head4000.jsonl.gz"
     requests = make_requests(load_trace(path, limit=1000), Replay())

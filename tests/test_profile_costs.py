@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenflow.core.batch import Span
 from evenflow.costs import RooflineCost, Work, decode_work, prefill_work
-from evenflow.costs.base import Span
 from evenflow.costs.profile.cost import check_device, check_units, profile_cost
 from evenflow.costs.profile.file import Point, Profile
 from evenflow.costs.tables import Curve, Surface, never_falling

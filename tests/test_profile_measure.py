@@ -255,6 +255,7 @@ def test_a_shard_is_measured_with_its_all_reduce(config: Path, tmp_path: Path) -
     assert rows[-1].operator == "stage"
 
 
+@pytest.mark.long
 def test_the_command_measures_and_checks(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,6 +343,7 @@ def test_cuda_is_measured_by_the_same_code(config: Path, tmp_path: Path) -> None
     assert check_profile(out, timed_stage, batches=6, repeats=3, layers=2)[-1].operator == "stage"
 
 
+@pytest.mark.long
 def test_ranks_that_measure_outlive_no_parent() -> None:
     minutes = (
         "from evenflow.profiler.outside import *; all_reduce_points('cpu', 2, [1 << 20], 10**5)"

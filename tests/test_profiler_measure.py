@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenflow.costs.base import Work
+from evenflow.core.batch import Work
 from evenflow.costs.profile.cost import operator_counts
 from evenflow.costs.profile.file import Header, LayerShapes, Profile
 from evenflow.errors import UsageError

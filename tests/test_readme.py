@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -113,7 +113,23 @@ def check(document: str, folder: Path) -> None:
             check_console(example.text, folder)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+QUICK = "README.md", "policies.md", "bubbles.md", "traces.md"
+"""Documents whose examples `make test` runs; `make test-all` runs those of all."""
+
+
+def by_name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def documents() -> list[Any]:
+    long = [() if path.name in QUICK else pytest.mark.long for path in DOCUMENTS]
+    return [
+        pytest.param(path, marks=marks, id=by_name(path))
+        for path, marks in zip(DOCUMENTS, long, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("path", documents())
 def test_the_examples_of_a_document_work(path: Path, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     check(path.read_text(encoding="utf-8"), tmp_path)
@@ -125,7 +141,7 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", DOCUMENTS, ids=by_name)
 def test_the_links_of_a_document_lead_somewhere(path: Path) -> None:
     text = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):

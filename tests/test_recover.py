@@ -65,6 +65,7 @@ def answers_for(seconds: float) -> Callable[[Server], dict[int, float]]:
     return serve
 
 
+@pytest.mark.long
 def test_what_a_killed_server_had_answered_is_recovered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +94,7 @@ def test_what_a_killed_server_had_answered_is_recovered(
     assert evenflow("recover", str(out))[0] == 2
 
 
+@pytest.mark.long
 def test_a_killed_run_stays_until_it_is_recovered(run: Path) -> None:
     out = run.parent / "out"
     begun = start(run, *SLOWLY)
@@ -140,6 +142,7 @@ def tables_in(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("several", SEVERAL, ids=["pools", "replicas"])
 def test_records_of_several_pipelines_give_the_tables_of_each(several: str, run: Path) -> None:
     folder = run.parent / "out" / ".partial-1"

@@ -19,6 +19,7 @@ from evenflow.results.metrics import summarize
 from evenflow.results.run import WAIT_REASONS, RunResult, merged
 from evenflow.sim import World, simulate, simulate_replicas
 from evenflow.types import Plan, Prefill, Request, View
+from tests.amounts import many
 from tests.command_line import evenflow, write_inputs
 from tests.worlds import assert_same, small_world, worlds
 
@@ -65,7 +66,7 @@ def test_of_two_engines_that_wait_the_one_that_has_work_says_why() -> None:
         assert [WAIT_REASONS[code] for code in result.wait_reason] == ["policy", "work"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=many(60), deadline=None)
 @given(worlds(), st.integers(1, 3))
 def test_round_robin_is_as_many_runs_of_a_part_each(drawn: World, count: int) -> None:
     open_loop = replace(drawn, concurrency=None)
@@ -74,7 +75,7 @@ def test_round_robin_is_as_many_runs_of_a_part_each(drawn: World, count: int) ->
         assert_same(result, simulate(replace(open_loop, requests=open_loop.requests[index::count])))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=many(60), deadline=None)
 @given(
     worlds(),
     st.integers(1, 3),
@@ -98,6 +99,7 @@ def test_on_done_counts_all_replicas() -> None:
     assert seen == sorted(seen)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("command", "count"), [("simulate", 21), ("compare", 2)])
 def test_replicas_through_the_command_line(command: str, count: int, tmp_path: Path) -> None:
     write_inputs(tmp_path)
@@ -128,7 +130,7 @@ def test_more_engines_than_pages_is_a_mistake_in_one_line(
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=many(60), deadline=None)
 @given(worlds(), st.integers(1, 2))
 @example(small_world([Request(0, 0.0, 32, 1), Request(1, 0.003, 1, 1)], times_s=(0.005, 1e-4)), 2)
 def test_micro_batches_that_are_not_kept_leave_the_summary_that_they_would_have_given(

@@ -190,6 +190,7 @@ def test_validate_reports_three_layers(run: Path) -> None:
     assert sum(shares.values()) == pytest.approx(idle, abs=0.01)
 
 
+@pytest.mark.long
 def test_validate_takes_one_scheduler_after_the_other(run: Path) -> None:
     out = run.parent / "out"
     arguments = ("--schedulers", "vllm,sarathi", "--runs", "1", "--calibrate", "0")

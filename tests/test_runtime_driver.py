@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import evenflow.runtime.driver
 from evenflow.core.replay import RecordingBatcher
 from evenflow.core.scheduling import View
+from evenflow.engines.loop import EngineLoop
 from evenflow.errors import PolicyError, StallError, WorkerError
 from evenflow.runtime.front import TraceReplay
 from evenflow.runtime.wire import Free, Message, Step
@@ -19,6 +20,7 @@ from evenflow.schedulers import create
 from evenflow.sim import World, driver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import Plan, Request, Scheduler
+from tests.amounts import many
 from tests.virtual_run import VirtualPipeline, drive
 from tests.worlds import MAX_MODEL_LEN, served_worlds, small_world
 
@@ -32,7 +34,7 @@ exact_worlds = served_worlds(
 """Worlds of every policy, in whose times there is no rounding."""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=many(150), deadline=None)
 @given(exact_worlds)
 def test_both_drivers_do_the_same_at_the_same_time(world: World) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -101,7 +103,7 @@ def test_decodes_run_ahead_as_in_the_simulation(
     name: str, params: dict[str, Any], depth: int
 ) -> None:
     requests = [Request(i, 0.011 * i, 15 + 13 * i % 60, 1 + 7 * i % 30) for i in range(30)]
-    sizes = {"total_pages": 14, "max_model_len": 14 * 16, "dispatch": "engine_loop"}
+    sizes = {"total_pages": 14, "max_model_len": 14 * 16, "loop": EngineLoop}
     rule = {"depth": depth, "max_in_flight": depth + 1, "times_s": (0.01, 1e-5)}
     world = small_world(requests, name, params, **sizes, **rule)
     real, batcher = drive(world)

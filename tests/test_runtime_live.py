@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 import evenflow.runtime.driver
 from evenflow.core.batcher import Batcher
-from evenflow.core.replay import Aborted, RecordingBatcher, replay
+from evenflow.core.replay import Call, RecordingBatcher, replay
 from evenflow.runtime.driver import Driver
 from evenflow.runtime.page_tables import PageTable
 from evenflow.runtime.wire import Step
 from evenflow.sim import World
 from evenflow.types import Request
+from tests.amounts import many
 from tests.test_runtime_driver import TICK_S
 from tests.virtual_run import VirtualPipeline
 from tests.worlds import MAX_MODEL_LEN, POLICIES, require_idle, small_world
@@ -100,7 +101,7 @@ def live_driver(
     return Driver(world, [owner], pipeline, front=front, on_token=on_token, clock=pipeline.clock)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=many(200), deadline=None)
 @given(st.sampled_from(POLICIES), st.integers(1, 3), scripts(), st.sampled_from([3, 99]))
 def test_every_client_ends_and_every_page_is_free(
     policy: tuple[str, dict[str, object]],
@@ -126,7 +127,7 @@ def test_every_client_ends_and_every_page_is_free(
     done = np.array([status == "completed" for status in result.status])
     assert len(result.status) == len(requests) == driver.num_done
     assert (result.output_tokens[done] == np.minimum(limits, ends_after)[done]).all()
-    assert result.status.count("aborted") == sum(isinstance(e, Aborted) for e in owner.journal)
+    assert result.status.count("aborted") == sum(isinstance(e, Call) for e in owner.journal)
     served = np.array([status != "rejected" for status in result.status])
     assert result.sampled_rows.sum() == result.output_tokens[served].sum()
     gaps = np.maximum(result.output_tokens[served] - 1, 0)

@@ -21,6 +21,8 @@ import zmq
 from evenflow.core.batcher import Batcher
 from evenflow.core.replay import Entry, RecordingBatcher, replay
 from evenflow.costs import AffineCost
+from evenflow.engines.loop import EngineLoop
+from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError, WorkerError
 from evenflow.results.bubbles import attribute
 from evenflow.runtime import Workers, serve
@@ -33,7 +35,7 @@ from evenflow.schedulers import POLICIES
 from evenflow.sim import World
 from evenflow.types import Request
 from tests.failing_workers import PREPARE_S, Failing, SlowToPrepare
-from tests.worlds import small_world
+from tests.worlds import check_integrity, small_world
 
 PAGES, DEPTH = 24, 4
 COSTS = AffineCost(0.002, 1e-6, DEPTH)
@@ -48,8 +50,8 @@ def _nothing_stays_behind(sockets: Path) -> None: ...
 def world_of(name: str = "sarathi", requests: Sequence[Request] = REQUESTS) -> World:
     sizes = {"depth": DEPTH, "total_pages": PAGES, "max_model_len": PAGES * 16}
     world = small_world(requests, name, costs=COSTS, **sizes)
-    slotted = getattr(world.make_scheduler(), "slotted", False)
-    return replace(world, dispatch="engine_loop") if slotted else world
+    slotted = EngineRules.of(world.make_scheduler()).slotted
+    return replace(world, loop=EngineLoop) if slotted else world
 
 
 def driver_of(
@@ -92,7 +94,7 @@ def test_every_policy_serves_and_its_decisions_replay(name: str) -> None:
     assert replay(owner.journal, world.batcher()) is None
     assert result.status == ["completed"] * len(REQUESTS)
     assert tokens == made_up(REQUESTS)
-    owner.pool.check_integrity([])
+    check_integrity(owner.pool, [])
     assert result.sampled_rows.sum() == result.output_tokens.sum()
     assert result.gap_count.sum() == (result.output_tokens - 1).sum()
     check_causes(result)

@@ -18,9 +18,9 @@ import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
-from evenflow.core.batcher import Batcher
 from evenflow.core.replay import Entry, replay
 from evenflow.core.routing import Router
+from evenflow.engines.handover import PoolBatcher
 from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.experiments.validation import validate
 from evenflow.results.run import RunResult
@@ -84,7 +84,7 @@ def serve(
     )
     for name, journal in journals.items():
         keeps = isinstance(world, PooledWorld) and name != "decode"
-        kind: Any = partial(Batcher, keeps_pages=keeps)
+        kind: Any = partial(PoolBatcher, keeps_pages=keeps)
         assert replay(journal, parts[name.split("/")[0]].batcher(kind)) is None
     return served, tokens, {*journals}
 
@@ -235,6 +235,7 @@ def test_the_command_serves_several_pipelines_and_replays_them(
     assert evenflow("replay", str(out))[:2] == (0, "identical: every decision is as recorded\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("setting", "layers"), [(TWO, 2), (POOLS, 1)])
 def test_what_is_simulated_from_its_own_times_is_itself(
     setting: str, layers: int, run: Path

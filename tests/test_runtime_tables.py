@@ -12,8 +12,11 @@ import pytest
 from hypothesis import assume, given, settings
 
 from evenflow.core.batcher import Batcher
-from evenflow.core.decodes import Sequence
+from evenflow.core.decodes import ONE_TOKEN, Sequence
+from evenflow.core.kv import KvCache
 from evenflow.core.world import World
+from evenflow.engines.loop import EngineLoop
+from evenflow.engines.rules import EngineRules
 from evenflow.errors import WorkerError
 from evenflow.runtime.page_tables import PageTable, StepWriter
 from evenflow.runtime.tokens import RandomTexts, Text, TokenBook
@@ -21,6 +24,7 @@ from evenflow.runtime.wire import Draw, Growth, Piece, Shared, Step, decode, enc
 from evenflow.sim.driver import Driver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import Chunk, MicroBatch, Prefix, Request
+from tests.amounts import many
 from tests.worlds import small_world, worlds
 
 
@@ -85,12 +89,12 @@ def rows_of(batch: MicroBatch) -> list[Piece]:
     return rows
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=many(150), deadline=None)
 @given(worlds())
 def test_workers_hold_what_the_batcher_holds(world: World) -> None:
-    policy = world.make_scheduler()  # what no real run takes is left out
-    assume(not getattr(policy, "leaves_out", False) and not getattr(policy, "decodes_ahead", None))
-    plain = replace(world, speculation=None, swap=False)
+    rules = EngineRules.of(world.make_scheduler())  # what no real run takes is left out
+    assume(not rules.cuts and not rules.ahead)
+    plain = replace(world, decoding=ONE_TOKEN, kv=KvCache)
     Driver(plain, Tandem, batcher=Told).run()
 
 
@@ -109,7 +113,7 @@ def test_a_page_left_for_that_of_another_is_free_before_its_row_is_served_again(
     """SGLang publishes request 0's first page as request 1's, and serves request 2 before 0."""
     requests = [Request(i, 0.0, 145, 2, prefix=Prefix((0,), 16, 16)) for i in range(2)]
     requests += [Request(2, 0.0, 150, 1), Request(3, 0.0, 1, 1)]
-    sizes = {"depth": 2, "total_pages": 32, "prefix_cache": True, "dispatch": "engine_loop"}
+    sizes = {"depth": 2, "total_pages": 32, "prefix_cache": True, "loop": EngineLoop}
     world = small_world(requests, "sglang", {}, **sizes)
     Driver(world, Tandem, batcher=Told).run()
 

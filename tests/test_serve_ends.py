@@ -174,6 +174,7 @@ def test_an_http_server_that_fails_is_one_line(
     assert (found, errors.splitlines()[-1][: len(line)]) == (status, line)
 
 
+@pytest.mark.long
 def test_ctrl_c_once_serves_who_is_there_twice_ends_at_once() -> None:
     slower = RUN.replace("base_s: 0.002", "base_s: 0.01")  # the long one is still there at the end
     with serving("--max-queue", "2", run=slower) as server:
@@ -256,6 +257,7 @@ dispatch: engine_loop
 """
 
 
+@pytest.mark.long
 def test_a_client_whose_request_the_policy_gives_up_hears_of_it() -> None:
     """Each is alone in its slot, and together they outgrow the pool."""
     with serving(run=GIVES_UP) as server, ThreadPoolExecutor() as pool:

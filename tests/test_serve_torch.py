@@ -60,6 +60,7 @@ def words(tokens: list[int]) -> str:
     return " ".join(f"w{token}" for token in tokens)
 
 
+@pytest.mark.long
 def test_clients_get_the_tokens_of_transformers(served: tuple[Server, list[list[int]]]) -> None:
     server, expected = served
     answer = server.client().completions.create(

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from evenflow.core.decodes import Sequence
 from evenflow.core.replay import replay
-from evenflow.core.scheduling import Decode, Prompt
+from evenflow.engines.loop import EngineLoop
+from evenflow.engines.swap import SwapCache
+from evenflow.engines.view import Decode, EnginePrompt
 from evenflow.experiments.recordings import sglang
 from evenflow.experiments.recordings.journal import first_line, lines
 from evenflow.experiments.recordings.journal import replay as replay_journal
@@ -23,6 +25,7 @@ from evenflow.sim import World, simulate
 from evenflow.sim.driver import Driver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import Request
+from tests.amounts import many
 from tests.test_engine_journals import stem
 from tests.worlds import (
     AuditedBatcher,
@@ -48,7 +51,7 @@ def test_sglang_decides_as_recorded(path: Path) -> None:
     assert outcome.timed == sum(len(event.get("finished", ())) for event in lines(path))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=many(150), deadline=None)
 @given(sglang_worlds(st.just(1), overlap=True))
 def test_nothing_is_lost_but_what_is_chosen_too_early(world: World) -> None:
     """Who ends by itself decodes once more; what is in flight of who is retracted is dropped."""
@@ -99,7 +102,7 @@ def test_chunks_of_a_time_that_bends_down_at_first_are_those_of_its_square() -> 
 def test_prompts_of_one_pass_count_against_the_pool_one_after_the_other() -> None:
     """Each takes two pages of 16 and 40 more tokens: of 208, two prompts, not three."""
     room = room_of(13)
-    prompts = [Prompt(Sequence(Request(number, 0.0, 16, 40), 16)) for number in range(3)]
+    prompts = [EnginePrompt(Sequence(Request(number, 0.0, 16, 40), 16)) for number in range(3)]
     taken = []
     for prompt in prompts:
         taken.append(room.fits(prompt))
@@ -108,7 +111,7 @@ def test_prompts_of_one_pass_count_against_the_pool_one_after_the_other() -> Non
 
 
 def room_of(pages: int, *decodes: Decode) -> Room:
-    view = small_world([], "sglang", {}, total_pages=pages, dispatch="engine_loop").batcher().view
+    view = small_world([], "sglang", {}, total_pages=pages, loop=EngineLoop).batcher().view
     return Room(view, 64, 64, 0, 0.5, decodes)
 
 
@@ -116,7 +119,9 @@ def room_of(pages: int, *decodes: Decode) -> Room:
 def test_the_end_of_a_prompt_under_way_is_awaited_too(pages: int, fits: bool) -> None:
     """Both hold two pages and write 40 tokens each: 64 + 80 of the pool, and two to spare."""
     room = room_of(pages)
-    first, second = (Prompt(Sequence(Request(number, 0.0, 16, 40), 16)) for number in range(2))
+    first, second = (
+        EnginePrompt(Sequence(Request(number, 0.0, 16, 40), 16)) for number in range(2)
+    )
     room.take(first, 16)
     assert room.fits(second) == fits
 
@@ -125,7 +130,7 @@ def test_the_end_of_a_prompt_under_way_is_awaited_too(pages: int, fits: bool) ->
 def test_what_has_ended_leaves_nothing_behind_to_wait_for(generated: int, fits: bool) -> None:
     """Beside 32 + 40 tokens of a prompt; a decode frees 100 with its ninth, if that is to come."""
     room = room_of(4, Decode(1, 91, generated, 9, exact=True))
-    assert room.fits(Prompt(Sequence(Request(0, 0.0, 16, 40), 16))) == fits
+    assert room.fits(EnginePrompt(Sequence(Request(0, 0.0, 16, 40), 16))) == fits
 
 
 def test_what_comes_back_from_the_host_needs_pages_for_what_was_kept() -> None:
@@ -135,8 +140,8 @@ def test_what_comes_back_from_the_host_needs_pages_for_what_was_kept() -> None:
     others = [(64, 34), (3, 1), (1, 1), (49, 1), (81, 1)]
     requests = [*first, *(Request(n, 0.503, *tokens) for n, tokens in enumerate(others, 3))]
     params = {"chunked_prefill_size": 208, "schedule_conservativeness": 0.1}
-    fields: dict[str, Any] = {"max_in_flight": 4, "total_pages": 16, "dispatch": "engine_loop"}
-    fields |= {"depth": 4, "times_s": (0.005, 1e-4), "swap": True}
+    fields: dict[str, Any] = {"max_in_flight": 4, "total_pages": 16, "loop": EngineLoop}
+    fields |= {"depth": 4, "times_s": (0.005, 1e-4), "kv": SwapCache}
     result = simulate(small_world(requests, "sglang", params, **fields))
     assert result.preemptions.sum() == 1
 
@@ -153,5 +158,5 @@ def test_who_comes_is_seen_after_some_steps_of_decodes_or_one_of_prompts(
     """
     requests = [Request(n, s, 16, 20) for n, s in enumerate((0.0, 1.5, 5.5, 100.5))]
     params = {"scheduler_recv_interval": interval, "overlap": False}
-    result = simulate(small_world(requests, "sglang", params, dispatch="engine_loop"))
+    result = simulate(small_world(requests, "sglang", params, loop=EngineLoop))
     assert result.first_token_s.tolist() == first_tokens_s

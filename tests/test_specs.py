@@ -625,7 +625,7 @@ def test_a_mapping_changes_a_known_gpu_or_makes_a_new_one() -> None:
     assert gpu({"name": "L20", "compute_efficiency": 0.8}).source == "given"
 
 
-OTHERS = ("MI300X", "V100", "T4", "GB10", "A6000", "A10", "L40", "H20", "B100", "RTX-5090", "4090")
+OTHERS = ("MI325X", "P100", "K80", "GB20", "A10", "L40", "H2000", "B100", "RTX-5090", "4090")
 """GPUs of other chips than the table's, whatever their names are like."""
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenflow.core.decodes import Speculation, SpeculativeGroup
+from evenflow.core.decodes import ONE_TOKEN, Decoding
 from evenflow.costs import (
     AffineCost,
     DraftedCost,
@@ -21,6 +21,7 @@ from evenflow.costs import (
 )
 from evenflow.costs.modifiers import prompts_of, share_of, step_of
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
+from evenflow.engines.speculation import Speculation, SpeculativeGroup
 from evenflow.results.run import RunResult
 from evenflow.sim import World, simulate
 from evenflow.specs.deployment import Deployment, split_layers
@@ -31,8 +32,8 @@ from tests.command_line import refused
 from tests.worlds import send, small_world
 
 
-def world(output_tokens: int, speculation: Speculation | None, **more: Any) -> World:
-    plain = {"costs": AffineCost(1.0, 0.01, 1), "speculation": speculation}
+def world(output_tokens: int, decoding: Decoding, **more: Any) -> World:
+    plain = {"costs": AffineCost(1.0, 0.01, 1), "decoding": decoding}
     return small_world([Request(0, 0.0, 10, output_tokens)], **(plain | more))
 
 
@@ -51,7 +52,7 @@ def test_tokens_per_step_are_all_that_were_accepted_in_a_row(
     acceptance: tuple[float, ...], tokens: float
 ) -> None:
     assert Speculation(acceptance).tokens_per_step == pytest.approx(tokens, rel=1e-12)
-    assert Speculation(acceptance).verified_tokens == len(acceptance) + 1
+    assert Speculation(acceptance).row_tokens == len(acceptance) + 1
 
 
 def test_steps_verify_k_plus_one_tokens_and_yield_the_average() -> None:
@@ -64,7 +65,7 @@ def test_steps_verify_k_plus_one_tokens_and_yield_the_average() -> None:
 
 
 def test_no_acceptance_is_plain_decoding_that_verifies_more() -> None:
-    plain = simulate(world(9, None))
+    plain = simulate(world(9, ONE_TOKEN))
     wasted = simulate(world(9, Speculation((0.0,) * 2), costs=AffineCost(1.0, 0.0, 1)))
     assert tokens_each_step(wasted) == tokens_each_step(plain)
     assert len(plain.scheduled_s) == len(wasted.scheduled_s) == 9

@@ -52,6 +52,7 @@ def at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_every_executor_writes_the_same_bytes(folder: Path) -> None:
     pytest.importorskip("distributed")
     write(folder)
@@ -68,6 +69,7 @@ def test_every_executor_writes_the_same_bytes(folder: Path) -> None:
     assert [clock["executor"] for clock in clocks] == ["process", "dask"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks for processes in /proc")
 def test_a_killed_sweep_goes_on_and_repeats_nothing(folder: Path) -> None:
     (folder / "slow.py").write_text(SLOW, encoding="utf-8")
@@ -85,6 +87,7 @@ def test_a_killed_sweep_goes_on_and_repeats_nothing(folder: Path) -> None:
     assert contents("killed") == contents("whole")
 
 
+@pytest.mark.long
 def test_fresh_simulates_everything_again(at_once: Path) -> None:
     write(at_once, replications=1, parameters={"scheduler.token_budget": [64, 128]})
     sweep("out")
@@ -115,6 +118,7 @@ def test_a_sweep_of_which_all_points_fail_is_written_and_ends_with_1(at_once: Pa
     assert Path("out/report.html").exists()
 
 
+@pytest.mark.long
 def test_a_search_for_two_goals_draws_its_front(at_once: Path) -> None:
     pytest.importorskip("optuna")
     write(
@@ -146,6 +150,7 @@ def test_a_dry_run_counts_points_and_writes_nothing(at_once: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_what_a_gpu_gives_and_a_user_gets_may_decide(at_once: Path) -> None:
     names = ("output_throughput_per_gpu", "output_speed_per_user")
     goals = [{"metric": name, "goal": "maximize"} for name in names]
@@ -158,6 +163,7 @@ def test_what_a_gpu_gives_and_a_user_gets_may_decide(at_once: Path) -> None:
     assert "output tokens/s per user" in done("metrics")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("budgets", "told"),
     [([8, 16, 256], "budget=256 is the most"), ([128, 256], ""), ([64, 4096, 8192], "")],
@@ -169,6 +175,7 @@ def test_a_best_point_on_the_edge_is_told(at_once: Path, budgets: list[int], tol
     assert told in output
 
 
+@pytest.mark.long
 def test_tables_fit_into_80_columns(at_once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     both = [{"name": "sarathi", "token_budget": size} for size in (64, 256)]
@@ -180,6 +187,7 @@ def test_tables_fit_into_80_columns(at_once: Path, monkeypatch: pytest.MonkeyPat
     assert "budget=256" in "".join(table)
 
 
+@pytest.mark.long
 def test_a_gain_is_checked_where_there_is_something_unseen(at_once: Path) -> None:
     budgets = {"scheduler.token_budget": [64, 256]}
     write(at_once, parameters=budgets, replications=1)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from evenflow.config.build import build
 from evenflow.config.run import load_config
 from evenflow.costs import AffineCost, estimates
+from evenflow.engines.handover import Handover, PoolBatcher
 from evenflow.schedulers import create
 from evenflow.schedulers.td_pipe import (
     FutureUsage,
@@ -26,7 +27,8 @@ from evenflow.schedulers.td_pipe import (
     temporal_intensity,
 )
 from evenflow.sim import simulate
-from evenflow.types import Handover, Request
+from evenflow.types import Request
+from tests.amounts import many
 from tests.worlds import engine_of, send, small_world
 
 COSTS = AffineCost(0.005, 0.0001, 4)
@@ -38,7 +40,7 @@ def td_pipe(**params: object) -> Any:
 
 
 def batcher_of(policy: Any, asked: Any = (), depth: int = 4, pages: int = 10**6) -> Any:
-    return engine_of(policy, pages, asked, depth=depth, max_in_flight=None)
+    return engine_of(policy, pages, asked, PoolBatcher, depth=depth, max_in_flight=None)
 
 
 def test_the_example_of_figure_9() -> None:
@@ -73,7 +75,7 @@ def test_the_example_of_figure_9() -> None:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=many(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 150), st.integers(1, 60)), min_size=1, max_size=20),
     st.sampled_from([14, 20, 400]),

@@ -54,6 +54,7 @@ def stop_and_kill(workers: Pipeline) -> None:
     kill(workers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("transport", "ranks", "name"),
     [("gloo", 1, "stage 1"), ("ipc", 1, "stage 1"), ("gloo", 2, "stage 0, rank 1")],
@@ -91,6 +92,7 @@ def broken_run(
     return driver, time.monotonic() - broken_s[0], str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["torch is loaded", "it serves"])
 def test_workers_outlive_no_driver(when: str, torch_run: Path, sockets: Path) -> None:
     faster = ("--set", "workload.arrivals.scale=0.1")
@@ -105,6 +107,7 @@ def test_workers_outlive_no_driver(when: str, torch_run: Path, sockets: Path) ->
     assert gone(process, LIMIT_S)
 
 
+@pytest.mark.long
 def test_who_comes_when_the_driver_has_left_waits_for_nobody(tmp_path: Path) -> None:
     place = Place(0, 2, 16, 100, str(tmp_path / "left"))
     imports = (

@@ -12,7 +12,9 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
 
+from evenflow.core.loop import Loop
 from evenflow.core.replay import RecordingBatcher, replay
+from evenflow.engines.loop import EngineLoop
 from evenflow.runtime.pipeline import Pipeline
 from evenflow.runtime.tokens import UNKNOWN, RandomTexts, Text, TokenBook
 from evenflow.types import Prefix, Request
@@ -29,6 +31,7 @@ from tests.torch_pipeline import (
     threads_for_processes,
     world_of,
 )
+from tests.worlds import check_integrity
 
 POLICIES: list[tuple[str, dict[str, Any]]] = [
     ("static", {"max_num_seqs": 4}),
@@ -67,17 +70,17 @@ def test_greedy_tokens_are_those_of_transformers(
     with pipeline_of(settings_of(folder, stages, transport="one_process")) as pipeline:
         tokens = serve(pipeline, world, batcher)
     assert tokens == expected
-    batcher.pool.check_integrity([])
+    check_integrity(batcher.pool, [])
     if name not in ("static", "orca"):  # they reserve all pages beforehand
         assert batcher.queues.preemptions
 
 
-SHARING: list[tuple[str, dict[str, Any], int | None, str]] = [
-    ("sarathi", {"token_budget": 6}, None, "stage0"),
-    ("token_throttling", {"max_prefill": 16, "min_prefill": 4, "kv_thresh": 0.0}, None, "stage0"),
-    ("vllm_v1", {"max_num_batched_tokens": 12, "max_num_seqs": 8}, None, "engine_loop"),
-    ("sglang", {"overlap": False, "chunked_prefill_size": 12}, None, "engine_loop"),
-    ("sglang", {"chunked_prefill_size": 12}, 2, "engine_loop"),
+SHARING: list[tuple[str, dict[str, Any], int | None, type[Loop]]] = [
+    ("sarathi", {"token_budget": 6}, None, Loop),
+    ("token_throttling", {"max_prefill": 16, "min_prefill": 4, "kv_thresh": 0.0}, None, Loop),
+    ("vllm_v1", {"max_num_batched_tokens": 12, "max_num_seqs": 8}, None, EngineLoop),
+    ("sglang", {"overlap": False, "chunked_prefill_size": 12}, None, EngineLoop),
+    ("sglang", {"chunked_prefill_size": 12}, 2, EngineLoop),
 ]
 """A cache that replaces pages, one that keeps twins, and one that learns what is computed late; in
 the last two micro-batches are in flight on one stage, so decodes run ahead of their last token."""
@@ -88,7 +91,7 @@ def test_a_prefix_that_is_cached_changes_no_token(
     case: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads_for_processes(monkeypatch)
-    name, params, ahead, dispatch = case
+    name, params, ahead, loop = case
     inputs, unknown = TokenBook.inputs, []
 
     def watched(*given: Any) -> list[int]:
@@ -105,7 +108,7 @@ def test_a_prefix_that_is_cached_changes_no_token(
     for cache in (True, False):
         sizes = {
             "requests": requests,
-            "dispatch": dispatch,
+            "loop": loop,
             "prefix_cache": cache,
             "max_in_flight": ahead,
         }
@@ -157,7 +160,7 @@ def test_a_stop_token_ends_a_request_and_frees_its_pages(llama: tuple[Path, Any]
         stop = ends.get(number)
         assert tokens[number] == (full[: full.index(stop[0]) + 1] if stop else full)
     assert any(len(tokens[number]) < len(full) for number, full in greedy.items())
-    batcher.pool.check_integrity([])
+    check_integrity(batcher.pool, [])
     assert batcher.pool.free_pages == batcher.pool.total_pages
 
 
@@ -222,7 +225,7 @@ def test_virtual_engines_write_what_one_writes(llama: tuple[Path, Any]) -> None:
             assert serve(pipeline, world, *engines) == expected
         assert any(engine.queues.preemptions for engine in engines)
         for engine in engines:
-            engine.pool.check_integrity([])
+            check_integrity(engine.pool, [])
             assert engine.pool.free_pages == engine.pool.total_pages == FEW_PAGES
             assert replay(engine.journal, world.batcher()) is None
 

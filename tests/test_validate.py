@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenflow.core.decodes import ONE_TOKEN
 from evenflow.core.replay import Asked
 from evenflow.costs import AffineCost
 from evenflow.engines.pools import PooledWorld, TransferLink
@@ -40,6 +41,7 @@ from evenflow.results.run import RunResult
 from evenflow.sim import Link, RuntimeOverheads, World, simulate
 from evenflow.sim.timed import simulate_timed
 from evenflow.types import MicroBatch, Request
+from tests.amounts import many
 from tests.virtual_run import WORLD, serve_noisily, serve_pools_noisily
 from tests.worlds import MAX_MODEL_LEN, pooled_worlds, served_worlds, small_world
 
@@ -60,7 +62,7 @@ def test_so_is_one_of_virtual_engines() -> None:
     assert result.engines == 3
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=many(100), deadline=None)
 @given(
     served_worlds(st.floats(0, 0.3), 0.01, 1e-4, links=(None, Link(1e-6, 0.0))),
     st.integers(0, 1000),
@@ -80,7 +82,8 @@ def test_a_run_simulated_from_its_own_times_is_itself(world: World, seed: int) -
         np.testing.assert_allclose(getattr(again, name), expected, atol=3e-9, rtol=0)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.long
+@settings(max_examples=many(60), deadline=None)
 @given(pooled_worlds(), st.integers(0, 1000))
 def test_so_is_one_of_pools(world: PooledWorld, seed: int) -> None:
     world = replace(world, **{name: real_pool(getattr(world, name)) for name in POOLS})
@@ -132,7 +135,7 @@ POOLS = ("prefill", "mixed", "decode")
 
 def real_pool(pool: World | None) -> World | None:
     """Return a pool with what a real run has, if there is one."""
-    return pool and replace(pool, overheads=RuntimeOverheads(), speculation=None)
+    return pool and replace(pool, overheads=RuntimeOverheads(), decoding=ONE_TOKEN)
 
 
 def test_padding_keeps_links_busy() -> None:

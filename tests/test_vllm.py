@@ -9,13 +9,15 @@ import pytest
 
 from evenflow.config.build import build
 from evenflow.config.run import load_config
-from evenflow.core.decodes import Speculation
 from evenflow.core.kv import KvCache, PagePool
 from evenflow.core.replay import RecordingBatcher, decision_of, replay
 from evenflow.core.scheduling import View
+from evenflow.engines.rules import EngineRules
+from evenflow.engines.speculation import Speculation
+from evenflow.engines.swap import SwapCache
 from evenflow.errors import PolicyError, UsageError
 from evenflow.schedulers import create
-from evenflow.types import Plan, Prefill, Request
+from evenflow.types import Plan, Prefill, Request, Rules
 from tests.worlds import engine_of, send
 
 
@@ -67,7 +69,7 @@ def test_a_prompt_under_way_preempts_itself_and_nothing_is_sent() -> None:
     assert decision_of(chunk) == (((1, 0, 16),), ())
     batcher.pool.allocate(1)
     assert batcher.next(3.0) is None
-    assert (batcher.view.preemptions, batcher.queues.owed) == (1, 1)
+    assert (batcher.view.preemptions, batcher.queues.owed.total()) == (1, 1)
     assert batcher.complete(chunk, 4.0) == []
     assert [prompt.request_id for prompt in batcher.view.waiting] == [1]
 
@@ -85,7 +87,7 @@ def test_as_many_are_in_flight_as_in_vllm(mode: str, stages: int, places: int) -
 
 def test_what_decodes_that_run_ahead_do_not_go_with() -> None:
     policy = create("vllm_v1", {"async_scheduling": "v2"})
-    for kv, asks_again in ((KvCache(PagePool(8)), True), (KvCache(PagePool(8), swap=True), False)):
+    for kv, asks_again in ((KvCache(PagePool(8)), True), (SwapCache(PagePool(8)), False)):
         with pytest.raises(UsageError, match="run ahead, which goes with dispatch: engine_loop"):
             engine_of(policy, kv, depth=1, asks_again=asks_again)
 
@@ -98,7 +100,7 @@ def test_runner_v1_runs_ahead_on_one_stage_only() -> None:
 class InParts:
     """Yields the plans it was given, each in answer to one question."""
 
-    preempts_in_flight = True
+    rules: Rules = EngineRules(delivers=True)
 
     def __init__(self, *answers: list[Plan]) -> None:
         self.answers = list(answers)
@@ -151,7 +153,7 @@ def test_a_decode_in_flight_is_preempted_and_waits_for_its_token() -> None:
     batcher.complete(send(batcher, 0.0), 0.5)
     decode = send(batcher, 1.0)
     assert batcher.next(1.5) is None
-    assert [seq.owed for seq in batcher.queues.waiting] == [1, 0]
+    assert [batcher.queues.owed[seq] for seq in batcher.queues.waiting] == [1, 0]
     batcher.complete(decode, 2.0)
     assert [seq.generated for seq in batcher.queues.waiting] == [2, 0]
 
@@ -159,7 +161,7 @@ def test_a_decode_in_flight_is_preempted_and_waits_for_its_token() -> None:
 def test_a_speculative_decode_in_flight_yields_no_more_than_its_rest() -> None:
     """A step yields four tokens; the request wants three, and one came with its prompt."""
     answers = [Plan([Prefill(0, 16)])], [Plan(decodes=1)], [Plan(preempt=[0])], [Plan()]
-    batcher = in_parts(*answers, speculation=Speculation((1.0,) * 3))
+    batcher = in_parts(*answers, decoding=Speculation((1.0,) * 3))
     batcher.complete(send(batcher, 0.0), 0.5)
     decode = send(batcher, 1.0)
     assert batcher.next(1.5) is None
@@ -172,7 +174,7 @@ def test_a_decode_taken_while_another_is_in_flight_is_not_preempted() -> None:
     batcher = in_parts([Plan([Prefill(0, 16), Prefill(1, 16)])], [one], [one, Plan(preempt=[1])])
     batcher.complete(send(batcher, 0.0), 0.5)
     assert decision_of(send(batcher, 1.0)) == ((), (0,))
-    with pytest.raises(PolicyError, match="request 1: preempts it after it was aborted or planned"):
+    with pytest.raises(PolicyError, match="preempts request 1, after it was aborted or planned"):
         batcher.next(1.5)
 
 
@@ -184,16 +186,18 @@ def test_a_client_leaves_while_its_preempted_request_is_in_flight() -> None:
     batcher.abort(1)
     assert (len(batcher.queues.live), batcher.queues.waiting_tokens, batcher.kv.tokens) == (0, 0, 0)
     assert batcher.complete(batch, 1.0) == []
-    assert batcher.queues.owed == 0
+    assert not batcher.queues.owed
 
 
 def test_only_policies_that_say_so_preempt_in_flight() -> None:
     class Quiet(InParts):
-        preempts_in_flight = False
+        rules = Rules()
 
     policy = Quiet([Plan([Prefill(0, 16)])], [Plan(decodes=1, victims="latest_admitted")])
     batcher = engine_of(policy, 2, [(16, 3)])
     batcher.complete(send(batcher, 0.0), 1.0)
     batcher.pool.allocate(1)
-    with pytest.raises(PolicyError, match="does not say preempts_in_flight"):
+    with pytest.raises(
+        PolicyError, match="asks for the victims 'latest_admitted'; its rules lack them"
+    ):
         batcher.next(1.0)

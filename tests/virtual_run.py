@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from evenflow.core.replay import RecordingBatcher
+from evenflow.engines.handover import RecordingPoolBatcher
 from evenflow.engines.pools import PooledWorld
 from evenflow.results.run import Around, RunResult, around_stages
 from evenflow.runtime.driver import Driver
@@ -163,7 +164,7 @@ def serve_pools_noisily(world: PooledWorld, seed: int = 0) -> tuple[Any, dict[st
         pool = getattr(world, name)
         if pool is not None:
             pipeline = NoisyPipeline(pool, seed + len(drives), 0.0, beside)
-            kind: Any = partial(RecordingBatcher, keeps_pages=name != "decode")
+            kind: Any = partial(RecordingPoolBatcher, keeps_pages=name != "decode")
             engines[name] = pool.batcher(kind)
             drives[name] = partial(Pool, pool, [engines[name]], pipeline, clock=beside[0].clock)
     driver = PooledDriver(world, drives)

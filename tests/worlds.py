@@ -11,15 +11,18 @@ import numpy as np
 from hypothesis import strategies as st
 
 from evenflow.core.batcher import Batcher
-from evenflow.core.decodes import Speculation
+from evenflow.core.decodes import ONE_TOKEN
 from evenflow.core.kv import KvCache, PagePool
-from evenflow.core.replay import RecordingBatcher
-from evenflow.core.world import PromptWait
 from evenflow.costs import AffineCost, SwapCost, estimates
+from evenflow.engines.handover import Handover, RecordingPoolBatcher
+from evenflow.engines.lock_step import LockStep, PromptWait
+from evenflow.engines.loop import EngineLoop
 from evenflow.engines.pools import PooledWorld, TransferLink
+from evenflow.engines.speculation import Speculation
+from evenflow.engines.swap import SwapCache
 from evenflow.schedulers import create
 from evenflow.sim import Link, World, runtimes
-from evenflow.types import Handover, MicroBatch, Prefix, Request
+from evenflow.types import MicroBatch, Prefix, Request
 
 MAX_MODEL_LEN = 256
 
@@ -117,13 +120,35 @@ def small_world(
     return replace(plain, **changes)
 
 
-class AuditedBatcher(RecordingBatcher):
+def check_integrity(pool: Any, held: list[int]) -> None:
+    """Fail unless every page is empty, idle or held, and counts its holders.
+
+    `held` are the ids of all requests; a page that n of them share is there n times.
+    """
+    published, idle = getattr(pool, "_published", {}), getattr(pool, "_idle", {})
+    for page, node in published.items():
+        assert node.page == page, f"page {page} is published as {node.page}"
+        counts = f"page {page}: {node.holders} holders counted, {held.count(page)} hold it"
+        assert node.holders == held.count(page), counts
+        assert (page in idle) == (not node.holders), counts
+    distinct = list(dict.fromkeys(held))
+    shared = [page for page in held if page in published]
+    assert pool.saved_pages == len(shared) - len(set(shared)), f"{pool.saved_pages} saved"
+    assert len(held) - pool.saved_pages == len(distinct), "an unpublished page is held twice"
+    free = [*pool._free_ids, *range(pool._unused, pool.total_pages), *idle]
+    counts = f"{pool.free_pages} free, {len(distinct)} held, {pool.total_pages} in all"
+    assert len(free) == pool.free_pages, counts
+    assert len(free) + len(distinct) == pool.total_pages, counts
+    assert len(set(free).union(distinct)) == pool.total_pages, counts
+
+
+class AuditedBatcher(RecordingPoolBatcher):
     """Counts its pages and waiting tokens anew after all that may move one."""
 
     def audit(self) -> None:
         queues = self.queues
-        held = {id(seq): seq for seq in (*queues.live.values(), *queues.moving.values())}
-        self.pool.check_integrity([page for seq in held.values() for page in seq.pages])
+        held = {id(seq): seq for seq in (*queues.live.values(), *self.moving.values())}
+        check_integrity(self.pool, [page for seq in held.values() for page in seq.pages])
         remaining = [seq.remaining for seq in queues.live.values() if not seq.decoding]
         assert queues.waiting_tokens == sum(remaining)
 
@@ -138,18 +163,18 @@ class AuditedBatcher(RecordingBatcher):
         return finished
 
     def release(self, request_id: int) -> None:
-        assert self.queues.moving[request_id].pages, "KV left from nowhere"
+        assert self.moving[request_id].pages, "KV left from nowhere"
         super().release(request_id)
         self.audit()
 
     def reserve(self, handover: Handover) -> None:
         super().reserve(handover)
-        held = self.queues.moving[handover.request.request_id].pages
+        held = self.moving[handover.request.request_id].pages
         assert len(held) * self.pool.page_tokens >= handover.context_tokens
         self.audit()
 
     def adopt(self, request_id: int) -> None:
-        assert self.queues.moving[request_id].pages, "KV arrived nowhere"
+        assert self.moving[request_id].pages, "KV arrived nowhere"
         super().adopt(request_id)
         self.audit()
 
@@ -157,8 +182,8 @@ class AuditedBatcher(RecordingBatcher):
 def require_idle(engine: Batcher) -> None:
     """Fail unless nothing is left in an engine: no request, no token, no page."""
     queues = engine.queues
-    engine.pool.check_integrity([])
-    assert not [*queues.live, *queues.moving, *queues.aborted]
+    check_integrity(engine.pool, [])
+    assert not [*queues.live, *getattr(engine, "moving", ()), *queues.aborted]
     assert (len(queues.admitted), queues.running_decodes, queues.ready.num_sequences) == (0, 0, 0)
     assert (queues.waiting_tokens, len(queues.in_flight)) == (0, 0)
     assert (engine.kv.tokens, engine.view.expected_output_tokens) == (0, 0)
@@ -193,7 +218,12 @@ def prefixes(draw: st.DrawFn, tokens: int, block_tokens: int) -> Prefix | None:
     return Prefix(tuple(blocks), block_tokens, known) if blocks else None
 
 
-DISPATCH = ["stage0", "eager", "engine_loop"]
+DISPATCH: list[dict[str, Any]] = [
+    {"dispatch": "stage0"},
+    {"dispatch": "eager"},
+    {"loop": EngineLoop},
+]
+SPECULATIONS = st.sampled_from([ONE_TOKEN, ONE_TOKEN, Speculation((0.7,) * 3)])
 LINKS = (None, Link(per_token_s=1e-5, latency_s=1e-4))
 
 
@@ -209,7 +239,7 @@ def drawn_world(
     depth = draw(st.integers(1, most_stages))
     plain: dict[str, Any] = {
         "max_in_flight": draw(st.sampled_from([depth, depth, 1, None])),
-        "dispatch": draw(st.sampled_from(DISPATCH)),
+        **draw(st.sampled_from(DISPATCH)),
         "total_pages": draw(st.sampled_from(pages)),
     }
     sizes = {"depth": depth, "times_s": costs_s, "max_model_len": MAX_MODEL_LEN}
@@ -231,7 +261,7 @@ def running_ahead(draw: st.DrawFn) -> World:
         total_pages=draw(st.sampled_from([16, 20, 60])),
         max_model_len=MAX_MODEL_LEN,
         max_in_flight=depth + 1,
-        dispatch="engine_loop",
+        loop=EngineLoop,
         concurrency=draw(st.sampled_from([None, None, 4])),
         prefix_cache=draw(st.booleans()),
     )
@@ -258,7 +288,7 @@ def sglang_worlds(draw: st.DrawFn, depths: st.SearchStrategy[int], *, overlap: b
         total_pages=draw(st.sampled_from([17, 20, 32, 400])),
         max_model_len=MAX_MODEL_LEN,
         max_in_flight=depth + (overlap or draw(st.integers(0, int(depth > 1)))),
-        dispatch="engine_loop",
+        loop=EngineLoop,
         link=draw(st.sampled_from(LINKS)),
         prefix_cache=draw(st.booleans()),
         concurrency=draw(st.sampled_from([None, None, 1, 4])),
@@ -272,7 +302,7 @@ def cut_short(chunk: int) -> World:
     asked[3] = replace(asked[3], max_new_tokens=60)
     params = {"mixed_chunk": True, "chunked_prefill_size": chunk}
     sizes = {"times_s": (0.005, 1e-4), "max_model_len": MAX_MODEL_LEN, "total_pages": 17}
-    return small_world(asked, "sglang", params, dispatch="engine_loop", max_in_flight=1, **sizes)
+    return small_world(asked, "sglang", params, loop=EngineLoop, max_in_flight=1, **sizes)
 
 
 @st.composite
@@ -297,18 +327,19 @@ def worlds(draw: st.DrawFn) -> World:
     )
     if kind > 1:
         world = replace(world, pipelined_chunks=draw(st.sampled_from([None, None, True, False])))
-    if world.dispatch != "engine_loop":
+    if world.loop is not EngineLoop:
         world = replace(world, **draw(st.sampled_from([{}, {}, *engines(world)])))
     return world if kind == 0 else draw(speculating_or_swapping(world))
 
 
 def engines(world: World) -> list[dict[str, Any]]:
     """Return what a world may have of several engines: one a stage, or two that step together."""
-    together = {"virtual_engines": 2, "lock_step": True}
+    together: dict[str, Any] = {"virtual_engines": 2, "loop": LockStep}
+    wait = PromptWait(timeout_iters=3, batching_iters=1)
     return [
         {"virtual_engines": world.depth},
         together,
-        together | {"prompt_wait": PromptWait(timeout_iters=3, batching_iters=1)},
+        together | {"loop_options": {"wait": wait}},
     ]
 
 
@@ -317,10 +348,10 @@ def speculating_or_swapping(draw: st.DrawFn, world: World) -> World:
     """The world, or the world where decodes yield several tokens, or pages go to the host."""
     if draw(st.integers(0, 3)) == 0:
         acceptance = draw(st.sampled_from([0.0, 0.7, 1.0])), draw(st.integers(1, 5))
-        world = replace(world, speculation=Speculation(acceptance[:1] * acceptance[1]))
+        world = replace(world, decoding=Speculation(acceptance[:1] * acceptance[1]))
     if draw(st.integers(0, 2)) == 0:
         costs = SwapCost(world.costs, [1_000] * world.depth, 1e6, 0.0005)
-        world = replace(world, costs=costs, swap=True)
+        world = replace(world, costs=costs, kv=SwapCache)
     return world
 
 
@@ -346,7 +377,7 @@ def served_worlds(
     times_s = sorted(draw(arrivals_s) for _ in lengths)
     asked = [Request(i, times_s[i], *pair) for i, pair in enumerate(lengths)]
     cap = draw(st.sampled_from([world.depth, None]))
-    clients = draw(st.sampled_from([None, None, 3])) if world.dispatch != "engine_loop" else None
+    clients = draw(st.sampled_from([None, None, 3])) if world.loop is not EngineLoop else None
     return replace(world, requests=asked, max_in_flight=cap, concurrency=clients)
 
 

@@ -408,7 +408,7 @@ plot:
 NUMBERED = "sarathi_4", "sarathi_9", "sarathi_14", "sarathi_table3", "tdpipe_9", "tdpipe_10"
 """Figures of ours that take iterations apart, which is fast."""
 
-HOSTILE = (
+HOSTILE: tuple[Any, ...] = (
     *("@pd.io.common.os.system('touch ran')", "__import__('os').system('touch ran')", "@gain"),
     *("gain.map(print)", "gain.__class__", "9**9**9", "-" * 290 + "1", "(" * 140 + "1" + ")" * 140),
     *("not " * 70 + "1", "'a' * 999999999", "[gain] * 99999999", "gain" + " * gain" * 1000),
@@ -468,7 +468,7 @@ def _paths(document: Any) -> Iterator[tuple[Any, ...]]:
 def _with(document: Any, path: tuple[Any, ...], value: Any) -> Any:
     """Return a document with a value, or with a text in place of the name of a key."""
     head, *rest = path
-    changed = dict(document) if isinstance(document, dict) else list(document)
+    changed: Any = dict(document) if isinstance(document, dict) else list(document)
     if rest == [""]:
         changed[str(value)] = changed.pop(head)
     else:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from evenflow.costs.base import Span, Work
+from evenflow.core.batch import Span, Work
 from evenflow.costs.profile.cost import profile_cost
 from evenflow.costs.profile.file import read_profile
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source

@@ -16,6 +16,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -32,13 +33,10 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 MODULES = (
-    *(
-        "evenflow/core/kv.py",
-        "evenflow/core/batcher.py",
-        "evenflow/core/queues.py",
-        "evenflow/core/decodes.py",
-    ),
-    *("evenflow/core/loop.py", "evenflow/results/metrics.py", "evenflow/schedulers"),
+    "evenflow/core",
+    "evenflow/engines",
+    "evenflow/results/metrics.py",
+    "evenflow/schedulers",
 )
 LIBRARIES = ("hypothesis", "matplotlib.figure", "pandas", "pydantic", "pytest", "rich", "simpy")
 FIRST = {
@@ -174,10 +172,10 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
             yield Mutant(path.relative_to(ROOT).as_posix(), place.lineno, start, stop, new)
 
 
-def drawn(count: int, seed: int) -> list[Mutant]:
+def drawn(count: int, seed: int, among: Sequence[str] = MODULES) -> list[Mutant]:
     """Return `count` of all mutants; where code changes, most of those drawn stay the same."""
-    paths = [ROOT / name for name in MODULES]
-    files = [file for path in paths for file in sorted(path.glob("*.py")) or [path]]
+    paths = [ROOT / name for name in among]
+    files = [file for path in paths for file in sorted(path.rglob("*.py")) or [path]]
     every = [mutant for file in files for mutant in mutants_of(file)]
     print(f"{count} of {len(every)} mutants, seed {seed}")
     return sorted(every, key=lambda mutant: sha256(f"{seed}{mutant.key}".encode()).digest())[:count]
@@ -186,8 +184,22 @@ def drawn(count: int, seed: int) -> list[Mutant]:
 def stages(path: str) -> Iterator[list[str]]:
     """Return the files of tests that a mutant meets, stage by stage, none twice."""
     files = {file.stem.removeprefix("test_"): file for file in ROOT.glob("tests/**/test_*.py")}
-    for names in (FIRST.get(Path(path).stem, "limits policies"), *THEN):
+    first = FIRST.get(Path(path).stem, "limits policies")
+    if not path.startswith(MODULES):
+        first = " ".join(near(path, files))
+    for names in (first, *THEN):
         yield [str(files.pop(name)) for name in names.split() if name in files]
+
+
+def near(path: str, files: dict[str, Path]) -> list[str]:
+    """Return the tests that import a module or what stands beside it, the nearest first."""
+    package, _, name = path.removesuffix(".py").removesuffix("/__init__").rpartition("/")
+    package = package.replace("/", ".")
+    module = re.compile(rf"from {package}\.{name}[. ]|from {package} import .*\b{name}\b")
+    beside = re.compile(rf"from {package}[. ]|import {package}\b")
+    texts = {stem: file.read_text(encoding="utf-8") for stem, file in files.items()}
+    direct = [stem for stem, text in texts.items() if module.search(text)]
+    return direct + [stem for stem, text in texts.items() if beside.search(text)]
 
 
 def meet(mutant: Mutant, answer: int, last_stage: int) -> None:
@@ -210,7 +222,8 @@ def meet(mutant: Mutant, answer: int, last_stage: int) -> None:
 
     cast(Any, SourceFileLoader).get_code = get_code
     options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestWarning"]
-    for cpu_s, stage in list(zip(CPU_S, stages(mutant.path), strict=True))[:last_stage]:
+    limits = CPU_S if mutant.path.startswith(MODULES) else [WALL_S] * len(CPU_S)
+    for cpu_s, stage in list(zip(limits, stages(mutant.path), strict=True))[:last_stage]:
         used_s = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
         resource.setrlimit(resource.RLIMIT_CPU, (used_s + cpu_s, -1))
         if code := pytest.main([*options, *stage], plugins=[Noticed()]):
@@ -276,12 +289,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=14)
+    parser.add_argument("--among", nargs="+", default=MODULES, help="files and folders to change")
     parser.add_argument("--parallel", type=int, default=2)
     parser.add_argument("--stages", type=int, default=4, help="of tests; fewer are faster")
     parser.add_argument("--out", type=Path, default=ROOT / "mutants-out")
     parser.add_argument("--again", action="store_true", help="meet the survivors anew")
     options = parser.parse_args()
-    mutants = drawn(options.count, options.seed)
+    mutants = drawn(options.count, options.seed, options.among)
     options.out.mkdir(exist_ok=True)
     results = options.out / "results.jsonl"
     lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []

@@ -263,6 +263,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "models": lists.models_command,
     "gpus": lists.gpus_command,
     "links": lists.links_command,
+    "machines": lists.machines_command,
     "systems": lists.systems_command,
     "metrics": lists.metrics_command,
     "init": lists.init_command,

@@ -58,19 +58,32 @@ def models_command() -> None:
 
 
 def gpus_command() -> None:
-    """List the GPUs that a run may name, and the link and the all-reduce of each one's host."""
-    from evenflow.config.links import HOSTS, Wires, link_words
+    """List the GPUs that a run may name, and the machine of each, where a run names none."""
     from evenflow.report.tables import print_numbers
     from evenflow.specs.gpu import gpus
 
     rows = []
     for spec in gpus():
-        host = HOSTS.get(spec.name, Wires())
-        link = "-" if host.link is None else link_words(host.link)
-        adds = link if host.all_reduce is None else link_words(host.all_reduce)
         numbers = (spec.fp16_tflops, spec.memory_bandwidth_gb_s, spec.memory_gb)
-        rows.append((spec.name, *(f"{number:g}" for number in numbers), link, adds))
-    print_numbers(("gpu", "fp16 TFLOPS", "GB/s", "GiB", "link", "all-reduce"), rows)
+        rows.append((spec.name, *(f"{number:g}" for number in numbers), spec.machine))
+    print_numbers(("gpu", "fp16 TFLOPS", "GB/s", "GiB", "machine"), rows)
+    echo(
+        "Another GPU is a mapping: gpu: {name: X, fp16_tflops: 100, memory_bandwidth_gb_s: 1000, "
+        "memory_gb: 24}."
+    )
+
+
+def machines_command() -> None:
+    """List the machines that a run may name: GPUs, links within, network between."""
+    from evenflow.report.tables import print_table
+    from evenflow.specs.gpu import machines
+
+    rows = []
+    for spec in machines():
+        within = f"{spec.gpus} x {spec.link}"
+        within += f", all-reduce {spec.all_reduce}" if spec.all_reduce else ""
+        rows.append((spec.name, within, f"{spec.adapters} x {spec.network}", spec.source))
+    print_table(("machine", "GPUs and link", "network", "what it is"), rows)
 
 
 def links_command() -> None:

@@ -17,8 +17,14 @@ from evenflow.config.files import make_importable
 from evenflow.config.run import RunConfig
 from evenflow.config.workload import Workload
 from evenflow.config.yaml_file import find
+from evenflow.core.decodes import ONE_TOKEN
+from evenflow.core.kv import KvCache
+from evenflow.core.rules import rules_of
 from evenflow.core.world import Link, World
 from evenflow.costs import StageCost, balanced_layers, estimates, prefill_work
+from evenflow.engines.lock_step import LockStep
+from evenflow.engines.loop import EngineLoop
+from evenflow.engines.swap import SwapCache
 from evenflow.errors import PolicyError, UsageError, is_count
 from evenflow.keys import MOST_MODEL_LEN
 from evenflow.runtimes import RuntimeOverheads
@@ -178,7 +184,7 @@ def _build_world(
         costs = speculative.drafted(costs, config.costs, hardware)
     predicted = partial(_predicted, scheduler=scheduler, seed=config.workload.seed, beside=beside)
     known = with_own_prefixes if config.kv.prefix_cache else list
-    waits, engines = config.attention_dp_config, config.virtual_engines
+    engines = config.virtual_engines
     engines = config.num_stages if engines is True else int(engines) or 1
     world = World(
         requests=known(predicted(requests, texts)),
@@ -190,25 +196,37 @@ def _build_world(
         page_tokens=config.kv.page_tokens,
         max_in_flight=_cap(config, scheduler),
         virtual_engines=engines if groups == 1 else groups,
-        lock_step=groups > 1,
-        prompt_wait=None if waits is None else waits.make(),
-        dispatch=config.dispatch,
         pipelined_chunks=config.pipelined_chunks,
         overheads=config.overheads(made.host),
         link=link,
         hop_links=hop_links,
         concurrency=config.workload.concurrency,
-        speculation=None if speculative is None else speculative.make(),
+        decoding=ONE_TOKEN if speculative is None else speculative.make(),
         replicas=1 if config.replicas is None else config.replicas.count,
         router="round_robin" if config.replicas is None else config.replicas.router,
         prefix_cache=config.kv.prefix_cache,
-        swap=config.kv.swap,
+        kv=SwapCache if config.kv.swap else KvCache,
         before=tuple(known(predicted(part, None)) for part in before),
+        **_loop(config, engines),
     )
     facts = _deployment_facts(world, placed)
     if config.scheduler.params.get("token_budget") == "auto":
         facts["token_budget"] = getattr(scheduler, "budget", None)
     return Built(world, _formula(config), facts, made)
+
+
+def _loop(config: RunConfig, engines: int) -> dict[str, Any]:
+    """Return the fields of a world that say how its engines are asked."""
+    groups, waits = config.data_parallel, config.attention_dp_config
+    if config.dispatch == "engine_loop":
+        if groups > 1 or engines > 1:
+            key = "data_parallel" if groups > 1 else "virtual_engines"
+            raise UsageError(f"dispatch: engine_loop is the loop of one engine; {key}: 1")
+        return {"loop": EngineLoop}
+    if groups == 1:
+        return {"dispatch": config.dispatch}
+    options = {"wait": None if waits is None else waits.make()}
+    return {"dispatch": config.dispatch, "loop": LockStep, "loop_options": options}
 
 
 def _hops(config: RunConfig, made: MadeCosts) -> tuple[Link | None, tuple[Link, ...] | None]:
@@ -330,7 +348,7 @@ def _predicted(
     beside: Path,
 ) -> list[Request]:
     """Return the requests with the output lengths that the policy's predictor foretells."""
-    spec = getattr(scheduler, "predictor", None)
+    spec = rules_of(scheduler).predictor
     if spec is None or not requests:
         return requests
     from evenflow.traces.predict import make_predictor, with_predictions
@@ -347,11 +365,9 @@ def _predicted(
 
 def _cap(config: RunConfig, scheduler: Scheduler) -> int | None:
     given = config.max_in_flight
-    if given == "unlimited" or (given is None and getattr(scheduler, "uncapped", False)):
-        return None
-    if given is not None:
-        return given
-    return config.num_stages + (getattr(scheduler, "decodes_ahead", None) is not None)
+    if given is None:
+        return rules_of(scheduler).cap(config.num_stages)
+    return None if given == "unlimited" else given
 
 
 UNTOLD = ("fp8_tflops", "fp4_tflops", "p95_error")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import Discriminator, Field, model_validator
 
 from evenflow.config.links import NameOrAllReduce
-from evenflow.core.decodes import Speculation
 from evenflow.costs import (
     AffineCost,
     DraftedCost,
@@ -26,6 +25,7 @@ from evenflow.costs import (
 )
 from evenflow.costs.modifiers import prompts_of, share_of, step_of
 from evenflow.costs.roofline import Part
+from evenflow.engines.speculation import Speculation
 from evenflow.errors import UsageError
 from evenflow.keys import Count, Keys, NonNegative, Positive, needed, short_form
 from evenflow.runtimes import RuntimeOverheads

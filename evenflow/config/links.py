@@ -3,10 +3,9 @@
 Knows no model: how many bytes cross is told by whoever asks.
 """
 
-from collections.abc import Mapping
+from dataclasses import asdict, replace
 from itertools import pairwise
-from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -14,7 +13,7 @@ from evenflow.core.world import Link
 from evenflow.costs import Fabric, Measured, Ring, TwoLevel
 from evenflow.errors import UsageError
 from evenflow.keys import Count, Keys, NameOr, NonNegative, Positive, expect, needed
-from evenflow.specs.gpu import LinkSpec, link
+from evenflow.specs.gpu import LinkSpec, link, machine
 
 
 class LinkKeys(Keys):
@@ -91,6 +90,8 @@ class NodesConfig(Keys):
     all_reduce: Literal["ring", "hierarchical"] = "ring"
     """How a stage that spans machines adds up: one ring over `link`, or within the machines first.
     """
+    adapters: Count = 1
+    """Links of this kind that a machine has: `hierarchical` adds up over all of them."""
 
     def fabric(self, within: LinkSpec, ranks: int) -> Fabric:
         """Return what connects the ranks of a stage that spans nodes; `within` is a node's link."""
@@ -99,16 +100,45 @@ class NodesConfig(Keys):
                 f"nodes: {ranks} tensor-parallel GPUs do not fill nodes of {self.gpus} evenly"
             )
         across = link_spec(self.link)
-        return Ring(across) if self.all_reduce == "ring" else TwoLevel(within, across, self.gpus)
+        if self.all_reduce == "ring":
+            return Ring(across)
+        wide = replace(across, bandwidth_gb_s=across.bandwidth_gb_s * self.adapters)
+        return TwoLevel(within, wide, self.gpus)
 
     def crossed(self, stages: int, ranks: int) -> list[bool]:
-        """Say of each hop between neighbouring stages whether it leaves a node."""
-        if ranks <= self.gpus and self.gpus % ranks:
-            raise UsageError(
-                f"nodes: {self.gpus} GPUs hold no whole number of stages of {ranks} GPUs each"
-            )
-        home = [stage * ranks // self.gpus for stage in range(stages)]
+        """Say of each hop between neighbouring stages whether it leaves a node.
+
+        A node holds as many whole stages as fit; a stage of more GPUs fills whole nodes.
+        """
+        home = [stage // max(self.gpus // ranks, 1) for stage in range(stages)]
         return [here != there for here, there in pairwise(home)]
+
+
+class MachineConfig(Keys):
+    """A machine, by what differs from the one that it names, or whole."""
+
+    name: str | None = None
+    """A name of `evenflow machines`; the other keys say what differs."""
+    gpus: Count | None = None
+    """GPUs of a machine, filled stage by stage."""
+    link: NameOrLink | None = None
+    """Between the GPUs of a machine."""
+    network: NameOrLink | None = None
+    """Between machines, through one adapter."""
+    all_reduce: NameOrLink | None = None
+    """Between the GPUs of a stage within a machine; null: `link`."""
+    adapters: Count | None = None
+    """Network adapters of a machine: an all-reduce between machines uses all of them; null: 1."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        for key in ("gpus", "link", "network"):
+            if self.name is None and getattr(self, key) is None:
+                raise needed("machine", f'"machine.{key}", or "machine.name"')
+        return self
+
+
+NameOrMachine = NameOr[str, MachineConfig]
 
 
 def link_words(link: str | LinkKeys) -> str:
@@ -125,7 +155,27 @@ class Wires(NamedTuple):
 
     link: str | LinkConfig | None = None
     nodes: NodesConfig | None = None
-    all_reduce: str | AllReduceConfig | None = None
+    all_reduce: str | LinkKeys | None = None
+
+    @classmethod
+    def of(cls, given: str | MachineConfig, num_gpus: int) -> Self:
+        """Return what connects `num_gpus` GPUs in machines of one kind; UsageError for no such."""
+        keys: dict[str, Any] = {}
+        if isinstance(given, MachineConfig):
+            keys = {name: value for name, value in given if value is not None}
+        known = given if isinstance(given, str) else given.name
+        if known is not None:
+            keys = asdict(machine(known)) | keys
+        gpus, adapters = keys["gpus"], keys.get("adapters", 1)
+        nodes = None
+        if num_gpus > gpus:
+            nodes = NodesConfig(
+                gpus=gpus,
+                link=keys["network"],
+                all_reduce="hierarchical" if adapters > 1 else "ring",
+                adapters=adapters,
+            )
+        return cls(keys["link"], nodes, keys.get("all_reduce") or None)
 
     def fabric(self, ranks: int) -> Fabric | None:
         """Return what connects the `ranks` GPUs of a stage; None if no link is known."""
@@ -165,30 +215,3 @@ class Wires(NamedTuple):
         crossed = self.nodes.crossed(stages, ranks)
         across = timed(link_spec(self.nodes.link))
         return None, tuple(across if leaves else within for leaves in crossed)
-
-
-_PCIE = Wires("pcie-l20", all_reduce="allreduce-l20")
-_PAIRS = NodesConfig(gpus=2, link="allreduce-a100-pcie")
-
-HOSTS: Mapping[str, Wires] = MappingProxyType(
-    {
-        "L20": _PCIE,
-        "L40S": _PCIE,
-        "A100-40G": Wires("socket-73g"),
-        "A800-80G": Wires("socket-73g"),
-        "A100-80G-PCIe": Wires("pcie-l20", all_reduce="allreduce-a100-pcie"),
-        "A100-80G": Wires("nvlink-a100", _PAIRS),
-        "A40": Wires("nvlink-a40", _PAIRS),
-        "H100": Wires("nvlink-h100"),
-        "H200": Wires("nvlink-h100"),
-        **dict.fromkeys(("B200", "B300", "GB200", "GB300"), Wires("nvlink-b200")),
-        "RTX-PRO-6000": Wires("pcie-gen5"),
-        **dict.fromkeys(("L4", "RTX-4090"), Wires("pcie-gen4")),
-    }
-)
-"""The links of each GPU, where a run names none: L20 (gLLM, TD-Pipe) and A100-80G-PCIe (TD-Pipe)
-share a PCIe switch; A100-40G and A800-80G are a machine each (gLLM); NVLink joins A100-80G and A40
-in pairs, which meet over PCIe (Sarathi-Serve). No paper has the others: L40S is taken to sit as L20
-does, H100 and H200 behind a switch of NVLink 4, B200 to GB300 of NVLink 5 (nominal; latency
-assumed; two GPUs that exchange messages by NCCL take about twice as long), the rest on PCIe.
-"""

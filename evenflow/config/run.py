@@ -16,8 +16,9 @@ from pydantic_core import PydanticCustomError
 from evenflow.config import yaml_file
 from evenflow.config.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
 from evenflow.config.links import (
-    HOSTS,
+    MachineConfig,
     NameOrLink,
+    NameOrMachine,
     NodesConfig,
     Wires,
     link_words,
@@ -25,8 +26,8 @@ from evenflow.config.links import (
 from evenflow.config.workers import EmulatedWorkers, Workers
 from evenflow.config.workload import WorkloadConfig
 from evenflow.core.routing import Router
-from evenflow.core.world import Dispatch, PromptWait
 from evenflow.costs import Fabric, StageCost, SwapCost
+from evenflow.engines.lock_step import PromptWait
 from evenflow.errors import MOST, is_count
 from evenflow.keys import (
     MOST_MODEL_LEN,
@@ -272,10 +273,15 @@ class RunConfig(Keys):
     """Whether the GPUs of a stage divide a model's experts instead of splitting each."""
     link: NameOrLink | None = None
     """Between neighbouring stages: a name of `evenflow links`, or a mapping; null: that of the
-    GPU's host.
+    machine.
     """
     nodes: NodesConfig | None = None
-    """Machines, where GPUs are in several; null: one machine, or the GPU's host."""
+    """Machines, where GPUs are in several; null: one machine where `link` is given, else `machine`.
+    """
+    machine: NameOrMachine | None = None
+    """What connects the GPUs where `link`, `nodes` and `costs.all_reduce` do not say it: a name of
+    `evenflow machines`, or a mapping; null: the machine that is sold with the GPU.
+    """
     costs: Costs = RooflineCosts(kind="roofline")
     """How long a micro-batch takes on a stage."""
     kv: KvConfig = KvConfig()
@@ -288,7 +294,7 @@ class RunConfig(Keys):
     """Factors on predicted seconds."""
     workers: Workers = EmulatedWorkers(kind="emulated")
     """Who computes in `evenflow run` and `serve`; a simulation has no workers."""
-    dispatch: Dispatch = "stage0"
+    dispatch: Literal["stage0", "eager", "engine_loop"] = "stage0"
     """When the policy is asked for a micro-batch: when stage 0 can take one, whenever the cap
     allows (`eager`), or in turns with waiting for one that is done (`engine_loop`).
     """
@@ -348,7 +354,8 @@ class RunConfig(Keys):
             ("dtype", self.dtype is not None, ("model",)),
             ("kv_dtype", self.kv_dtype is not None, ("model",)),
             ("link", self.link is not None, ("model",)),
-            ("nodes", self.nodes is not None, ("model", "link")),
+            ("nodes", self.nodes is not None, ("model",)),
+            ("machine", self.machine is not None, ("model",)),
             ("split: balanced", self.split == "balanced", ("model", "gpu")),
             ("expert_parallel", self.expert_parallel, ("model", "gpu")),
             ("data_parallel", self.data_parallel > 1, ("model", "gpu")),
@@ -414,16 +421,27 @@ class RunConfig(Keys):
 
     @property
     def wires(self) -> Wires:
-        """What connects the GPUs: as given, or else what the GPU's host has.
+        """What connects the GPUs: as given, else as in the machine, else as in the GPU's machine.
 
-        A single stage that says how its GPUs add up says all. UsageError for a GPU that is none.
+        A single stage that says how its GPUs add up says all. UsageError for what is unknown.
         """
         given = Wires(self.link, self.nodes, getattr(self.costs, "all_reduce", None))
-        alone = self.num_stages == 1 and (self.stage_gpus == 1 or given.all_reduce is not None)
-        if given.link is not None or alone or self.gpu is None or self.costs.kind == "affine":
+        home = self.home
+        if home is None:
             return given
-        host = HOSTS.get(gpu(self.gpu).name, given)
-        return host._replace(all_reduce=given.all_reduce or host.all_reduce)
+        link, nodes, all_reduce = Wires.of(home, self.pipeline_gpus)
+        return Wires(given.link or link, given.nodes or nodes, given.all_reduce or all_reduce)
+
+    @property
+    def home(self) -> str | MachineConfig | None:
+        """The machine that connects the GPUs; None where the run's own links do."""
+        all_reduce = getattr(self.costs, "all_reduce", None)
+        alone = self.num_stages == 1 and (self.stage_gpus == 1 or all_reduce is not None)
+        if self.machine is not None:
+            return self.machine
+        if self.link is not None or alone or self.gpu is None or self.costs.kind == "affine":
+            return None
+        return gpu(self.gpu).machine or None
 
     def fabric(self) -> Fabric | None:
         """Return what connects the GPUs of a stage; None if no link is known."""
@@ -452,8 +470,11 @@ class RunConfig(Keys):
 
     def _wires_in_words(self) -> Iterator[str]:
         link, nodes, all_reduce = self.wires
+        if self.home is not None:
+            name = self.home if isinstance(self.home, str) else self.home.name or "as given"
+            yield f"machine {name}{self._default('machine')}"
         if link is not None:
-            yield f"link {link_words(link)}{self._default('link')}"
+            yield f"link {link_words(link)}"
             if nodes is not None:
                 yield f"{link_words(nodes.link)} between nodes of {nodes.gpus}"
         elif self.num_stages > 1:

@@ -1,15 +1,35 @@
-"""What travels through the stages together: chunks of prompts and a group of decodes.
-
-Knows the numbers of a micro-batch, also of one that is padded, as in classic static batching, where
-every sequence costs as much as the longest; not what they cost.
-"""
+"""Micro-batches: chunks of prompts and a group of decodes that pass through the stages together."""
 
 from __future__ import annotations
 
 from collections import abc
+from typing import NamedTuple
 
-from evenflow.core.decodes import DecodeGroup, Rectangle, Sequence
-from evenflow.costs.base import ChunkShape, Span, Work
+from evenflow.compiled import mypyc_attr
+from evenflow.core.decodes import DecodeGroup, Sequence
+
+
+class Span(NamedTuple):
+    """Prompt tokens [start, stop)."""
+
+    start: int
+    stop: int
+
+
+class Work(NamedTuple):
+    """A micro-batch reduced to the numbers that cost time.
+
+    Before it is computed, `swapped_pages` KV pages of `swapped_rows` rows are copied to or from the
+    host.
+    """
+
+    chunks: tuple[Span, ...] = ()
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    decode_context: int = 0
+    sampled_rows: int = 0
+    swapped_rows: int = 0
+    swapped_pages: int = 0
 
 
 class Chunk:
@@ -29,21 +49,20 @@ class Chunk:
         self.epoch = epoch
 
 
-class MicroBatch:
-    """What travels through the stages together.
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Notes:
+    """What the queues of an engine remember of a micro-batch until it returns."""
 
-    `decodes` is the group of sequences that decode (None: no decode). They compute `decode_tokens`
-    tokens: one each, or with speculative decoding the proposals too. `decode_context` is the number
-    of tokens they attend to, before this step, summed. `sampled_rows` tokens need logits: every
-    decode token and every last chunk. `output_tokens` come out when the micro-batch returns: as
-    many, or with speculative decoding those that are accepted. `free_pages` counts the pages left
-    when the micro-batch was scheduled, and `kv_tokens` the token slots that are filled in the
-    others, its own tokens included. `charged` is the work that costs time where it is not just that
-    of the sequences: padding, or pages copied to and from the host. Of decodes that were preempted
-    on the way, `preempted` says which, and how many tokens each is still to get. Where decodes run
-    ahead, `ahead` has those that get a token, by request id, and how many they then have. Its
-    decodes go on in the slot that sent it. `parts` are those of engines that step together; of
-    their numbers it has the sums, and of their sequences none.
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class MicroBatch:
+    """Work that travels through the stages together.
+
+    `decodes` is a group (None: no decode) that computes `decode_tokens` and attends to
+    `decode_context` tokens before this step, summed. `sampled_rows` tokens need logits: decode
+    tokens and last chunks. `output_tokens` come out at the end. `free_pages` are left when it was
+    scheduled, and `kv_tokens` slots filled in the others, its own included. `charged` is the work
+    that costs time where that differs from the above.
 
     NOTE: no dataclass, whose constructor mypyc does not compile.
     """
@@ -61,8 +80,6 @@ class MicroBatch:
         free_pages: int,
         output_tokens: int,
         kv_tokens: int = 0,
-        slot: int = 0,
-        parts: abc.Sequence[MicroBatch] = (),
     ) -> None:
         self.batch_id = batch_id
         self.scheduled_s = scheduled_s
@@ -75,67 +92,11 @@ class MicroBatch:
         self.free_pages = free_pages
         self.output_tokens = output_tokens
         self.kv_tokens = kv_tokens
-        self.slot = slot
         self.charged: Work | None = None
-        self.preempted: abc.Sequence[tuple[Sequence, int]] = ()
-        self.ahead: dict[int, tuple[Sequence, int]] | None = None
-        self.parts = parts
+        self.notes: Notes | None = None
 
     @property
     def num_tokens(self) -> int:
         """Tokens that are computed, padding included."""
         charged = self.charged or self
         return charged.prefill_tokens + charged.decode_tokens
-
-    def sequences(self) -> list[Sequence]:
-        """The sequences of the micro-batch, prefill chunks first."""
-        decoding = list(self.decodes.sequences()) if self.decodes is not None else []
-        return [chunk.sequence for chunk in self.chunks] + decoding
-
-
-def joined(parts: abc.Sequence[MicroBatch], batch_id: int) -> MicroBatch:
-    """Return what engines that step together send as one micro-batch."""
-    (scheduled_s,) = {part.scheduled_s for part in parts}
-    return MicroBatch(
-        batch_id,
-        scheduled_s,
-        chunks=(),
-        decodes=None,
-        prefill_tokens=sum(part.prefill_tokens for part in parts),
-        decode_tokens=sum(part.decode_tokens for part in parts),
-        decode_context=sum(part.decode_context for part in parts),
-        sampled_rows=sum(part.sampled_rows for part in parts),
-        free_pages=sum(part.free_pages for part in parts),
-        output_tokens=sum(part.output_tokens for part in parts),
-        kv_tokens=sum(part.kv_tokens for part in parts),
-        parts=parts,
-    )
-
-
-def rectangle(chunks: abc.Sequence[ChunkShape]) -> Rectangle:
-    """Return the rectangle around the prompts that end with these chunks."""
-    return Rectangle(len(chunks), max(chunk.stop for chunk in chunks))
-
-
-def padded_work(
-    chunks: abc.Sequence[ChunkShape], group: DecodeGroup | None, row_tokens: int = 1
-) -> Work:
-    """Return what a micro-batch has to compute when it is padded.
-
-    Each chunk has as many tokens as the longest and ends where the last one ends. Decodes are those
-    of all rows of the group's rectangle, also where the sequence has ended, each attending to the
-    longest prompt and the tokens decoded since, and computing `row_tokens` tokens.
-    """
-    rows = context = longest = stop = 0
-    if group is not None:
-        rows, context = len(group), group.context
-        if group.rectangle is not None:
-            rows = group.rectangle.rows
-            context = rows * (group.rectangle.prompt_tokens + group.tick)
-    if chunks:
-        longest = max(chunk.stop - chunk.start for chunk in chunks)
-        stop = max(chunk.stop for chunk in chunks)
-    spans = (Span(stop - longest, stop),) * len(chunks)
-    decode_tokens = rows * row_tokens
-    sampled_rows = len(chunks) + decode_tokens
-    return Work(spans, longest * len(chunks), decode_tokens, context, sampled_rows)

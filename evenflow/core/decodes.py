@@ -1,9 +1,7 @@
-"""Sequences, the groups in which they decode together, and the groups that are ready.
+"""Sequences, the groups in which they decode together, and the queue of ready groups.
 
-Sequences that decode together advance together, so a group keeps one tick; what a sequence needs
-later (its next page, its end) waits in a bucket under the tick at which it happens: a step costs
-O(changes), not O(sequences). Speculative groups gain several tokens a step. Knows no policy, no
-pool and no clock.
+Sequences that decode together advance together, so a group keeps one tick. The next page and the
+end of a sequence wait in buckets under their ticks: a step costs O(changes), not O(sequences).
 """
 
 from __future__ import annotations
@@ -11,26 +9,21 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass, field
 from heapq import nsmallest
-from itertools import accumulate, chain, islice, repeat
-from operator import mul
+from itertools import chain, islice, repeat
 from typing import NamedTuple
 
+from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import Holder
-from evenflow.sums import plain_sum
 
 
 @dataclass(slots=True, eq=False)
 class Sequence(Holder):
     """The serving state of one request, owned by the Batcher.
 
-    Lengths: `0 <= computed <= prompt_tokens`, where `prompt_tokens` is what the current prefill
-    must compute (the prompt, plus what was generated before a preemption) and `computed` what has
-    been scheduled of it, or kept. A decoding sequence attends to `context` tokens. `order` numbers
-    arrivals. `epoch` counts preemptions, so that a result from before one is recognised; `owed`
-    micro-batches have such results of it, and until they return it waits. An `aborted` sequence is
-    still there only while micro-batches compute with its pages. Of its prompt `cached_tokens` were
-    never computed; `left_out` counts those that a prefill which was cut short left out. The last
-    chunk of the prompt was sent at `prefilled_s`.
+    `prompt_tokens` is what the current prefill must compute: the prompt, and after a preemption the
+    output so far. `computed` of it has been scheduled, or kept. `cached_tokens` of the prompt were
+    never computed; the last `left_out` never are, where a prefill ends early. `order` numbers
+    arrivals, `epoch` counts preemptions. An `aborted` sequence waits for micro-batches to return.
     """
 
     prompt_tokens: int
@@ -39,13 +32,11 @@ class Sequence(Holder):
     chunks_in_flight: int = 0
     generated: int = 0
     epoch: int = 0
-    owed: int = 0
     decoding: bool = False
     aborted: bool = False
     cached_tokens: int = 0
     left_out: int = 0
     first_scheduled_s: float = float("nan")
-    prefilled_s: float = float("nan")
     first_token_s: float = float("nan")
     last_token_s: float = float("nan")
     completion_s: float = float("nan")
@@ -62,7 +53,7 @@ class Sequence(Holder):
 
     @property
     def held_tokens(self) -> int:
-        """Tokens in its pages: what is computed, and of a decode all but the last one generated."""
+        """Tokens in its pages: the computed ones, of a decode all but the last one generated."""
         if self.decoding:
             return self.request.prompt_tokens + self.generated - 1 - self.left_out
         return self.computed
@@ -76,37 +67,19 @@ class DecodeLengths(NamedTuple):
     predicted_output_tokens: int | None
 
 
-class Rectangle(NamedTuple):
-    """What the sequences of a padded batch are padded to: `rows` prompts of `prompt_tokens`."""
-
-    rows: int
-    prompt_tokens: int
-
-
 Buckets = dict[int, list[Sequence]]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DecodeGroup:
     """Sequences that decode in lock-step: an ordered handle with its length and total context.
 
-    `members` maps request ids to sequences, in the order in which they joined. `context` is the
-    number of tokens they attend to, summed. `last_s` is when those that have stepped together last
-    got a token; a member that joined since then remembers its own time. A step yields `stride`
-    tokens a member: one, unless tokens are speculated. `rectangle` is what the group is padded to,
-    where it is.
+    `members` are by request id, in the order in which they joined; they attend to `context` tokens,
+    summed. `last_s` is when the group last stepped; a member that joined since then has its own
+    last time. A step yields `stride` tokens a member (here one).
     """
 
-    __slots__ = (
-        "_fresh",
-        "context",
-        "finish_at",
-        "last_s",
-        "members",
-        "page_at",
-        "rectangle",
-        "stride",
-        "tick",
-    )
+    __slots__ = ("_fresh", "context", "finish_at", "last_s", "members", "page_at", "stride", "tick")
 
     def __init__(self) -> None:
         self.members: dict[int, Sequence] = {}
@@ -115,7 +88,6 @@ class DecodeGroup:
         self.stride = 1
         self.context = 0
         self.last_s = float("nan")
-        self.rectangle: Rectangle | None = None
         self.page_at: Buckets = {}
         self.finish_at: Buckets = {}
 
@@ -130,21 +102,17 @@ class DecodeGroup:
         return iter(self.members.values())
 
     def empty(self) -> DecodeGroup:
-        """Return a group of the same kind without sequences."""
+        """Return a group of the same kind without members."""
         return type(self)()
 
     def limit_of(self, seq: Sequence) -> int:
-        """Return with how many output tokens a member leaves the group by itself."""
+        """Return the output tokens with which a member leaves the group by itself."""
         return seq.request.output_tokens
 
     @property
     def next_tokens(self) -> int:
-        """Tokens that the next step yields; a sequence that reaches its end yields fewer."""
-        stop = self.tick + self.stride
-        excess = sum(
-            (stop - tick) * len(self.finish_at.get(tick, ())) for tick in range(self.tick + 1, stop)
-        )
-        return len(self.members) * self.stride - excess
+        """Tokens that the next step yields."""
+        return len(self.members)
 
     def context_of(self, seq: Sequence) -> int:
         return seq.base + self.tick
@@ -199,12 +167,12 @@ class DecodeGroup:
         return context
 
     def settle(self, seq: Sequence) -> None:
-        """Bring the sequence's own count of generated tokens up to date."""
+        """Bring the sequence's count of generated tokens up to date."""
         seq.generated += self.tick - seq.joined_tick
         seq.joined_tick = self.tick
 
     def split(self, count: int, page_tokens: int, *, last: bool = False) -> DecodeGroup:
-        """Move the first `count` members, or the last, into a group of their own."""
+        """Move the first `count` members, or the last, into another group."""
         members = self.members.values()
         first = list(islice(reversed(members) if last else members, count))
         part = self.empty()
@@ -219,16 +187,12 @@ class DecodeGroup:
             self.join(seq, other.leave(seq), page_tokens)
 
     def due_pages(self) -> list[Sequence]:
-        """Return the sequences whose next token needs a new page."""
+        """Return the sequences whose next step needs a new page."""
         return self.page_at.get(self.tick, [])
 
     def grow(self, pages: list[int], page_tokens: int) -> None:
         """Give one page to each sequence that is due."""
-        for tick in range(self.tick, self.tick + self.stride):
-            count = len(self.page_at.get(tick, ()))
-            if count:
-                self._grow_at(tick, pages[:count], page_tokens)
-                pages = pages[count:]
+        self._grow_at(self.tick, pages, page_tokens)
 
     def _grow_at(self, tick: int, pages: list[int], page_tokens: int) -> None:
         due = self.page_at.pop(tick)
@@ -244,11 +208,7 @@ class DecodeGroup:
             self.page_at.setdefault(later, []).extend(again)
 
     def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Sequence]:
-        """Record one token for every member at `now_s`; return the members that end with it.
-
-        Appends the times since each member's previous token to `gap_s`, with how many members they
-        hold for. Those that end have left the group.
-        """
+        """Record one token for every member, and the gaps; return the members that end."""
         size = settled = len(self.members)
         if self._fresh:
             settled -= len(self._fresh)
@@ -279,100 +239,27 @@ def _discard(buckets: Buckets, tick: int, seq: Sequence) -> None:
         del buckets[tick]
 
 
-@dataclass(frozen=True, slots=True)
-class Speculation:
-    """Tokens are proposed in a step, each of which is accepted with a probability of its own.
-
-    `acceptance`: these probabilities, from 0 to 1, if the proposals before it were accepted.
-    """
-
-    acceptance: tuple[float, ...]
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Decoding:
+    """A decode step as papers have it: one row, and one token, a sequence."""
 
     @property
-    def verified_tokens(self) -> int:
-        """Tokens that a sequence computes in a step: the proposals and the last sure token."""
-        return len(self.acceptance) + 1
+    def row_tokens(self) -> int:
+        """Tokens that a sequence computes in a step."""
+        return 1
 
-    @property
-    def tokens_per_step(self) -> float:
-        """Expected tokens that a sequence gains in a step: 1 + a1 + a1 a2 + ... + a1 ... ak.
-
-        The first wrong proposal ends the step and is replaced by a right token; if all are right,
-        the step yields one more (Leviathan et al., 2023, equation 1).
-        """
-        return plain_sum(accumulate(self.acceptance, mul, initial=1.0))
+    def group(self) -> DecodeGroup:
+        """Return a group of decodes without members."""
+        return DecodeGroup()
 
 
-class SpeculativeGroup(DecodeGroup):
-    """Sequences that gain several tokens together in a step, `tokens_per_step` on average.
-
-    Every member of the group gains the same whole number of tokens in a step: what is left over
-    from the average is carried to the next step, so n steps yield the average times n, rounded.
-    Known error: real sequences accept independently, so real latencies spread more.
-    """
-
-    __slots__ = ("_carry", "_tokens_per_step")
-
-    def __init__(self, tokens_per_step: float, carry: float = 0.5) -> None:
-        super().__init__()
-        self._tokens_per_step = tokens_per_step
-        self._carry = carry + tokens_per_step
-        self.stride = int(self._carry)
-
-    def empty(self) -> SpeculativeGroup:
-        """Return a group without sequences that goes on at the same point."""
-        return SpeculativeGroup(self._tokens_per_step, self._carry - self._tokens_per_step)
-
-    def due_pages(self) -> list[Sequence]:
-        """Return the sequences whose next step needs a new page."""
-        ticks = range(self.tick, self.tick + self.stride)
-        return [seq for tick in ticks for seq in self.page_at.get(tick, ())]
-
-    def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Sequence]:
-        """Record the tokens of a step, which come together; return the members that end."""
-        finished: list[Sequence] = []
-        for _ in range(self.stride):
-            if self.members:
-                finished += super().step(now_s, gap_s, gap_count)
-        self._carry += self._tokens_per_step - self.stride
-        self.stride = int(self._carry)
-        return finished
-
-
-class AheadGroup(DecodeGroup):
-    """Sequences that step when they are sent: lengths run ahead of the tokens that are there.
-
-    The times of tokens are the sequences' own. A member goes on up to the limit of its output: that
-    a token ends it before is known when the token is there, and then one more is on its way.
-    """
-
-    __slots__ = ()
-
-    def limit_of(self, seq: Sequence) -> int:
-        """Return with how many output tokens a member leaves the group by itself."""
-        return seq.request.output_limit
-
-    def leave(self, seq: Sequence) -> int:
-        """Remove a sequence; return the number of tokens it attends to."""
-        last_token_s = seq.last_token_s
-        context = super().leave(seq)
-        seq.last_token_s = last_token_s
-        return context
-
-    def sent(self) -> AheadGroup:
-        """Return what is sent of a group: its members and their lengths as they are now."""
-        copy = AheadGroup()
-        copy.members = dict(self.members)
-        copy.context = self.context
-        return copy
+ONE_TOKEN = Decoding()
 
 
 class ReadyQueue:
     """Groups in the order in which they returned; `num_sequences` counts their members.
 
-    Taking whole groups costs O(1) a group; taking part of one costs O(members that move). Which
-    members of a group go first is deterministic; it is by arrival, or the last row first, only
-    where that is the order asked for.
+    Taking whole groups costs O(1) a group; taking part of one costs O(members that move).
     """
 
     __slots__ = ("_page_tokens", "groups", "num_sequences")
@@ -397,7 +284,7 @@ class ReadyQueue:
             self.groups.remove(group)
 
     def due_pages(self, count: int, order: str) -> int:
-        """Return how many of the first `count` members need a page for their next token."""
+        """Return how many of the first `count` members need a page for their next step."""
         if count >= self.num_sequences:
             return sum(len(group.due_pages()) for group in self.groups)
         return sum(
@@ -419,7 +306,7 @@ class ReadyQueue:
         return taken
 
     def top_up(self, group: DecodeGroup, count: int, order: str) -> DecodeGroup:
-        """Return the group with as many more members as are there and it needs to have `count`."""
+        """Return the group with as many more members as there are, up to `count`."""
         missing = min(count - len(group), self.num_sequences)
         if not missing:
             return group
@@ -450,14 +337,9 @@ class ReadyQueue:
 
     def first(self, count: int, order: str) -> list[tuple[DecodeGroup, Sequence]]:
         """Return the first `count` members in `order`, each after its group."""
-        if order == "last_row":
-            last_first = [
-                zip(repeat(group), reversed(group.members.values()), strict=False)
-                for group in reversed(self.groups)
-            ]
-            return list(islice(chain(*last_first), count))
-        groups = self.groups if order != "last_returned" else self.groups[::-1]
-        members = chain(*[zip(repeat(group), group.sequences(), strict=False) for group in groups])
+        groups = self.groups[::-1] if order in ("last_returned", "last_row") else self.groups
+        turned = reversed if order == "last_row" else iter
+        pairs = chain(*(zip(repeat(g), turned(g.members.values()), strict=False) for g in groups))
         if order == "arrival":
-            return nsmallest(count, members, key=lambda member: member[1].order)
-        return list(islice(members, count))
+            return nsmallest(count, pairs, key=lambda member: member[1].order)
+        return list(islice(pairs, count))

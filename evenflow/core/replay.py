@@ -1,7 +1,4 @@
-"""Replay: a recorded run's inputs through a fresh Batcher must give the same decisions.
-
-This is how a run of either world is checked against the rules, whatever the noise of the machine.
-"""
+"""Replay: a recorded run's inputs through a fresh Batcher must give the same decisions."""
 
 from __future__ import annotations
 
@@ -11,11 +8,11 @@ from typing import Any, NamedTuple
 from evenflow.core.batch import MicroBatch
 from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
-from evenflow.core.request import Handover, Request
+from evenflow.core.request import Request
 
 
 class Decision(NamedTuple):
-    """What a micro-batch held: (request, start, stop) of its chunks, and its decoding requests."""
+    """The content of a micro-batch: (request, start, stop) of its chunks, and its decodes."""
 
     chunks: tuple[tuple[int, int, int], ...]
     decodes: tuple[int, ...]
@@ -38,26 +35,14 @@ class Completed(NamedTuple):
     finished: tuple[int, ...]
 
 
-class Aborted(NamedTuple):
-    request_id: int
+class Call(NamedTuple):
+    """A call of a Batcher's method `verb` that has no answer: a client leaves, or KV comes."""
+
+    verb: str
+    argument: Any
 
 
-class Released(NamedTuple):
-    request_id: int
-
-
-class Reserved(NamedTuple):
-    handover: Handover
-
-
-class Adopted(NamedTuple):
-    request_id: int
-
-
-Entry = Added | Asked | Completed | Aborted | Released | Reserved | Adopted
-
-VERBS = {Aborted: "abort", Released: "release", Reserved: "reserve", Adopted: "adopt"}
-"""What a Batcher is told and does not answer: a client leaves, or pages come and go with KV."""
+Entry = Added | Asked | Completed | Call
 
 
 class RecordingBatcher(Batcher):
@@ -68,16 +53,16 @@ class RecordingBatcher(Batcher):
     ) -> None:
         super().__init__(*args, **options)
         self.journal: list[Entry] = []
-        self._record = self.journal.append if record is None else record
+        self.record = self.journal.append if record is None else record
 
     def add(self, request: Request) -> str | None:
         refusal = super().add(request)
-        self._record(Added(request, refusal))
+        self.record(Added(request, refusal))
         return refusal
 
     def next(self, now_s: float) -> MicroBatch | None:
         batch = super().next(now_s)
-        self._record(Asked(now_s, decision_of(batch)))
+        self.record(Asked(now_s, decision_of(batch)))
         return batch
 
     def complete(
@@ -85,29 +70,17 @@ class RecordingBatcher(Batcher):
     ) -> list[Sequence]:
         finished = super().complete(batch, now_s, stopped)
         ids = tuple(seq.request.request_id for seq in finished)
-        self._record(Completed(now_s, batch.batch_id, tuple(stopped), ids))
+        self.record(Completed(now_s, batch.batch_id, tuple(stopped), ids))
         return finished
 
     def abort(self, request_id: int) -> Sequence:
         seq = super().abort(request_id)
-        self._record(Aborted(request_id))
+        self.record(Call("abort", request_id))
         return seq
-
-    def release(self, request_id: int) -> None:
-        super().release(request_id)
-        self._record(Released(request_id))
-
-    def reserve(self, handover: Handover) -> None:
-        super().reserve(handover)
-        self._record(Reserved(handover))
-
-    def adopt(self, request_id: int) -> None:
-        super().adopt(request_id)
-        self._record(Adopted(request_id))
 
 
 def decision_of(batch: MicroBatch | None) -> Decision | None:
-    """Return what a micro-batch holds; read it before the micro-batch completes."""
+    """Return the content of a micro-batch; read it before the micro-batch completes."""
     if batch is None:
         return None
     chunks = tuple((c.sequence.request.request_id, c.start, c.stop) for c in batch.chunks)
@@ -120,11 +93,10 @@ def replay(journal: Iterable[Entry], batcher: Batcher) -> str | None:
 
     ValueError for an input that cannot follow those before it: no run recorded that.
     """
-    in_flight: dict[int, MicroBatch] = {}
     for position, entry in enumerate(journal):
-        place = f"entry {position} ({type(entry).__name__})"
+        place = f"entry {position} ({getattr(entry, 'verb', type(entry).__name__)})"
         try:
-            outcome, expected = _again(entry, batcher, in_flight)
+            outcome, expected = _again(entry, batcher)
         except (KeyError, ValueError) as error:
             raise ValueError(f"{place}: cannot follow those before it: {error}") from None
         if outcome != expected:
@@ -132,21 +104,19 @@ def replay(journal: Iterable[Entry], batcher: Batcher) -> str | None:
     return None
 
 
-def _again(
-    entry: Entry, batcher: Batcher, in_flight: dict[int, MicroBatch]
-) -> tuple[object, object]:
-    """Hand on one input; return what came of it, and what did when it was recorded."""
-    if isinstance(entry, Added):
-        return batcher.add(entry.request), entry.refusal
-    if isinstance(entry, Asked):
-        batch = batcher.next(entry.now_s)
-        if batch is not None:
-            in_flight[batch.batch_id] = batch
-        return decision_of(batch), entry.decision
-    if isinstance(entry, Completed):
-        if entry.batch_id not in in_flight:
-            raise ValueError(f"micro-batch {entry.batch_id} is not in flight")
-        sequences = batcher.complete(in_flight.pop(entry.batch_id), entry.now_s, entry.stopped)
-        return tuple(seq.request.request_id for seq in sequences), entry.finished
-    getattr(batcher, VERBS[type(entry)])(*entry)
-    return None, None
+def _again(entry: Entry, batcher: Batcher) -> tuple[object, object]:
+    """Repeat one input; return its outcome, and the recorded one."""
+    match entry:
+        case Added(request, refusal):
+            return batcher.add(request), refusal
+        case Asked(now_s, decision):
+            return decision_of(batcher.next(now_s)), decision
+        case Completed(now_s, batch_id, stopped, finished):
+            batch = batcher.queues.in_flight.get(batch_id)
+            if batch is None:
+                raise ValueError(f"micro-batch {batch_id} is not in flight")
+            sequences = batcher.complete(batch, now_s, stopped)
+            return tuple(seq.request.request_id for seq in sequences), finished
+        case Call(verb, argument):
+            getattr(batcher, verb)(argument)
+            return None, None

@@ -1,7 +1,7 @@
-"""Which of several pipelines gets the next request; the same in both worlds.
+"""The router that divides requests among pipelines; the same in both worlds.
 
-Knows how many requests each has that are not done, and which was sent which prefix; nothing of
-what happens to a request there, nor what is still in a cache.
+Knows how many requests each has that are not done, and which was sent which prefix; not what is
+still in a cache.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from operator import attrgetter
-from typing import Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from evenflow.core.request import Request
 
 Router = Literal["round_robin", "least_outstanding", "prefix_affinity"]
-"""Which pipeline gets the next request: each in turn; the one with the fewest requests that are
-not done, the first of equals; or one that was sent the longest part of its prefix before."""
+"""The pipeline of the next request: each in turn; the one with the fewest requests that are not
+done, the first of equals; or one that was sent the longest part of its prefix before."""
 
 
 class Target(Protocol):
@@ -35,13 +35,7 @@ def router_of(router: Router, pipelines: Sequence[Some]) -> Callable[[Request], 
         return lambda _: next(turns)
     if router == "least_outstanding":
         return lambda _: min(pipelines, key=attrgetter("outstanding"))
-    affinity = PrefixAffinity(len(pipelines))
-
-    def choose(request: Request) -> Some:
-        index = affinity.choose(request, lambda index: pipelines[index].outstanding)
-        return pipelines[index]
-
-    return choose
+    return PrefixAffinity(pipelines).choose
 
 
 class _Node:
@@ -54,31 +48,32 @@ class _Node:
         self.replicas: set[int] = set()
 
 
-class PrefixAffinity:
+class PrefixAffinity(Generic[Some]):
     """Sends a request where the longest part of its prompt's prefix was sent before.
 
-    Of several such replicas the one with the least load; and of all replicas where less than half
-    of the prompt matches, so that a prefix that all requests share (a system prompt) does not send
-    them all to one.
+    Of several such pipelines the one with the fewest requests; of all pipelines where less than
+    half of the prompt matches, so that a prefix that all requests share (a system prompt) does not
+    send them all to one.
     """
 
-    def __init__(self, replicas: int) -> None:
+    def __init__(self, pipelines: Sequence[Some]) -> None:
+        self._pipelines = pipelines
         self._root = _Node()
-        self._root.replicas.update(range(replicas))
+        self._root.replicas.update(range(len(pipelines)))
 
-    def choose(self, request: Request, load: Callable[[int], int]) -> int:
-        """Return the replica for a request, and remember that it was sent there."""
+    def choose(self, request: Request) -> Some:
+        """Return the pipeline for a request, and remember that it was sent there."""
         node, blocks, matched = self._root, _prompt_blocks(request), 0
         while matched < len(blocks) and blocks[matched] in node.children:
             node = node.children[blocks[matched]]
             matched += 1
         candidates = node.replicas if 2 * matched >= len(blocks) else self._root.replicas
-        chosen = min(sorted(candidates), key=load)
+        chosen = min(sorted(candidates), key=lambda index: self._pipelines[index].outstanding)
         node = self._root
         for block in blocks:
             node = node.children.setdefault(block, _Node())
             node.replicas.add(chosen)
-        return chosen
+        return self._pipelines[chosen]
 
 
 def _prompt_blocks(request: Request) -> tuple[int, ...]:

@@ -1,28 +1,28 @@
-"""What a simulation needs to know: requests, deployment and policy, all of them resolved."""
+"""A world: requests, deployment and policy, all of them resolved."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from evenflow.core.batcher import Batcher
-from evenflow.core.decodes import Speculation
-from evenflow.core.kv import KvCache, PagePool, PrefixCache, RadixCache
+from evenflow.core.decodes import ONE_TOKEN, Decoding
+from evenflow.core.kv import KvCache, PagePool
+from evenflow.core.loop import Loop, Owner, Pipeline
 from evenflow.core.request import LATEST_S, Request
 from evenflow.core.routing import Router
+from evenflow.core.rules import rules_of
 from evenflow.core.scheduling import Scheduler
 from evenflow.costs import StageCost
 from evenflow.errors import UsageError
+from evenflow.results.recorder import Recorder
 from evenflow.runtimes import RuntimeOverheads
-
-Dispatch = Literal["stage0", "eager", "engine_loop"]
 
 
 class Link(NamedTuple):
-    """The link between neighbouring stages: it is busy for `per_token_s` seconds a token, and the
-    activations arrive `latency_s` later. `shared`: all hops queue for one link, else each has its
-    own.
+    """The link between neighbouring stages: busy for `per_token_s` seconds a token, and the
+    activations arrive `latency_s` later. `shared`: all hops queue for one link.
     """
 
     per_token_s: float
@@ -30,36 +30,20 @@ class Link(NamedTuple):
     shared: bool = False
 
 
-class PromptWait(NamedTuple):
-    """How long prompts wait, in steps, until all of the engines that step together have one.
-
-    Once all have, and decodes, `batching_iters` steps more for further ones; without, at most
-    `timeout_iters`. Source: TensorRT-LLM's `attention_dp_config` with `enable_balance`.
-    """
-
-    timeout_iters: int
-    batching_iters: int
-
-
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class World:
-    """One simulation. Arrivals must be in order of time.
+    """One simulation or real run. Arrivals must be in order of time.
 
     `concurrency`: a closed loop, in which that many requests are in the system and each completion
-    lets the next one arrive (arrival times of `requests` are then ignored). `virtual_engines` > 1
-    gives each engine its own policy, one micro-batch in flight and an equal part of the pages (vLLM
-    V0); with `lock_step` they step together instead, so that a micro-batch of each is one of
-    all (data parallelism), and prompts wait for those of the others as `prompt_wait` says
-    (None: they do not). `dispatch`: the driver asks for a micro-batch when stage 0 can take
-    one (`stage0`) or whenever the cap allows (`eager`), or in turns with waiting for one
-    (`engine_loop`, see `evenflow.core.loop.EngineLoop`). `max_in_flight` None: no cap. `hop_links`
-    gives each hop between stages a link of its own kind, in place of `link`. `replicas` > 1: as
-    many pipelines of this kind, each with its own pages and policy, among which `router`
-    divides the requests. `prefix_cache`: requests share the pages of common prefixes. `swap`:
-    preempted requests are copied to the host and back; what the copies cost is up to `costs`
-    (SwapCost). `before`: what the same engines served earlier, one set of requests when the one
-    before is done; of it only their prefix caches are left. Raises UsageError for more engines
-    than pages, and for an arrival after LATEST_S.
+    lets the next one arrive (arrival times are then ignored). `virtual_engines` > 1 divides the
+    pages evenly among engines with a policy and one micro-batch in flight each. `dispatch`: the
+    driver asks for a micro-batch when stage 0 can take one (`stage0`) or whenever the cap allows
+    (`eager`). `max_in_flight` None: no cap. `hop_links` gives each hop between stages another link
+    than `link`. `replicas` > 1: as many pipelines, among which `router` divides the requests.
+    `prefix_cache`: requests share the pages of common prefixes. `before`: sets of requests that the
+    same engines served earlier, of which only the prefix caches are left. `loop`, with its
+    `loop_options`, `decoding` and `kv` name other kinds than the plain ones. Raises UsageError for
+    more engines than pages, and for an arrival after LATEST_S.
     """
 
     requests: Sequence[Request]
@@ -71,20 +55,20 @@ class World:
     page_tokens: int = 16
     max_in_flight: int | None = None
     virtual_engines: int = 1
-    lock_step: bool = False
-    prompt_wait: PromptWait | None = None
-    dispatch: Dispatch = "stage0"
+    dispatch: Literal["stage0", "eager"] = "stage0"
     pipelined_chunks: bool | None = None
     overheads: RuntimeOverheads = field(default_factory=RuntimeOverheads)
     link: Link | None = None
     hop_links: tuple[Link, ...] | None = None
     concurrency: int | None = None
-    speculation: Speculation | None = None
     replicas: int = 1
     router: Router = "round_robin"
     prefix_cache: bool = False
-    swap: bool = False
     before: tuple[Sequence[Request], ...] = ()
+    loop: type[Loop] = Loop
+    loop_options: Mapping[str, Any] = field(default_factory=dict)
+    decoding: Decoding = ONE_TOKEN
+    kv: type[KvCache] = KvCache
 
     def __post_init__(self) -> None:
         if self.virtual_engines > 1 and self.total_pages < self.virtual_engines:
@@ -92,9 +76,6 @@ class World:
                 f"virtual_engines: {self.virtual_engines} engines share {self.total_pages} KV "
                 "pages; at least one page each is right"
             )
-        if self.virtual_engines > 1 and self.dispatch == "engine_loop":
-            key = "data_parallel" if self.lock_step else "virtual_engines"
-            raise UsageError(f"dispatch: engine_loop is the loop of one engine; {key}: 1")
         if self.requests and not self.requests[-1].arrival_s <= LATEST_S:
             raise UsageError(
                 f"workload: the last request would arrive after {self.requests[-1].arrival_s:g} s; "
@@ -109,25 +90,38 @@ class World:
         `pages`: those of an engine of this world that has served its requests, caches and all.
         """
         scheduler = self.make_scheduler()
+        if pages is None:
+            sizes = self.total_pages // self.virtual_engines, self.page_tokens
+            make = rules_of(scheduler).prefix_cache if self.prefix_cache else PagePool
+            pages = make(*sizes)
+        alone = self.virtual_engines == 1 or self.loop.steps_together
         return made_by(
             scheduler,
-            KvCache(self._pages(scheduler) if pages is None else pages, swap=self.swap),
+            self.kv(pages),
             depth=self.depth,
-            max_in_flight=self.max_in_flight if self.virtual_engines == 1 or self.lock_step else 1,
+            max_in_flight=self.max_in_flight if alone else 1,
             max_model_len=self.max_model_len,
             pipelined_chunks=self.pipelined_chunks,
-            speculation=self.speculation,
-            asks_again=self.dispatch != "engine_loop",
+            decoding=self.decoding,
+            asks_again=self.loop.asks_again,
         )
 
-    def _pages(self, scheduler: Scheduler) -> PagePool:
-        total_pages = self.total_pages // self.virtual_engines
-        if not self.prefix_cache:
-            return PagePool(total_pages, self.page_tokens)
-        append_only = getattr(scheduler, "append_only_pages", False)
-        if getattr(scheduler, "radix_cache", False):
-            return RadixCache(total_pages, self.page_tokens)
-        return PrefixCache(total_pages, self.page_tokens, append_only=append_only)
+    def start(
+        self, engines: Collection[Batcher], pipeline: Pipeline, owner: Owner, recorder: Recorder
+    ) -> Loop:
+        """Return the loop that serves the requests with these engines."""
+        eager, options = self.dispatch == "eager", self.loop_options
+        return self.loop(engines, pipeline, owner, recorder, eager=eager, **options)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a RunResult says of the deployment."""
+        return {
+            "max_in_flight": self.max_in_flight,
+            "page_tokens": self.page_tokens,
+            "engines": 1 if self.loop.steps_together else self.virtual_engines,
+            "prefix_cache": self.prefix_cache,
+        }
 
     @property
     def hops(self) -> tuple[Link, ...]:

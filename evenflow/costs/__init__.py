@@ -3,7 +3,8 @@
 Knows specifications and the numbers of a micro-batch; no clock, no policy, no requests.
 """
 
-from evenflow.costs.base import AffineCost, BatchShape, StageCost, Work, decode_work, prefill_work
+from evenflow.core.batch import Work
+from evenflow.costs.base import AffineCost, BatchShape, StageCost, decode_work, prefill_work
 from evenflow.costs.collectives import Fabric, Measured, Ring, TwoLevel
 from evenflow.costs.estimates import balanced_layers, estimates, token_budget_for
 from evenflow.costs.modifiers import DraftedCost, GraphCost, RanksCost, ScaledCost, SwapCost

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from evenflow.compiled import mypyc_attr
+from evenflow.core.batch import Span, Work
 from evenflow.errors import Count, NonNegative, require_declared
 
 
 class ChunkShape(Protocol):
-    """Prompt tokens [start, stop) computed in one micro-batch; `types.Chunk` is one."""
+    """Prompt tokens [start, stop) computed in one micro-batch, as of a Chunk."""
 
     @property
     def start(self) -> int: ...
@@ -20,7 +21,7 @@ class ChunkShape(Protocol):
 
 
 class BatchShape(Protocol):
-    """The numbers of a micro-batch that cost time; `types.MicroBatch` and `Work` are such.
+    """The numbers that cost time, as of a MicroBatch or of Work.
 
     `decode_context` is the number of tokens the decoding rows attend to, before this step, summed.
     """
@@ -50,29 +51,6 @@ class StageCost(Protocol):
     def transfer_bytes(self, batch: BatchShape) -> float:
         """Return the bytes that cross from one stage to the next."""
         ...
-
-
-class Span(NamedTuple):
-    """Prompt tokens [start, stop)."""
-
-    start: int
-    stop: int
-
-
-class Work(NamedTuple):
-    """A micro-batch reduced to its numbers, for whoever asks for a cost without one.
-
-    Before it is computed, `swapped_pages` KV pages of `swapped_rows` rows are copied to or from the
-    host.
-    """
-
-    chunks: tuple[Span, ...] = ()
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    decode_context: int = 0
-    sampled_rows: int = 0
-    swapped_rows: int = 0
-    swapped_pages: int = 0
 
 
 def work_of(batch: BatchShape) -> Work:

@@ -11,7 +11,8 @@ from functools import cache
 from itertools import accumulate
 from typing import TypedDict
 
-from evenflow.costs.base import BatchShape, Span, StageCost, Work, decode_work, prefill_work
+from evenflow.core.batch import Span, Work
+from evenflow.costs.base import BatchShape, StageCost, decode_work, prefill_work
 from evenflow.costs.collectives import Fabric
 from evenflow.costs.roofline import RooflineCost
 from evenflow.errors import UsageError, require_counts, require_positive

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from evenflow.costs.base import BatchShape, Span, StageCost, Work, decode_work
+from evenflow.core.batch import Span, Work
+from evenflow.costs.base import BatchShape, StageCost, decode_work
 from evenflow.errors import UsageError, require_counts
 from evenflow.sums import plain_sum
 

@@ -21,10 +21,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
-from evenflow.core.request import Handover, Request
+from evenflow.core.request import Request
 from evenflow.core.world import World
+from evenflow.engines.handover import Handover, PoolBatcher
+from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError
 from evenflow.results.recorder import Blocks, Recorder
 from evenflow.results.run import (
@@ -227,7 +228,7 @@ class Pool(Protocol):
     there.
     """
 
-    engine: Batcher
+    engine: PoolBatcher
 
     def record(self, seq: Sequence) -> None: ...
     def changed(self, now_s: float) -> None: ...
@@ -402,7 +403,6 @@ class Pools:
             seq.first_scheduled_s,
         )
         if pool is self._mixed and self._stays(pool, handover):
-            pool.engine.release(request.request_id)
             pool.engine.reserve(handover)
             pool.adopt(request.request_id, now_s)
             return
@@ -446,9 +446,10 @@ class Pools:
         destination.changed(now_s)
 
 
-def _require_no_turns(name: str, engine: Batcher) -> None:
+def _require_no_turns(name: str, engine: PoolBatcher) -> None:
     """Raise UsageError for a policy that waits in questions: a pool is not asked while KV moves."""
-    if engine.in_turns:
+    rules = EngineRules.of(engine.scheduler)
+    if rules.ahead is not None or rules.slotted:
         raise UsageError(
             f"{name} pool: policy {engine.policy_name} counts the questions that it is asked, "
             "and a pool is asked none while KV moves; sarathi, or vllm_v1 without "

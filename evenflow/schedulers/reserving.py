@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import PagePool
+from evenflow.core.rules import Rules
 from evenflow.core.scheduling import Plan, View
+from evenflow.engines.padding import PaddedRules
 from evenflow.keys import Count
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Policy
@@ -57,6 +59,10 @@ class Static(Reserving):
 
     padded: bool = False
     """Whether each request costs as much as the longest of its batch."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rules = PaddedRules() if self.padded else Rules()
 
     def schedule(self, view: View) -> Plan:
         sizes = view.ready_group_sizes

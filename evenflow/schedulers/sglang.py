@@ -15,7 +15,10 @@ from pydantic import Field
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import PagePool
-from evenflow.core.scheduling import Decode, Order, Plan, Prefill, Prompt, Upkeep, View
+from evenflow.core.scheduling import Action, Order, Plan, Prefill
+from evenflow.engines.rules import EngineRules
+from evenflow.engines.upkeep import Upkeep
+from evenflow.engines.view import Decode, EnginePrompt, EngineView
 from evenflow.keys import Count, NonNegative
 from evenflow.schedulers.limits import Policy
 from evenflow.sums import plain_sum
@@ -54,8 +57,6 @@ class SGLang(Policy):
     step of prompts and where nobody runs (its SchedulerRecvSkipper).
     """
 
-    pipelined_chunks = preempted_last = radix_cache = True
-
     chunked_prefill_size: Count = 8192
     """Most prompt tokens of a micro-batch; longer prompts are cut."""
     max_prefill_tokens: Count = 16384
@@ -88,8 +89,8 @@ class SGLang(Policy):
 
     def __post_init__(self) -> None:
         chunk, depth = self.chunked_prefill_size, self.depth
-        self.slotted = not (depth == 1 if self.overlap is None else self.overlap)
-        if depth > 1 and not self.slotted:
+        slotted = not (depth == 1 if self.overlap is None else self.overlap)
+        if depth > 1 and not slotted:
             raise ValueError(f"overlap is for one stage, not {depth}; false is right")
         if chunk % self.page_tokens:
             what = f"chunked_prefill_size {chunk} is no multiple of"
@@ -97,9 +98,15 @@ class SGLang(Policy):
         if self.dynamic_chunking and (self.prefill_s is None or self.max_model_len is None):
             raise ValueError("dynamic_chunking needs max_model_len and a cost model")
         self.max_rows = self.pp_max_micro_batch_size or max(self.max_running_requests // depth, 1)
-        self.newest_first = self.mixed_chunk
-        self.leaves_out = self.page_tokens > 1 and (self.mixed_chunk or self.dynamic_chunking)
-        self.decodes_ahead = None if self.slotted else "question"
+        self.rules = EngineRules(
+            pipelined_chunks=True,
+            preempted_last=True,
+            cache="radix",
+            slotted=slotted,
+            ahead=None if slotted else "question",
+            newest_first=self.mixed_chunk,
+            cuts=self.page_tokens > 1 and (self.mixed_chunk or self.dynamic_chunking),
+        )
         self.new_token_ratio = self._most_ratio = min(0.7 * self.schedule_conservativeness, 1.0)
         self._slots: dict[int, Slot] = {}
         self._idles = self._passes = 0
@@ -113,9 +120,9 @@ class SGLang(Policy):
             return None
         return f"{tokens} tokens, a page of them spare, do not leave one of the pool"
 
-    def schedule(self, view: View) -> Iterator[Plan | Upkeep]:
+    def schedule(self, view: EngineView) -> Iterator[Plan | Action]:
         slot = self._slots.setdefault(view.slot, Slot())
-        running = view.ready_decodes if self.slotted else view.running - len(view.partials)
+        running = view.ready_decodes if self.rules.slotted else view.running - len(view.partials)
         slot.full &= running >= slot.running
         if view.idles != self._idles:
             self._idles, self.new_token_ratio = view.idles, self._most_ratio
@@ -134,8 +141,8 @@ class SGLang(Policy):
             yield from _go_on(ready)
 
     def _take_prompts(
-        self, view: View, slot: Slot, running: int
-    ) -> Generator[Upkeep, None, list[tuple[Prompt, int]]]:
+        self, view: EngineView, slot: Slot, running: int
+    ) -> Generator[Upkeep, None, list[tuple[EnginePrompt, int]]]:
         """Take the next chunk of the prompt under way, then prompts that wait, in order."""
         if view.asked <= self._decodes_until:
             return []
@@ -166,7 +173,7 @@ class SGLang(Policy):
             slot.full = yield from self._admit(room, places, waiting)
         return room.taken
 
-    def _received(self, view: View) -> Iterator[Prompt]:
+    def _received(self, view: EngineView) -> Iterator[EnginePrompt]:
         """Iterate over the prompts that wait and that the scheduler has been told of."""
         if self.scheduler_recv_interval == 1:
             return view.waiting
@@ -192,7 +199,7 @@ class SGLang(Policy):
                 return True
         return False
 
-    def _look_up(self, view: View) -> Iterator[Upkeep]:
+    def _look_up(self, view: EngineView) -> Iterator[Upkeep]:
         """Look up those that wait: to order them, or lest what they begin with is evicted."""
         if self.schedule_policy == "lpm" and view.num_waiting <= LOOKED_UP:
             yield Upkeep(waiting=_longest_prefix_first(view))
@@ -203,8 +210,8 @@ class SGLang(Policy):
         self._passes += 1
 
     def _prefill(
-        self, view: View, prompts: Sequence[tuple[Prompt, int]]
-    ) -> Iterator[Plan | Upkeep]:
+        self, view: EngineView, prompts: Sequence[tuple[EnginePrompt, int]]
+    ) -> Iterator[Plan | Action]:
         """Plan prompts; of those that are cut only the last goes on, the others decode."""
         cut = [prompt for prompt, tokens in prompts if tokens < prompt.remaining]
         spare_pages = len(prompts) if view.page_tokens > 1 else 0
@@ -219,7 +226,7 @@ class SGLang(Policy):
             ]
         )
 
-    def _decode(self, view: View, running: int) -> Iterator[Plan | Upkeep]:
+    def _decode(self, view: EngineView, running: int) -> Iterator[Plan | Action]:
         """Plan the decodes of a slot, without those whose last allowed token is in flight."""
         ready = view.ready_decodes
         short = view.decode_pages(ready, ORDER) > view.free_pages
@@ -238,7 +245,7 @@ class SGLang(Policy):
         else:
             yield Plan(kv_limited=short or view.num_waiting > 0)
 
-    def _retract(self, view: View) -> Iterator[Plan | Upkeep]:
+    def _retract(self, view: EngineView) -> Iterator[Plan | Action]:
         """Retract who has generated least until the others fit; estimate the ratio anew."""
         decodes = view.decodes
         while view.decode_pages(view.ready_decodes, ORDER) > view.free_pages:
@@ -293,24 +300,24 @@ class Room:
     length and no prefix cache (`walks`), it is looked ahead to the ends instead.
     """
 
-    view: View
+    view: EngineView
     chunk: int
     inputs: int
     planned: int
     ratio: float
     decodes: Sequence[Decode]
     reserved: float = field(init=False)
-    taken: list[tuple[Prompt, int]] = field(default_factory=list)
+    taken: list[tuple[EnginePrompt, int]] = field(default_factory=list)
     ends: list[tuple[float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         rest = ((min(one.output_limit - one.generated, CLIP), one) for one in self.decodes)
         self.reserved = self.planned + plain_sum(tokens * self.share(one) for tokens, one in rest)
 
-    def walks(self, prompt: Prompt) -> bool:
+    def walks(self, prompt: EnginePrompt) -> bool:
         return prompt.exact and not self.view.prefix_cache
 
-    def share(self, request: Decode | Prompt) -> float:
+    def share(self, request: Decode | EnginePrompt) -> float:
         """Return which share of the output it is allowed a request is thought to need."""
         return 1.0 if request.exact else self.ratio
 
@@ -331,12 +338,12 @@ class Room:
         """Return the tokens of as many whole pages as `tokens` fill."""
         return self.view.pages_for(tokens) * self.view.page_tokens
 
-    def next_chunk_of(self, prompt: Prompt) -> int:
+    def next_chunk_of(self, prompt: EnginePrompt) -> int:
         """Return the next chunk of the prompt under way, which goes on in however little room."""
         tokens = min(self.chunk, int(self.total))
         return min(tokens if tokens > 0 else self.chunk, prompt.remaining)
 
-    def chunk_of(self, prompt: Prompt) -> int:
+    def chunk_of(self, prompt: EnginePrompt) -> int:
         """Return how much of a prompt that fits is taken: all of it, or whole pages."""
         tokens = prompt.remaining
         if self.walks(prompt):
@@ -344,7 +351,7 @@ class Room:
         cut = self.chunk // self.view.page_tokens * self.view.page_tokens
         return tokens if self.paged(tokens) <= self.chunk else cut
 
-    def take(self, prompt: Prompt, tokens: int) -> None:
+    def take(self, prompt: EnginePrompt, tokens: int) -> None:
         """Take the next `tokens` of a prompt; with the last of them, all the output it may need."""
         self.taken.append((prompt, tokens))
         output = 0 if tokens < prompt.remaining else min(prompt.output_limit, CLIP)
@@ -354,7 +361,7 @@ class Room:
         self.planned += tokens + self.view.page_tokens
         self.reserved += tokens + self.view.page_tokens + output
 
-    def fits(self, prompt: Prompt) -> bool:
+    def fits(self, prompt: EnginePrompt) -> bool:
         """Say whether a prompt and its output fit beside all that is reserved.
 
         What is kept of it, but comes into pages that are free now, counts too.
@@ -366,10 +373,11 @@ class Room:
         output = min(max(prompt.output_limit - prompt.generated, 0), CLIP)
         return prompt.remaining + output + self.view.page_tokens < self.total - kept
 
-    def _lasts(self, prompt: Prompt, free: int) -> bool:
+    def _lasts(self, prompt: EnginePrompt, free: int) -> bool:
         """Walk through the ends to come: is anything of `free` left before each of them?"""
         if not self.ends:
-            those: list[Decode | Prompt] = [prompt, *self.decodes, *(one for one, _ in self.taken)]
+            taken = [one for one, _ in self.taken]
+            those: list[Decode | EnginePrompt] = [prompt, *self.decodes, *taken]
             self.ends = sorted(map(self._end, those), key=itemgetter(0))
         else:  # before the last at the latest, as there
             end = self._end(prompt)
@@ -382,17 +390,17 @@ class Room:
             free += held_tokens
         return True
 
-    def _end(self, request: Decode | Prompt) -> tuple[float, int]:
+    def _end(self, request: Decode | EnginePrompt) -> tuple[float, int]:
         """Return after how many steps a request ends, and the tokens that it holds now."""
         return request.output_limit * self.share(request) - request.generated, request.tokens
 
 
-def _go_on(decodes: int) -> Iterator[Plan | Upkeep]:
+def _go_on(decodes: int) -> Iterator[Plan | Action]:
     yield Upkeep(empty_pages=decodes)
     yield Plan(decodes=decodes, order=ORDER)
 
 
-def _longest_prefix_first(view: View) -> list[int]:
+def _longest_prefix_first(view: EngineView) -> list[int]:
     """Return those that wait by how much of them is cached, the most first.
 
     Of those that begin with the same tokens, little of them cached, all but the first go last.

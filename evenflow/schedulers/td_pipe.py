@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from evenflow.compiled import mypyc_attr
+from evenflow.core.rules import Rules
 from evenflow.core.scheduling import Order, Plan, Prompt, View
 from evenflow.errors import is_count
 from evenflow.keys import Count, Share, expect
@@ -183,7 +184,7 @@ class TDPipe(Policy):
     def __post_init__(self) -> None:
         if self.request_finish_ratio is None and (self.prefill_s is None or self.decode_s is None):
             raise ValueError("without request_finish_ratio it needs prefill_s and decode_s")
-        self.uncapped = True
+        self.rules = Rules(uncapped=True, predictor=self.predictor)
         self._prefill_s = self.prefill_s or (lambda tokens: 0.0)
         self._decode_s = self.decode_s or (lambda rows, context_tokens: 0.0)
         self.points = tuple(self.future_points or FUTURE_POINTS[self.variant])

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from evenflow.compiled import mypyc_attr
+from evenflow.core.rules import Rules
 from evenflow.core.scheduling import Plan, Prefill, Prompt, Victim, View, decodes_only
 from evenflow.errors import MOST
 from evenflow.keys import Count
@@ -295,7 +296,6 @@ class TokenThrottling(Policy):
     """
 
     def __post_init__(self) -> None:
-        self.pipelined_chunks = True
         for name, fixed in NOT_IN[self.variant].items():
             if getattr(self, name) != fixed:
                 raise ValueError(f"variant {self.variant} has no parameter {name}")
@@ -306,9 +306,12 @@ class TokenThrottling(Policy):
         self.adaptive = AdaptiveReserve() if self.reserve == "adaptive" else None
         self._most_rows = self.max_batch_rows or UNLIMITED
         self._turn = 0
-        self.leaves_out = self.variant == "code"
+        self.rules = Rules(pipelined_chunks=True)
         self._whole: Sarathi | PackageRules | None = None
-        if self.leaves_out:
+        if self.variant == "code":
+            from evenflow.engines.rules import EngineRules
+
+            self.rules = EngineRules(pipelined_chunks=True, cuts=True)
             self._whole = PackageRules(throttle, self.kv_thresh)
         elif self.coupled:
             budget, rows = self.max_prefill, self.max_batch_rows

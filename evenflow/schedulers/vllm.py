@@ -13,6 +13,7 @@ from typing import Literal
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import PagePool
 from evenflow.core.scheduling import Plan, Prefill, View, decodes_only
+from evenflow.engines.rules import EngineRules
 from evenflow.keys import Count
 from evenflow.schedulers.admission import UNLIMITED, Room
 from evenflow.schedulers.limits import Fraction, Policy
@@ -104,6 +105,14 @@ def most_urgent(view: View, most: int, tokens: int) -> Generator[Plan, None, int
     return tokens
 
 
+AHEAD: dict[bool | str, Literal["question", "round"] | None] = {
+    False: None,
+    "v1": "question",
+    "v2": "round",
+}
+"""When a decode may go again, by the model runner of `async_scheduling`."""
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class VLLMV1(Policy):
@@ -136,9 +145,13 @@ class VLLMV1(Policy):
             raise ValueError(f"max_num_batched_tokens {limits}: a decode of each has to fit")
         if self.async_scheduling == "v1" and self.depth > 1:
             raise ValueError(f"async_scheduling v1 is for one stage, not {self.depth}; v2 is right")
-        self.pipelined_chunks = self.preempts_in_flight = self.append_only_pages = True
-        self.by_priority = self.scheduling_policy == "priority"
-        self.decodes_ahead = {False: None, "v1": "question", "v2": "round"}[self.async_scheduling]
+        self.rules = EngineRules(
+            pipelined_chunks=True,
+            delivers=True,
+            cache="append_only",
+            by_priority=self.scheduling_policy == "priority",
+            ahead=AHEAD[self.async_scheduling],
+        )
 
     def limits(self, view: View) -> tuple[int, int]:
         """Return how many decodes, and how many tokens, a micro-batch may have now."""
@@ -147,7 +160,7 @@ class VLLMV1(Policy):
     def schedule(self, view: View) -> Iterator[Plan]:
         preemptions = view.preemptions
         most, tokens = self.limits(view)
-        go_on = most_urgent if self.by_priority else self._first_come
+        go_on = most_urgent if self.rules.by_priority else self._first_come
         tokens = yield from go_on(view, min(most, tokens), tokens)
         if view.preemptions == preemptions:
             yield from self._admit(view, tokens)

@@ -60,6 +60,8 @@ class GpuSpec:
     """Dense fp4 peak, 1e12 operations a second; 0: the GPU has none."""
     p95_error: NonNegative = 0.0
     """The error of `costs: roofline` that 95 % of whole-model times keep, a share; 0: not known."""
+    machine: str = ""
+    """The machine that is sold with the card, a name of `evenflow machines`; empty: not known."""
 
     def __post_init__(self) -> None:
         require_declared(f"gpu {self.name}", self)
@@ -109,6 +111,24 @@ class LinkSpec:
         return self.latency_s + size_bytes / (self.bandwidth_gb_s * 1e9)
 
 
+@dataclass(frozen=True, slots=True)
+class MachineSpec:
+    """A machine of several GPUs; links by their names."""
+
+    name: str
+    gpus: int
+    """GPUs of a machine, filled stage by stage."""
+    link: str
+    """Between the GPUs of a machine."""
+    network: str
+    """Between machines, through one adapter."""
+    all_reduce: str = ""
+    """Between the GPUs of a stage within a machine; empty: `link`."""
+    adapters: int = 1
+    """Network adapters of a machine: an all-reduce between machines uses all of them."""
+    source: str = "given"
+
+
 @cache
 def gpus() -> tuple[GpuSpec, ...]:
     """Return the table of GPUs (`gpus.csv`): those of the papers and their successors.
@@ -127,7 +147,13 @@ def links() -> tuple[LinkSpec, ...]:
     return tuple(read_table("links", LinkSpec).values())
 
 
-Spec = TypeVar("Spec", GpuSpec, LinkSpec)
+@cache
+def machines() -> tuple[MachineSpec, ...]:
+    """Return the table of machines (`machines.csv`): what is sold, and those of the papers."""
+    return tuple(read_table("machines", MachineSpec).values())
+
+
+Spec = TypeVar("Spec", GpuSpec, LinkSpec, MachineSpec)
 
 
 def gpu(name_or_mapping: str | Mapping[str, Any]) -> GpuSpec:
@@ -151,7 +177,12 @@ def link(name_or_mapping: str | Mapping[str, Any]) -> LinkSpec:
     return _look_up("link", LinkSpec, links(), name_or_mapping)
 
 
-def _instead_of_link(wanted: str, known: Iterable[str]) -> str:
+def machine(name: str) -> MachineSpec:
+    """Return the machine of that name; UsageError lists what is known."""
+    return _look_up("machine", MachineSpec, machines(), name)
+
+
+def _begun_or_nearest(wanted: str, known: Iterable[str]) -> str:
     several = [name for name in known if name.lower().startswith(wanted.lower())]
     if len(several) > 1 and wanted:
         return f"there are {', '.join(several)}"
@@ -188,7 +219,7 @@ def _look_up(
     if isinstance(wanted, str):
         if wanted in by_name:
             return by_name[wanted]
-        words = _instead_of_gpu if make is GpuSpec else _instead_of_link
+        words = _instead_of_gpu if make is GpuSpec else _begun_or_nearest
         raise UsageError(f'unknown {kind} "{wanted}"; {words(wanted, by_name)}')
     known = {field.name: field for field in fields(next(iter(by_name.values())))}
     for key in wanted:

@@ -191,17 +191,25 @@ def rates(study: Study, saturated_per_s: float) -> list[float]:
 
 
 def pairs(study: Study) -> dict[str, Layer]:
-    """Return the keys of each of `study.pairs`, [GPU, model], by its label in the figure.
+    """Return the keys of each of `study.pairs`, [GPU, model, machine], by its label in the figure.
+
+    Without a machine it is the GPU's own.
 
     Raises UsageError for a pair that is none.
     """
     run: Layer = study.plan.run.data
     found: dict[str, Layer] = {}
     for pair in study.numbers["pairs"]:
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise UsageError(f"study.pairs: {pair} is no pair; write [GPU, model]")
+        if not isinstance(pair, list) or len(pair) not in (2, 3):
+            raise UsageError(
+                f"study.pairs: {pair} is none; write [GPU, model] or [GPU, model, machine]"
+            )
         gpu, model = run.get("gpu", pair[0]), run.get("model", pair[1])
-        found[f"{gpu_name(gpu)} + {model}"] = {"gpu": gpu, "model": model}
+        found[f"{gpu_name(gpu)} + {model}"] = {
+            "gpu": gpu,
+            "model": model,
+            **({"machine": pair[2]} if len(pair) > 2 and "gpu" not in run else {}),
+        }
     return found
 
 
@@ -246,7 +254,7 @@ def served(study: Study) -> list[Served]:
 
 def _served(study: Study, label: str, entry: Mapping[str, Any]) -> Served:
     by_hand, own, slo_s = study.plan.by_hand, entry.get("run", {}), entry.get("slo_s", {})
-    keys = layered(without_links(own, by_hand) if "gpu" in by_hand else own, by_hand)
+    keys = layered(without_links(own) if "gpu" in by_hand else own, by_hand)
     other_hardware = not HARDWARE.isdisjoint(by_hand)
     shown = label
     if other_hardware or "model" in by_hand:  # what it is made of
@@ -288,7 +296,7 @@ def table_of(study: Study) -> pd.DataFrame:
     """
     keys = study.plan.keys
     if keys.table:
-        table = function(keys.table, "study")(study)
+        table: pd.DataFrame = function(keys.table, "study")(study)
     else:
         table = run_cases(study, cases_of(study))
     for name, made_by in keys.add.items():

@@ -393,8 +393,8 @@ def draw_panel(axes: Axes, panel: Panel, rows: pd.DataFrame, numbers: Words) -> 
     if panel.decades:
         decades(axes)
     if panel.legend is not None and axes.get_legend_handles_labels()[0]:
-        words = _in_words(panel.legend, numbers, "plot.panels.legend")
-        axes.legend(**{"fontsize": 8, "title_fontsize": 8, **words})
+        keys = _in_words(panel.legend, numbers, "plot.panels.legend")
+        axes.legend(**{"fontsize": 8, "title_fontsize": 8, **keys})
 
 
 def _in_words(given: Keys, numbers: Words, key: str) -> dict[str, Any]:
@@ -437,7 +437,15 @@ def _curves(panel: Panel, rows: pd.DataFrame, numbers: Words) -> Iterator[Curve]
 def _written(write: str | None, means: pd.DataFrame, heights: pd.Series) -> Iterator[str]:
     """Yield what is written at each of the places across, of the height there or of columns."""
     for row, height in zip(means.to_dict("records"), heights, strict=True):
-        words = "" if write is None else filled(write, {**row, "": height}, "plot.panels.write")
+        words = (
+            ""
+            if write is None
+            else filled(
+                write,
+                {**{str(name): value for name, value in row.items()}, "": height},
+                "plot.panels.write",
+            )
+        )
         yield "" if "nan" in words or words == NO_RATIO else words
 
 

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Discriminator, Field, Tag
 
 from evenflow.config import yaml_file
-from evenflow.config.links import HOSTS
 from evenflow.config.systems import keys_of_system
 from evenflow.config.yaml_file import Document, as_patch, patched
 from evenflow.errors import UsageError
@@ -191,7 +190,7 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
             run = yaml_file.override(run, assignment)
     by_hand = set_by_hand(run)
     if "gpu" in by_hand:  # the links that the file gives are another's
-        run = run._replace(data=layered(without_links(run.data, by_hand), by_hand))
+        run = run._replace(data=layered(without_links(run.data), by_hand))
     keys = yaml_file.checked(FigureKeys, document._replace(data=document.data | {"run": run.data}))
     _check_not_taken(by_hand, keys.study)
     numbers = {dotted.split(".")[1] for dotted in map(_key, overrides) if dotted[:6] == "study."}
@@ -331,15 +330,9 @@ def set_by_hand(document: Document) -> dict[str, Any]:
     return patched(Document("", {}, {}), patch).data
 
 
-def without_links(run: Layer, by_hand: Layer) -> dict[str, Any]:
-    """Return a run's keys under those set by hand, without what connects the GPUs of a machine.
-
-    Where machines are several, those of the new GPU's host.
-    """
-    kept = {key: value for key, value in run.items() if key != "link"}
-    host = HOSTS.get(gpu_name(by_hand["gpu"]))
-    if "nodes" in kept and host is not None:
-        kept["link"] = host.link
+def without_links(run: Layer) -> dict[str, Any]:
+    """Return a run's keys without those that say what connects its GPUs within a machine."""
+    kept = {key: value for key, value in run.items() if key not in ("link", "machine")}
     if isinstance(costs := kept.get("costs"), Mapping):
         kept["costs"] = {key: value for key, value in costs.items() if key != "all_reduce"}
     return kept

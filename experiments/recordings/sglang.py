@@ -17,6 +17,8 @@ import numpy as np
 from evenflow.core.batcher import Batcher
 from evenflow.core.request import Request
 from evenflow.core.scheduling import Scheduler
+from evenflow.engines.loop import EngineLoop
+from evenflow.engines.queues import EngineQueues
 from evenflow.experiments.recordings import journal
 from evenflow.experiments.recordings.journal import (
     Answers,
@@ -123,7 +125,7 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
         max_model_len=config.get("context", 1 << 30),
         page_tokens=config["page_size"],
         max_in_flight=config["pp"] + config.get("pp_async_batch_depth", 0) + config["overlap"],
-        dispatch="engine_loop",
+        loop=EngineLoop,
         prefix_cache=config["radix"],
     )
 
@@ -147,6 +149,7 @@ def _request(contents: Contents | None, event: Event, now_s: float) -> Request:
 def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
     """Compare an answer of SGLang's with ours."""
     queues = batcher.queues
+    assert isinstance(queues, EngineQueues)
     yield "waiting", [seq.request.request_id for seq in queues.waiting], event["waiting"]
     yield "free tokens before", _room(batcher), [event["free_before"], event["evictable_before"]]
     admitted = list(queues.admitted)

@@ -14,6 +14,7 @@ from pathlib import Path
 from evenflow.core.batcher import Batcher
 from evenflow.core.request import Request
 from evenflow.core.scheduling import Scheduler
+from evenflow.engines.loop import EngineLoop
 from evenflow.errors import UsageError
 from evenflow.experiments.recordings import journal
 from evenflow.experiments.recordings.journal import (
@@ -119,7 +120,7 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
         max_model_len=config.get("max_model_len", 1 << 30),
         page_tokens=config["block_size"],
         max_in_flight=config["max_concurrent_batches"],
-        dispatch="engine_loop",
+        loop=EngineLoop,
         prefix_cache=contents is not None,
     )
 

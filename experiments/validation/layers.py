@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from evenflow.core.batcher import Batcher
 from evenflow.core.replay import Entry, replay
 from evenflow.costs import StageCost
+from evenflow.engines.handover import PoolBatcher
 from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.errors import PolicyError
 from evenflow.results.bubbles import CAUSES, attribute
@@ -335,8 +335,8 @@ class Priced(NamedTuple):
     num_tokens: Ints
 
 
-class KeepingBatcher(Batcher):
-    """A Batcher that keeps what it sent."""
+class KeepingBatcher(PoolBatcher):
+    """A Batcher, of a pool or not, that keeps what it sent."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -353,7 +353,7 @@ def priced(
 ) -> Priced:
     """Return what the costs say of a recorded run, of the journals of its engines.
 
-    `keeps_pages` as of a Batcher. Raises PolicyError when one, replayed, does not give what
+    `keeps_pages` as of a PoolBatcher. Raises PolicyError when one, replayed, does not give what
     it records.
     """
     sent: list[MicroBatch] = []

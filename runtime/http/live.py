@@ -22,6 +22,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from evenflow.core.batcher import Batcher
+from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError
 from evenflow.runtime.driver import Driver
 from evenflow.runtime.front import LiveFront
@@ -259,7 +260,7 @@ class LiveServer:
         self.serving = replace(
             self.serving,
             max_model_len=engines[0].max_model_len,
-            by_priority=engines[0].queues.by_priority,
+            by_priority=EngineRules.of(engines[0].scheduler).by_priority,
             origin_s=driver.origin_s,
         )
         told = (self.serving, self._bound, theirs)

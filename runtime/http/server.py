@@ -35,7 +35,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from evenflow.core.batcher import place_of
 from evenflow.runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError, Serving
 from evenflow.runtime.http.protocol import (
     Asked,
@@ -45,7 +44,7 @@ from evenflow.runtime.http.protocol import (
     error_body,
     usage,
 )
-from evenflow.user_code import words_of
+from evenflow.user_code import place_of, words_of
 
 T = TypeVar("T")
 

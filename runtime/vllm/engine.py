@@ -168,7 +168,7 @@ class EngineDriver(Driver):
         (self._batcher,) = engines
         self._engine = engine
         self._returned_s = 0.0
-        loop = self._loop = EngineLoop(world, engines, self._steps, self, self._recorder)
+        loop = self._loop = EngineLoop(engines, self._steps, self, self._recorder)
         loop.engine, loop.text_of = engine, text_of
         self._ask = loop.ask
         engine.attach(self._batcher, self)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from evenflow.costs import estimates
+from evenflow.engines.loop import EngineLoop
 from evenflow.results.run import RunResult
 from evenflow.schedulers import create
 from evenflow.sim import World, simulate
@@ -68,6 +69,9 @@ def world_of(requests: list[Request], setting: Setting, **changes: Any) -> World
     bases_s = (setting.base_s,) * setting.depth
     costs = ContextCost(bases_s, setting.per_token_s, setting.per_context_s)
     facts = {"max_model_len": setting.max_model_len, "depth": setting.depth, **estimates(costs)}
+    asking: dict[str, Any] = {"dispatch": setting.dispatch}
+    if setting.dispatch == "engine_loop":
+        asking = {"loop": EngineLoop}
     return World(
         requests=requests,
         make_scheduler=lambda: create(name, params, **facts),
@@ -75,7 +79,7 @@ def world_of(requests: list[Request], setting: Setting, **changes: Any) -> World
         depth=setting.depth,
         total_pages=setting.total_pages,
         max_model_len=setting.max_model_len,
-        **{"max_in_flight": setting.depth, "dispatch": setting.dispatch, **changes},
+        **{"max_in_flight": setting.depth, **asking, **changes},
     )
 
 

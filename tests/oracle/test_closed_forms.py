@@ -18,6 +18,7 @@ from evenflow.results.run import RunResult
 from evenflow.runtimes import Holds
 from evenflow.sim import Link, RuntimeOverheads, World, runtimes, simulate
 from evenflow.types import Request
+from tests.amounts import many
 from tests.oracle.cases import close
 from tests.oracle.plain import ContextCost
 from tests.worlds import assert_same, small_world
@@ -334,7 +335,7 @@ OVERHEADS = [
 ]
 
 
-@settings(max_examples=150, derandomize=True)
+@settings(max_examples=many(150), derandomize=True)
 @given(worlds(plain=True))
 def test_tandem_recurrence(world: World) -> None:
     """start[k][i] = max(end[k][i-1], end[k-1][i]), and end - start is the cost."""
@@ -348,7 +349,7 @@ def test_tandem_recurrence(world: World) -> None:
     close(result.end_s - result.start_s, takes_s)
 
 
-@settings(max_examples=200, derandomize=True)
+@settings(max_examples=many(200), derandomize=True)
 @given(worlds())
 def test_recurrence_and_processes_give_the_same_bits(world: World) -> None:
     assert_same(simulate(world), simulate(world, as_processes=True))

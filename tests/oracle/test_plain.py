@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from evenflow.core.routing import Router
 from evenflow.costs.modifiers import SwapCost
+from evenflow.engines.swap import SwapCache
 from evenflow.sim import simulate, simulate_replicas
 from evenflow.types import Prefix, Request
+from tests.amounts import many
 from tests.oracle.cases import (
     ANY_TIME_S,
     assert_agree,
@@ -113,7 +115,7 @@ def small_cases(draw: st.DrawFn) -> tuple[list[Request], Setting]:
     return [Request(i, *entry) for i, entry in enumerate(drawn)], setting
 
 
-@settings(max_examples=200, derandomize=True)
+@settings(max_examples=many(200), derandomize=True)
 @given(small_cases())
 def test_small_cases(case: tuple[list[Request], Setting]) -> None:
     assert_agree(*case)
@@ -180,7 +182,7 @@ def test_swap(policy: str, seed: int) -> None:
     rng = Random(seed)
     setting = setting_of(rng, policy, FEW_PAGES)
     requests, host = requests_of(rng, most=25, output=40), rng.choice(HOSTS)
-    world = world_of(requests, setting, swap=True)
+    world = world_of(requests, setting, kv=SwapCache)
     bandwidth = PAGE_BYTES / host.page_s if host.page_s else float("inf")
     costs = SwapCost(world.costs, (PAGE_BYTES,) * setting.depth, bandwidth, host.row_s)
     plain = PlainSwapGllm if isinstance(setting, GllmSetting) else PlainSwap

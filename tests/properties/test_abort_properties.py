@@ -7,12 +7,22 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenflow.core.decodes import Speculation
-from evenflow.core.kv import PrefixCache
-from evenflow.core.replay import Aborted, RecordingBatcher, replay
+from evenflow.core.decodes import ONE_TOKEN
+from evenflow.core.kv import KvCache, PrefixCache
+from evenflow.core.replay import Call, RecordingBatcher, replay
 from evenflow.core.world import World
+from evenflow.engines.queues import EngineQueues
+from evenflow.engines.swap import SwapCache
 from evenflow.types import MicroBatch, Request
-from tests.worlds import drawn_world, prefixes, require_idle, running_ahead
+from tests.amounts import many
+from tests.worlds import (
+    SPECULATIONS,
+    check_integrity,
+    drawn_world,
+    prefixes,
+    require_idle,
+    running_ahead,
+)
 
 ACTIONS = st.lists(
     st.one_of(
@@ -35,9 +45,9 @@ def deployments(draw: st.DrawFn) -> World:
         [16, 20, 60],
         most_stages=3,
         pipelined_chunks=draw(st.sampled_from([None, True, False])),
-        speculation=draw(st.sampled_from([None, None, Speculation((0.7,) * 3)])),
+        decoding=draw(SPECULATIONS),
         prefix_cache=draw(st.sampled_from([False, False, True])),
-        swap=draw(st.booleans()),
+        kv=draw(st.sampled_from([KvCache, SwapCache])),
     )
 
 
@@ -48,6 +58,8 @@ class Play:
         self.owner = owner
         self.in_flight: deque[MicroBatch] = deque()
         self.now_s = 0.0
+        queues = owner.queues  # where decodes run ahead, only lengths end a request
+        self.runs_ahead = isinstance(queues, EngineQueues) and queues.ahead > 0
         self.added = self.refused = self.aborted = self.finished = 0
 
     def add(self, prompt: int, output: int, draw: st.DataObject) -> None:
@@ -83,8 +95,7 @@ class Play:
         elif action == "abort":
             self.abort(one)
         elif action == "stop":
-            ahead = self.owner.queues.ahead  # where only lengths end a request
-            self.complete(() if ahead else (one, one + 1, one + 2))
+            self.complete(() if self.runs_ahead else (one, one + 1, one + 2))
         else:
             getattr(self, action)()
         self.check()
@@ -101,25 +112,25 @@ class Play:
     def check(self) -> None:
         queues = self.owner.queues
         live = list(queues.live.values())
-        self.owner.pool.check_integrity([page for seq in live for page in seq.pages])
+        check_integrity(self.owner.pool, [page for seq in live for page in seq.pages])
         waits = [seq for seq in live if not (seq.aborted or seq.decoding)]
         assert queues.waiting_tokens == sum(seq.remaining for seq in waits)
         assert len(queues.admitted) == len(live) - len(queues.waiting)
         assert queues.running_decodes == sum(seq.decoding for seq in live)
         ready = [seq for group in queues.ready.groups for seq in group.members.values()]
         assert not any(seq.aborted for seq in [*queues.waiting, *queues.partials, *ready])
-        if queues.ahead:
+        if self.runs_ahead:
             return
         sent = [batch.decodes for batch in queues.in_flight.values() if batch.decodes is not None]
         decoding = [*queues.ready.groups, *sent]
         assert queues.running_decodes == sum(map(len, decoding))
-        if queues.speculation is None:
+        if queues.decoding is ONE_TOKEN:
             prefilling = (seq.computed for seq in live if seq.pages and not seq.decoding)
             contexts = (group.context for group in decoding)
             assert self.owner.kv.tokens == sum(prefilling) + sum(contexts) + sum(map(len, sent))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=many(150), deadline=None)
 @given(deployments(), ACTIONS, st.data())
 def test_clients_may_leave_at_any_moment(
     world: World, actions: list[tuple[str, int, int]], data: st.DataObject
@@ -130,6 +141,6 @@ def test_clients_may_leave_at_any_moment(
         play.play(*action, data)
     play.drain()
     assert play.added == play.refused + play.aborted + play.finished
-    assert sum(isinstance(entry, Aborted) for entry in owner.journal) == play.aborted
+    assert sum(isinstance(entry, Call) for entry in owner.journal) == play.aborted
     require_idle(owner)
     assert replay(owner.journal, world.batcher()) is None

@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-from evenflow.core.batcher import Batcher
+from evenflow.core.decodes import ONE_TOKEN
+from evenflow.core.loop import Loop
 from evenflow.core.replay import Added, Asked, Completed, RecordingBatcher, replay
 from evenflow.core.world import World
+from evenflow.engines.handover import PoolBatcher
 from evenflow.engines.pools import PooledWorld, TransferLink
+from evenflow.engines.rules import EngineRules
+from evenflow.engines.swap import SwapCache
 from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
@@ -24,6 +28,7 @@ from evenflow.sim.disaggregated import Disaggregated
 from evenflow.sim.driver import Driver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import Request
+from tests.amounts import many
 from tests.worlds import (
     AuditedBatcher,
     assert_same,
@@ -67,7 +72,7 @@ def check_prompts(result: RunResult, engines: Sequence[RecordingBatcher]) -> Non
     calm = np.isfinite(result.completion_s) & (result.preemptions == 0)
     reached = dict(zip(result.request_id[calm].tolist(), cached[calm].tolist(), strict=True))
     for engine in engines:
-        leaves_out = getattr(engine.scheduler, "leaves_out", False)
+        leaves_out = EngineRules.of(engine.scheduler).cuts
         behind: dict[int, list[tuple[int, int, int]]] = {}
         for chunks in chunks_of(engine):
             for place, (number, start, stop) in enumerate(chunks):
@@ -125,7 +130,7 @@ def check_transfers(world: PooledWorld, result: RunResult) -> None:
         assert decoded == set(result.request_id[several].tolist())
 
 
-@settings(max_examples=280, deadline=None)
+@settings(max_examples=many(280), deadline=None)
 @given(worlds() | pooled_worlds())
 @example(cut_short(48))
 @example(cut_short(64))
@@ -144,7 +149,7 @@ def test_requests_tokens_and_pages_are_conserved(world: AnyWorld) -> None:
     assert (result.kv_tokens <= slots).all()
 
 
-@settings(max_examples=280, deadline=None)
+@settings(max_examples=many(280), deadline=None)
 @given(worlds() | pooled_worlds())
 def test_nothing_happens_before_its_cause(world: AnyWorld) -> None:
     result, engines = run(world)
@@ -155,7 +160,7 @@ def test_nothing_happens_before_its_cause(world: AnyWorld) -> None:
         check_transfers(world, result)
         check_journal(engines[0][1])  # elsewhere decodes come with their KV
         return
-    assert (result.gap_s > 0).all() or world.speculation is not None
+    assert (result.gap_s > 0).all() or world.decoding is not ONE_TOKEN
     for _, engine in engines:
         check_journal(engine)
 
@@ -166,19 +171,20 @@ def check_journal(engine: RecordingBatcher) -> None:
     computed: dict[int, int] = defaultdict(int)
     flying: Counter[int] = Counter()
     prompt_tokens = {}
+    rules = EngineRules.of(engine.scheduler)
     batches = 0
     for entry in engine.journal:
         if isinstance(entry, Added):
             prompt_tokens[entry.request.request_id] = entry.request.prompt_tokens
         elif isinstance(entry, Asked) and entry.decision is not None:
             for request_id, start, stop in entry.decision.chunks:
-                kept = start % engine.pool.page_tokens == 0 or engine.kv.swap
+                kept = start % engine.pool.page_tokens == 0 or isinstance(engine.kv, SwapCache)
                 assert start == computed[request_id] or kept, "chunks leave a gap"
                 computed[request_id] = stop
             for request_id in entry.decision.decodes:
                 whole = computed[request_id] >= prompt_tokens[request_id]
-                assert whole or getattr(engine.scheduler, "leaves_out", False)
-                twice = flying[request_id] and not engine.queues.ahead
+                assert whole or rules.cuts
+                twice = flying[request_id] and not rules.ahead
                 assert not twice, "a decode is in flight twice"
             in_flight[batches] = entry.decision.decodes
             flying.update(entry.decision.decodes)
@@ -189,7 +195,7 @@ def check_journal(engine: RecordingBatcher) -> None:
     assert not in_flight
 
 
-@settings(max_examples=230, deadline=None)
+@settings(max_examples=many(230), deadline=None)
 @given(worlds() | pooled_worlds())
 def test_a_run_again_gives_the_same_bytes_and_its_replay_the_same_decisions(
     world: AnyWorld,
@@ -198,11 +204,11 @@ def test_a_run_again_gives_the_same_bytes_and_its_replay_the_same_decisions(
     assert_same(result, run(world)[0])
     assert_same(result, simulate(world, as_processes=True) if result.pools else result)
     for own, engine in engines:
-        again = partial(Batcher, keeps_pages=engine.keeps_pages)
+        again = partial(PoolBatcher, keeps_pages=getattr(engine, "keeps_pages", False))
         assert replay(engine.journal, own.batcher(again)) is None
 
 
-@settings(max_examples=280, deadline=None)
+@settings(max_examples=many(280), deadline=None)
 @given(worlds() | pooled_worlds())
 def test_every_idle_second_has_one_cause(world: AnyWorld) -> None:
     result, _ = run(world)
@@ -218,13 +224,13 @@ def test_every_idle_second_has_one_cause(world: AnyWorld) -> None:
     assert summarize(result)["completed"] == result.status.count("completed")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=many(50), deadline=None)
 @given(pooled_worlds())
 def test_a_prefill_pool_that_nothing_holds_up_is_a_pipeline_of_one_token_requests(
     world: PooledWorld,
 ) -> None:
     # An engine loop asks as soon as a prompt is back, before its pages have gone.
-    prefill = replace(world.prefill, total_pages=500, dispatch="stage0")
+    prefill = replace(world.prefill, total_pages=500, dispatch="stage0", loop=Loop)
     decode = replace(world.decode, total_pages=500)
     ample = {"prefill": prefill, "decode": decode, "mixed": None}
     result, _ = run(replace(world, **ample, link=TransferLink(), concurrency=None))

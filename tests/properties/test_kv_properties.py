@@ -11,12 +11,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from evenflow.core.kv import Holder, PrefixCache
+from evenflow.core.kv import Holder, KvCache, PrefixCache
 from evenflow.core.world import World
+from evenflow.engines.rules import EngineRules
+from evenflow.engines.swap import SwapCache
 from evenflow.sim.driver import Driver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import MicroBatch, Prefix, Request
-from tests.worlds import AuditedBatcher, worlds
+from tests.amounts import many
+from tests.worlds import AuditedBatcher, check_integrity, worlds
 
 PAGE = 4
 
@@ -119,7 +122,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_page_is_counted_once(self) -> None:
-        self.pool.check_integrity([page for holder in self.running for page in holder.pages])
+        check_integrity(self.pool, [page for holder in self.running for page in holder.pages])
         in_tree = self.pages_in_tree()
         assert len(self.cached()) == len(in_tree), "the same content is there twice"
         used = {page for holder in self.running for page in holder.pages}
@@ -129,7 +132,9 @@ class CacheMachine(RuleBasedStateMachine):
             assert [self.holds[page] for page in holder.pages] == contents
 
 
-CacheMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+CacheMachine.TestCase.settings = settings(
+    max_examples=many(100), stateful_step_count=40, deadline=None
+)
 TestCache = CacheMachine.TestCase
 
 
@@ -149,8 +154,7 @@ class CheckedBatcher(AuditedBatcher):
             batch.decodes for batch in self.queues.in_flight.values() if batch.decodes is not None
         ]
         context = {seq.order: seq.computed for seq in self.queues.live.values()}
-        ready = (group for slot in self.queues.slots for group in slot.groups)
-        for group in (*ready, *flying):
+        for group in self.queues.decode_groups():
             for seq in group.sequences():
                 gained = min(group.stride, seq.finish_tick - group.tick) if group in flying else 0
                 context[seq.order] = group.context_of(seq) + gained
@@ -161,16 +165,17 @@ class CheckedBatcher(AuditedBatcher):
         }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=many(200), deadline=None)
 @given(worlds(), st.booleans(), st.booleans(), st.sampled_from([16, 17, 20, 24]))
 def test_pages_and_tokens_at_every_step(
     world: World, prefix_cache: bool, swap: bool, total_pages: int
 ) -> None:
     # Decodes that run ahead are never swapped, and this count knows one token on its way, not two.
-    assume(not getattr(world.make_scheduler(), "decodes_ahead", None))
-    world = replace(world, prefix_cache=prefix_cache, swap=swap, total_pages=total_pages)
+    assume(not EngineRules.of(world.make_scheduler()).ahead)
+    kv = SwapCache if swap else KvCache
+    world = replace(world, prefix_cache=prefix_cache, kv=kv, total_pages=total_pages)
     driver = Driver(world, Tandem, batcher=CheckedBatcher)
     result = driver.run()
     assert len(result.request_id) == len(world.requests)
     for engine in driver.engines:
-        engine.pool.check_integrity([])
+        check_integrity(engine.pool, [])

@@ -1,0 +1,74 @@
+"""The rules that a policy declares: `rules = Rules(...)`, of its class or by its constructor."""
+
+from __future__ import annotations
+
+import inspect
+from collections import abc
+from dataclasses import dataclass
+from typing import Any
+
+from evenflow.core.decodes import Decoding
+from evenflow.core.kv import KvCache, PagePool, PrefixCache
+from evenflow.core.queues import Queues
+from evenflow.core.scheduling import View
+from evenflow.errors import UsageError
+
+OLD_ATTRIBUTES = """
+append_only_pages by_priority decodes_ahead leaves_out newest_first padded pipelined_chunks
+predictor preempted_last preempts_in_flight radix_cache slotted uncapped
+""".split()  # noqa: SIM905
+"""Attributes that said of a policy what its rules say now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What a policy asks of the queues that serve it; the default is what papers have.
+
+    `pipelined_chunks`: consecutive chunks of a prompt may be in flight at once. `uncapped`: the
+    policy limits the micro-batches in flight itself. `predictor` fills in `predicted_output_tokens`
+    before the run. The rules of an engine are a subclass, which makes other queues.
+    """
+
+    pipelined_chunks: bool = False
+    uncapped: bool = False
+    predictor: str | abc.Mapping[str, Any] | None = None
+
+    def cap(self, depth: int) -> int | None:
+        """Return the micro-batches in flight at most, where the deployment sets no cap."""
+        return None if self.uncapped else depth
+
+    def prefix_cache(self, total_pages: int, page_tokens: int) -> PagePool:
+        """Return a pool in which content is found again."""
+        return PrefixCache(total_pages, page_tokens)
+
+    def queues(
+        self,
+        kv: KvCache,
+        decoding: Decoding,
+        *,
+        policy: str,
+        depth: int,
+        max_in_flight: int | None,
+        asks_again: bool,
+    ) -> Queues:
+        """Return empty queues; UsageError where the rules of a `policy` do not go with the rest."""
+        return Queues(kv, decoding, self.pipelined_chunks)
+
+    def view(self, queues: Queues, depth: int) -> View:
+        """Return what the policy sees of the queues."""
+        return View(queues, depth)
+
+
+def rules_of(policy: object) -> Rules:
+    """Return the rules of a policy, by default the plain ones; UsageError for other types."""
+    name, rules = type(policy).__name__, getattr(policy, "rules", None)
+    if not isinstance(rules, Rules | None):
+        raise UsageError(f"policy {name}: rules = {rules!r}; rules = Rules(...) is right")
+    parameters = () if rules is None else inspect.signature(type(policy)).parameters
+    for old in OLD_ATTRIBUTES:
+        if getattr(policy, old, None) and old not in parameters:
+            raise UsageError(
+                f"policy {name}: the attribute {old} is gone; say it in rules = Rules(...), see "
+                "docs/policies.md"
+            )
+    return rules or Rules()

@@ -1,0 +1,35 @@
+"""Decodes that go again before their last token is there."""
+
+from __future__ import annotations
+
+from evenflow.compiled import mypyc_attr
+from evenflow.core.decodes import DecodeGroup, Sequence
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class AheadGroup(DecodeGroup):
+    """Sequences that step when they are sent: lengths run ahead of the tokens that are there.
+
+    The times of tokens are the sequences' own. A member goes on up to the limit of its output: an
+    earlier end is known when its token is there, and then one more is on its way.
+    """
+
+    __slots__ = ()
+
+    def limit_of(self, seq: Sequence) -> int:
+        """Return the output tokens with which a member leaves the group by itself."""
+        return seq.request.output_limit
+
+    def leave(self, seq: Sequence) -> int:
+        """Remove a sequence; return the number of tokens it attends to."""
+        last_token_s = seq.last_token_s
+        context = super().leave(seq)
+        seq.last_token_s = last_token_s
+        return context
+
+    def sent(self) -> AheadGroup:
+        """Return the group as it is sent: its members and their lengths now."""
+        copy = AheadGroup()
+        copy.members = dict(self.members)
+        copy.context = self.context
+        return copy

@@ -1,0 +1,120 @@
+"""The loop of an engine that asks in turns with waiting, as vLLM's does."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from typing import ClassVar
+
+from evenflow.compiled import mypyc_attr
+from evenflow.core.batch import MicroBatch
+from evenflow.core.batcher import UNCAPPED, Batcher
+from evenflow.core.loop import Loop, Owner, Pipeline
+from evenflow.core.request import Request
+from evenflow.engines.queues import EngineQueues
+from evenflow.errors import UsageError
+from evenflow.results.recorder import Recorder
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class EngineLoop(Loop):
+    """Asks and waits in turns.
+
+    Answers are in a queue of as many places as micro-batches may be in flight. While there is work
+    and a place, the policy is asked, and an empty answer takes a place too. Then the loop waits for
+    the oldest answer; what arrives meanwhile is seen after it. With more slots than stages, what is
+    chosen last is only sent then (SGLang's `pp_async_batch_depth`).
+    """
+
+    asks_again: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        engines: Collection[Batcher],
+        pipeline: Pipeline,
+        owner: Owner,
+        recorder: Recorder,
+        *,
+        eager: bool = False,
+    ) -> None:
+        super().__init__(engines, pipeline, owner, recorder, eager=eager)
+        if self._others:
+            raise UsageError("dispatch: engine_loop is the loop of one engine; virtual_engines: 1")
+        (self._engine,) = self.engines
+        engine, queues = self._engine, self._engine.queues
+        self._num_places = engine.max_in_flight if engine.max_in_flight < UNCAPPED else engine.depth
+        self._answers: deque[MicroBatch | None] = deque()
+        self._back: deque[Collection[int]] = deque()  # what stopped in each that is back
+        self._unseen: list[Request] = []
+        self._waits = False
+        self._sends_late = isinstance(queues, EngineQueues) and len(queues.slots) > engine.depth
+        self._unsent: MicroBatch | None = None
+
+    def _add(self, request: Request) -> str | None:
+        """Take an arrival, which the engine sees when it does not wait."""
+        if not self._waits:
+            return self._engine.add(request)
+        reason = self._engine.refusal(request)
+        if reason is None:
+            self._unseen.append(request)
+        return reason
+
+    def returned(self, now_s: float, stopped: Collection[int] = ()) -> None:
+        """Note that the micro-batch that was sent first is back."""
+        self._back.append(stopped)
+        self._changed(now_s)
+
+    def settle(self, now_s: float) -> None:
+        """Ask and take back in turns, until the loop has to wait or there is no work."""
+        while self._take_oldest(now_s) if self._waits else self._fill_place(now_s):
+            pass
+        self._record_wait(now_s)
+
+    def _fill_place(self, now_s: float) -> bool:
+        """Ask, and fill a place; return whether there is more to do at this instant."""
+        engine, queues = self._engine, self._engine.queues
+        if queues.live:
+            preemptions, batch = queues.preemptions, self._next(now_s)
+            if batch is not None:
+                self._unsent = batch
+            elif not self._will_change() and (
+                engine.wake_at_s is not None
+                or (engine.under_way and queues.preemptions == preemptions)
+            ):
+                return False  # until KV has moved, or the policy asks to be woken
+            self._answers.append(batch)
+        elif not self._answers:
+            self._next(now_s)  # in vain: the engine is idle, and its journal says so
+            return False
+        self._waits = len(self._answers) >= self._num_places or not queues.live
+        if not (self._waits and self._sends_late):
+            self._send(now_s)
+        return True
+
+    def _will_change(self) -> bool:
+        """Say whether the next question may find more, without an arrival."""
+        queues = self._engine.queues
+        return bool(queues.in_flight or (isinstance(queues, EngineQueues) and queues.resting))
+
+    def _send(self, now_s: float) -> None:
+        batch, self._unsent = self._unsent, None
+        if batch is not None:
+            batch.scheduled_s = now_s
+            self._pipeline.submit(batch)
+
+    def _take_oldest(self, now_s: float) -> bool:
+        """Take back the oldest answer if it is there; return whether it is."""
+        if self._answers[0] is not None and not self._back:
+            return False
+        while self._unseen:
+            self._engine.add(self._unseen.pop(0))
+        self._waits = False
+        self._send(now_s)
+        if self._answers.popleft() is not None:
+            self._complete(now_s, self._back.popleft())
+        return True
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that were admitted and have not ended."""
+        return super().outstanding + len(self._unseen)

@@ -1,0 +1,102 @@
+"""Rules of serving engines, for policies that follow one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from evenflow.core.decodes import ONE_TOKEN, Decoding
+from evenflow.core.kv import KvCache, PagePool
+from evenflow.core.queues import Queues
+from evenflow.core.rules import Rules, rules_of
+from evenflow.core.scheduling import View
+from evenflow.engines.append_only import AppendOnlyCache
+from evenflow.engines.queues import EngineQueues
+from evenflow.engines.radix import RadixCache
+from evenflow.engines.view import EngineView
+from evenflow.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRules(Rules):
+    """What an engine does differently with its sequences.
+
+    `ahead`: a decode may go again before its last token is there, with the next question (one
+    stage) or after as many as there are stages. `slotted`: each micro-batch that may be in flight
+    has a slot; slots are asked in turn, and a request decodes in the slot of its last chunk.
+    `delivers`: what is in flight may be preempted; its pages are free at once, its output still
+    counts when it returns, and until then the request waits. `preempted_last`: preempted requests
+    wait last, not first. `newest_first`: rows are in the order in which their prompts ended, the
+    last first. `by_priority`: requests wait by `Request.priority`, then by arrival, preempted or
+    not, and the order "arrival" is that in which they began to run. `cuts`: a prefill may end
+    before all of the prompt, or after a preemption of the output, is computed, with which no model
+    would write the same. `cache`: a prefix cache is a `PrefixCache`, an `AppendOnlyCache` whose
+    pages are found as soon as decodes fill them, or a `RadixCache`.
+    """
+
+    ahead: Literal["question", "round"] | None = None
+    slotted: bool = False
+    delivers: bool = False
+    preempted_last: bool = False
+    newest_first: bool = False
+    by_priority: bool = False
+    cuts: bool = False
+    cache: Literal["plain", "append_only", "radix"] = "plain"
+
+    @classmethod
+    def of(cls, policy: object) -> EngineRules:
+        """Return the rules of a policy, those of no engine where it declares none."""
+        rules = rules_of(policy)
+        return rules if isinstance(rules, EngineRules) else cls()
+
+    def cap(self, depth: int) -> int | None:
+        """Return the micro-batches in flight at most, where the deployment sets no cap."""
+        return super().cap(depth) if self.ahead is None else depth + 1
+
+    def prefix_cache(self, total_pages: int, page_tokens: int) -> PagePool:
+        """Return a pool in which content is found again."""
+        if self.cache == "radix":
+            return RadixCache(total_pages, page_tokens)
+        if self.cache == "append_only":
+            return AppendOnlyCache(total_pages, page_tokens)
+        return super().prefix_cache(total_pages, page_tokens)
+
+    def queues(
+        self,
+        kv: KvCache,
+        decoding: Decoding,
+        *,
+        policy: str,
+        depth: int,
+        max_in_flight: int | None,
+        asks_again: bool,
+    ) -> Queues:
+        """Return empty queues; UsageError where the rules of a `policy` do not go with the rest."""
+        known_early = kv.keeps and not isinstance(kv.pool, RadixCache | AppendOnlyCache)
+        out_of_place = asks_again or known_early or decoding is not ONE_TOKEN
+        if self.ahead is not None and out_of_place:
+            raise UsageError(
+                f"policy {policy} lets decodes run ahead, which goes with dispatch: "
+                "engine_loop, without swap, speculative and pools, and with its own prefix_cache"
+            )
+        if self.slotted and asks_again:
+            raise UsageError(
+                f"policy {policy} gives slots their turn, which goes with dispatch: engine_loop"
+            )
+        return EngineQueues(
+            kv,
+            decoding,
+            self.pipelined_chunks,
+            ahead={None: 0, "question": 1, "round": depth}[self.ahead],
+            num_slots=(max_in_flight or depth) if self.slotted else 1,
+            delivers=self.delivers,
+            preempted_last=self.preempted_last,
+            newest_first=self.newest_first,
+            by_priority=self.by_priority,
+            cuts=self.cuts,
+        )
+
+    def view(self, queues: Queues, depth: int) -> View:
+        """Return what the policy sees of the queues."""
+        assert isinstance(queues, EngineQueues)
+        return EngineView(queues, depth)

@@ -1,0 +1,94 @@
+"""Speculative decoding: several tokens are proposed in a step, and some of them accepted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+
+from evenflow.compiled import mypyc_attr
+from evenflow.core.decodes import DecodeGroup, Decoding, Sequence
+from evenflow.sums import plain_sum
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SpeculativeGroup(DecodeGroup):
+    """Sequences that gain several tokens together in a step, `tokens_per_step` on average.
+
+    Every member gains the same whole number of tokens in a step. The rest of the average is carried
+    to the next step, so n steps yield the average times n, rounded. Known error: real sequences
+    accept independently, so real latencies spread more.
+    """
+
+    __slots__ = ("_carry", "_tokens_per_step")
+
+    def __init__(self, tokens_per_step: float, carry: float = 0.5) -> None:
+        super().__init__()
+        self._tokens_per_step = tokens_per_step
+        self._carry = carry + tokens_per_step
+        self.stride = int(self._carry)
+
+    def empty(self) -> SpeculativeGroup:
+        """Return a group without members that goes on at the same point."""
+        return SpeculativeGroup(self._tokens_per_step, self._carry - self._tokens_per_step)
+
+    @property
+    def next_tokens(self) -> int:
+        """Tokens that the next step yields; a sequence that reaches its end yields fewer."""
+        stop = self.tick + self.stride
+        excess = sum(
+            (stop - tick) * len(self.finish_at.get(tick, ())) for tick in range(self.tick + 1, stop)
+        )
+        return len(self.members) * self.stride - excess
+
+    def due_pages(self) -> list[Sequence]:
+        """Return the sequences whose next step needs a new page."""
+        ticks = range(self.tick, self.tick + self.stride)
+        return [seq for tick in ticks for seq in self.page_at.get(tick, ())]
+
+    def grow(self, pages: list[int], page_tokens: int) -> None:
+        """Give one page to each sequence that is due."""
+        for tick in range(self.tick, self.tick + self.stride):
+            count = len(self.page_at.get(tick, ()))
+            if count:
+                self._grow_at(tick, pages[:count], page_tokens)
+                pages = pages[count:]
+
+    def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Sequence]:
+        """Record the tokens of a step, which come together; return the members that end."""
+        finished: list[Sequence] = []
+        for _ in range(self.stride):
+            if self.members:
+                finished += super().step(now_s, gap_s, gap_count)
+        self._carry += self._tokens_per_step - self.stride
+        self.stride = int(self._carry)
+        return finished
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(frozen=True)
+class Speculation(Decoding):
+    """Proposed tokens, accepted with given probabilities.
+
+    `acceptance`: the probability of each proposal, from 0 to 1, if those before it were accepted.
+    """
+
+    acceptance: tuple[float, ...]
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens that a sequence computes in a step: the proposals and the last sure token."""
+        return len(self.acceptance) + 1
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Expected tokens that a sequence gains in a step: 1 + a1 + a1 a2 + ... + a1 ... ak.
+
+        The first wrong proposal ends the step and is replaced by a right token; if all are right,
+        the step yields one more (Leviathan et al., 2023, equation 1).
+        """
+        return plain_sum(accumulate(self.acceptance, mul, initial=1.0))
+
+    def group(self) -> DecodeGroup:
+        """Return a group of decodes without members."""
+        return SpeculativeGroup(self.tokens_per_step)

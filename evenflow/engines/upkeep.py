@@ -1,0 +1,45 @@
+"""Orders about the queue and the pages, between the plans of an answer in parts."""
+
+from __future__ import annotations
+
+from collections import abc, deque
+from dataclasses import dataclass
+
+from evenflow.core.batcher import Batcher
+from evenflow.core.queues import Queues
+from evenflow.core.scheduling import Action
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upkeep(Action):
+    """Orders about the queue and the pages, carried out in this order.
+
+    `give_up` names a request that ends here, for want of pages; its client gets what there is.
+    Waiting requests are put into the order `waiting`, if it is given. Waiting requests in `hold`
+    get what a cache keeps of them. Content is evicted until `empty_pages` have none, if so many can
+    be.
+    """
+
+    give_up: int | None = None
+    waiting: abc.Sequence[int] = ()
+    hold: abc.Sequence[int] = ()
+    empty_pages: int = 0
+
+    def apply(self, batcher: Batcher) -> None:
+        """Carry it out on the Batcher."""
+        if self.give_up is not None:
+            seq = batcher.preemptible(self.give_up)
+            batcher.queues.abort(seq)
+            batcher.given_up.append(seq)
+        if self.waiting:
+            reorder(batcher.queues, self.waiting)
+        batcher.queues.resume(self.hold)
+        batcher.pool.make_room(self.empty_pages)
+
+
+def reorder(queues: Queues, request_ids: abc.Iterable[int]) -> None:
+    """Put the waiting sequences into another order; ValueError unless it names all of them."""
+    waiting = [queues.live[request_id] for request_id in request_ids]
+    if {*waiting} != {*queues.waiting} or len(waiting) != len(queues.waiting):
+        raise ValueError("another order names all that wait, once each")
+    queues.waiting = deque(waiting)

@@ -1,271 +1,268 @@
-"""The Python front door: what the commands do, as functions that return tables.
+"""The front door: what `import evenflow as ef` and the command line both call; tables come back.
 
-`import evenflow as ef` finds them as `ef.simulate` and so on. Nothing is written unless a folder is
-given as `out`. Knows which pieces answer a question; each piece does its own work.
+`ef.simulate` is `evenflow simulate`, and so on: a parameter with an option of the command line has
+it in its type. Nothing is written unless a folder is given as `out`. Each function loads what it
+needs. Knows which pieces answer a question; each piece does its own work.
 """
-
-from __future__ import annotations
+# Annotations are read when the module is loaded: `from __future__` would make texts of them.
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
-from evenflow.config.build import load_workload
-from evenflow.config.files import inputs_of
-from evenflow.config.run import RunConfig, configured, with_
-from evenflow.config.systems import parse_systems
-from evenflow.config.yaml_file import Document, patched, read
-from evenflow.core.scheduling import Scheduler
-from evenflow.experiments.figures.make import chosen, make, write_claims
-from evenflow.experiments.figures.study import Drawing
-from evenflow.experiments.reproduce import Reproduced, data_folder
-from evenflow.experiments.reproduce import chosen as chosen_entries
-from evenflow.experiments.reproduce import reproduce as reproduce_entries
-from evenflow.experiments.reproduce.calibrate import Calibrated
-from evenflow.experiments.reproduce.calibrate import calibrate as calibrate_run
-from evenflow.experiments.reproduce.measured import read_results
-from evenflow.experiments.reproduce.write import write as write_reproduced
-from evenflow.report.folder import claimed, staged
-from evenflow.report.tables import Format, check_format
-from evenflow.results.outcome import Outcome
-from evenflow.study.capacity import Capacity, Question
-from evenflow.study.capacity import capacity as study_capacity
-from evenflow.study.compare import Comparison, Difference, line_up, run_all
-from evenflow.study.compare import diff as study_diff
-from evenflow.study.deployments import parse_gpus
-from evenflow.study.plan import Planned
-from evenflow.study.plan import plan as study_plan
-from evenflow.study.plan_search import Ask
-from evenflow.study.points import Store, executor_of
-from evenflow.study.runs import GivenPolicy, Job, Save, run_job, write_run
-from evenflow.study.slo import Condition, parse_slo
-from evenflow.study.sweep import sweep as study_sweep
-from evenflow.study.sweep_file import load_sweep, sweep_of
-from evenflow.study.sweep_findings import Findings
-from evenflow.study.trials import How
-from evenflow.study.uncertainty import Prediction, predict
+from evenflow import options as given
+from evenflow.errors import UsageError
+from evenflow.options import Changes, Policy
 
-
-class Simulators(TypedDict, total=False):
-    """Who simulates: `executor` is process, dask or dask:ADDRESS; `workers`: all cores."""
-
-    executor: str
-    workers: int | None
-
-
-RunFile = str | Path | Mapping[str, Any] | RunConfig
-"""A RUN.yaml's path, its keys, or a checked configuration."""
-
-Policy = str | Mapping[str, Any] | type[Scheduler] | Scheduler
-"""A policy's name or `module:Class`; a mapping of `name` and parameters; a class; an object."""
-
-
-Limits = Mapping[str, float] | str | Sequence[str]
-"""Limits by metric, `{"p99_itl_ms": 200}`, or as the option `--slo` says them, "p99_itl_ms=200"."""
-
-Gpus = int | str
-"""A number of GPUs, or several, as the option `--gpus` says them: 8, "4,8", "4..64"."""
-
-
-@dataclass(frozen=True)
-class SimulatedRun(Outcome):
-    """One simulated run, which can be written; `file` is what it was simulated from."""
-
-    file: Path = Path("the run")
-
-    def write(
-        self,
-        out: str | Path,
-        *,
-        save: Save = "all",
-        format: Format = "csv",
-        force: bool = False,
-    ) -> Path:
-        """Write the folder that `evenflow simulate` writes; return it.
-
-        `save`: only the summary, also the requests, or all. `format` is that of the tables.
-        UsageError for a folder with files that evenflow did not write, unless `force`, which leaves
-        them as they are.
-        """
-        check_format(format)
-        folder = Path(out)
-        provenance = self.result.provenance
-        reads = inputs_of(RunConfig.model_validate(provenance["config"]), self.file)
-        with staged(folder, force=force, reads=reads) as scratch:
-            write_run(scratch, self, save, self.file.name, form=format)
-        return folder
+if TYPE_CHECKING:
+    from evenflow.config.yaml_file import Document
+    from evenflow.experiments.figures.study import Drawing
+    from evenflow.experiments.reproduce import Reproduced
+    from evenflow.experiments.reproduce.calibrate import Calibrated
+    from evenflow.report.page import Addition
+    from evenflow.study.capacity import Capacity
+    from evenflow.study.compare import Comparison, Difference
+    from evenflow.study.plan import Planned
+    from evenflow.study.runs import GivenPolicy, Job, SimulatedRun
+    from evenflow.study.slo import Condition
+    from evenflow.study.sweep_file import Sweep
+    from evenflow.study.sweep_words import Swept
+    from evenflow.study.trials import How, Watch
+    from evenflow.study.uncertainty import Prediction
 
 
 def simulate(
-    run: RunFile,
+    run: given.Run,
     *,
     scheduler: Policy | None = None,
-    set: Mapping[str, Any] | None = None,
-    out: str | Path | None = None,
-    save: Save = "all",
-    format: Format = "csv",
-    force: bool = False,
+    set: given.Set = None,
+    save: given.Save = "all",
+    format: given.Format = "csv",
+    window: given.Window = None,
+    out: given.Out = None,
+    force: given.Force = False,
+    advise: given.Advise = False,
+    intervals: given.Intervals = False,
     on_done: Callable[[int], None] | None = None,
-) -> SimulatedRun:
-    """Simulate one run: `simulate("run.yaml", scheduler="sarathi", set={"kv.pages": 4000})`.
+    lean: bool = False,
+    watch: "Watch | None" = None,
+) -> "SimulatedRun":
+    """Simulate one configuration: `simulate("run.yaml", set={"kv.pages": 4000}).summary`.
 
     `scheduler` replaces the run's. A class is called; an object is copied for each engine, seed and
-    run, and never changed itself. `set` gives keys of the run new values. `on_done` is called with
-    the number of requests done. `out`, `save`, `format` and `force` are as for
-    `SimulatedRun.write`. Raises UsageError for what cannot be, in one line, and PolicyError when a
-    policy breaks its promise.
+    run, and never changed itself. `set` gives keys of the run new values. `out`, `save`, `format`
+    and `force` are as for `SimulatedRun.write`. `window`: the seconds that the timeline shows.
+    `advise` and `intervals` simulate more, for `.additions`. `on_done` is called with the number of
+    requests done, `watch` shows it. `lean`: only what `save` asks for is kept in memory. Raises
+    UsageError for what cannot be, in one line, and PolicyError when a policy breaks its promise.
     """
+    from evenflow.config.files import inputs_of
+    from evenflow.report.tables import check_format
+    from evenflow.study.runs import SimulatedRun, run_job, write_run
+
     check_format(format)
+    shown = _window(window)
     job, file = _job(run, scheduler, set)
-    simulated = SimulatedRun(**vars(run_job(job, on_done)), file=file)
-    if out is not None:
-        simulated.write(out, save=save, format=format, force=force)
+    with _staged(out, force, inputs_of(job.config, file)) as scratch:
+        with _watched(watch, [job.label], len(job.workload.requests)) as bar:
+            tell = on_done if bar is None else bar.done
+            outcome = run_job(job, tell, whole=not lean or advise or save == "all")
+        simulated = SimulatedRun(**vars(outcome), file=file)
+        more = list(_additions(job, simulated, intervals, advise, watch))
+        simulated.additions.extend(more)
+        if scratch is not None:
+            write_run(scratch, simulated, save, file.name, shown, more=more, form=format)
     return simulated
 
 
 def compare(
-    run: RunFile,
-    schedulers: Sequence[Policy] = (),
+    run: given.Run,
+    schedulers: given.Schedulers = "",
     *,
-    systems: Sequence[str] = (),
-    set: Mapping[str, Any] | None = None,
-    allow_refused: bool = False,
-    out: str | Path | None = None,
-    save: Save = "all",
-    format: Format = "csv",
-    force: bool = False,
-) -> Comparison:
-    """Simulate several schedulers, or published systems, on the same requests.
+    systems: given.Systems = "",
+    set: given.Set = None,
+    save: given.Save = "all",
+    format: given.Format = "csv",
+    allow_refused: given.AllowRefused = False,
+    out: given.Out = None,
+    force: given.Force = False,
+    watch: "Watch | None" = None,
+) -> "Comparison":
+    """Simulate several schedulers, or published systems, on the same requests, side by side.
 
     `.table` has a row for each. Schedulers are as for `simulate`; a class or an object goes by the
-    name of its class. `systems` are names of `evenflow systems`. `set` gives keys of the run new
-    values. `out`, `save`, `format` and `force` are as for `simulate`, with a folder for each.
-    Raises UsageError for what cannot be, and where a scheduler refuses more than a tenth of the
-    requests, unless `allow_refused`.
+    name of its class, or by its key in a mapping: `{"a": Mine(1), "b": Mine(2)}`. `systems` are
+    names of `evenflow systems`. `set`, `out`, `save`, `format` and `force` are as for `simulate`,
+    with a folder for each. Raises UsageError for what cannot be, and where a scheduler refuses more
+    than a tenth of the requests, unless `allow_refused`.
     """
+    from evenflow.config.files import inputs_of
+    from evenflow.config.run import configured
+    from evenflow.config.systems import parse_systems
+    from evenflow.report.tables import check_format
+    from evenflow.study.compare import line_up, run_all
+
     check_format(format)
-    policies = list(map(_named_or_given, schedulers))
+    policies = _policies(schedulers)
+    published = parse_systems(systems if isinstance(systems, str) else ",".join(systems))
     document, file = _document(run)
-    given = "scheduler" in document.data or not policies
-    first = {} if given else {"scheduler": _key(policies[0])}
-    config = with_(document, first | dict(set or {}))
-    jobs = line_up([*policies, *parse_systems(",".join(systems))], config, file.parent)
-    if out is None:
-        comparison = run_all(jobs)
+    first = None if "scheduler" in document.data or not policies else policies[0]
+    config = configured(_changed(document, set, getattr(first, "entry", first)))
+    jobs = line_up([*policies, *published], config, file.parent)
+    with _staged(out, force, inputs_of(config, file)) as scratch:
+        with _watched(watch, [job.label for job in jobs], len(jobs[0].workload.requests)) as bar:
+            comparison = run_all(jobs, scratch, save, bar, format, published=published)
         comparison.require_served(allowed=allow_refused)
-        return comparison
-    with staged(Path(out), force=force, reads=inputs_of(config, file)) as scratch:
-        comparison = run_all(jobs, scratch, save, form=format)
-        comparison.require_served(allowed=allow_refused)
-        comparison.write(scratch, file.name)
+        if scratch is not None:
+            comparison.write(scratch, file.name)
     return comparison
 
 
-def diff(a: str | Path | Outcome, b: str | Path | Outcome) -> Difference:
-    """Compare two runs: `diff("out/a", "out/b")`, each a saved folder, or a run that is at hand.
+def diff(a: given.Saved, b: given.Saved) -> "Difference":
+    """Compare two saved runs: what differs in how they were made, and in what they came to.
 
-    `.config` has what differs in the configuration, `.metrics` the numbers that differ, with paired
-    95 % intervals where both served the same requests, `.warnings` why it may not be fair. Requests
-    of one run wait for each other: an interval is of these requests, not of other seeds. UsageError
-    for a folder that holds no run.
+    `diff("out/a", "out/b")`, each a saved folder, or a run that is at hand. `.config` has what
+    differs in the configuration, `.metrics` the numbers that differ, with paired 95 % intervals
+    where both served the same requests, `.warnings` why it may not be fair. Requests of one run
+    wait for each other: an interval is of these requests, not of other seeds. UsageError for a
+    folder that holds no run.
     """
+    from evenflow.study.compare import diff as study_diff
+
     return study_diff(a, b)
 
 
 def sweep(
-    file: str | Path | Mapping[str, Any],
+    file: given.SweepFile,
     *,
-    check: bool = False,
-    allow_refused: bool = False,
-    set: Mapping[str, Any] | None = None,
-    out: str | Path | None = None,
-    force: bool = False,
-    **how: Unpack[Simulators],
-) -> Findings:
-    """Simulate a SWEEP.yaml (its path, or its keys): `.points` has a row a run, `.table` a point.
+    executor: given.Executor = "process",
+    resume: given.Resume = True,
+    retry_failed: given.RetryFailed = False,
+    workers: given.Workers = None,
+    set: given.SetOfSweep = None,
+    check: given.Check = False,
+    allow_refused: given.AllowRefused = False,
+    out: given.Out = None,
+    force: given.Force = False,
+    watch: "Watch | None" = None,
+) -> "Swept":
+    """Simulate a grid or a search over any keys of a run, several times each, and compare.
 
+    `file` is a SWEEP.yaml's path, or its keys. `.points` has a row a run, `.table` a point.
     `check`: the best point and the default also see requests that the sweep did not, in `.checks`.
     `allow_refused`: a point counts even where it refuses more than a tenth of the requests.
     `set` gives its keys, or `run.KEY`, new values. With `out` results are kept there and found
     again, and the command's files are written. Raises UsageError for what cannot be.
     """
-    values = _assignments(set)
-    if isinstance(file, Mapping):
-        asked = sweep_of(Document("the sweep", dict(file), {}), Path(), values)
-    else:
-        asked = load_sweep(Path(file), values)
+    from evenflow.study.sweep import sweep as study_sweep
+
+    asked = sweep_asked(file, set)
     reads = [Path(asked.document.name)]
-    who = How(_folder(out), force, reads, **how)
-    return study_sweep(asked, who, on_unseen=check, allow_refused=allow_refused)
+    who = {"executor": executor, "workers": workers, "watch": watch}
+    how = _how(out, force, reads, resume=resume, retry_failed=retry_failed, **who)
+    return study_sweep(asked, how, on_unseen=check, allow_refused=allow_refused)
 
 
 def capacity(
-    run: RunFile,
-    slo: Limits,
+    run: given.Run,
+    slo: given.Slo = (),
     *,
-    tolerance: float = 0.02,
-    replications: int = 1,
-    allow_refused: bool = False,
-    set: Mapping[str, Any] | None = None,
-    out: str | Path | None = None,
-    force: bool = False,
-    **how: Unpack[Simulators],
-) -> Capacity:
-    """Return the largest request rate that keeps limits: `slo={"p99_itl_ms": 200}`.
+    gpus: given.Gpus = None,
+    max_median_queue_s: given.MedianQueue = None,
+    tolerance: given.Tolerance = 0.02,
+    replications: given.Searches = 1,
+    per_dollar: given.Prices = None,
+    allow_refused: given.AllowRefused = False,
+    set: given.Set = None,
+    executor: given.Executor = "process",
+    workers: given.Workers = None,
+    out: given.Out = None,
+    force: given.Force = False,
+    watch: "Watch | None" = None,
+) -> "Capacity":
+    """Find the largest request rate that keeps limits on latency.
 
-    `.rate` is the mean over the replications with its interval (requests/s), `.points` has a row
-    for each rate simulated, `.served` how many requests were completed. It is known within
-    `tolerance` of itself. `allow_refused` is as for `compare`, `set`, `out` and `force` are as for
-    `sweep`. Raises UsageError for what cannot be.
+    `.rate` of `capacity("run.yaml", {"p99_itl_ms": 200})` is the mean over the replications with
+    its interval (requests/s), known within `tolerance` of itself; `.points` has a row for each rate
+    simulated, `.served` how many requests were completed. `gpus`: of so many; `per_dollar`: a file
+    of prices. `allow_refused` is as for `compare`, `set`, `out` and `force` are as for `sweep`.
+    Raises UsageError for what cannot be.
     """
+    from evenflow.config.files import inputs_of
+    from evenflow.config.run import configured
+    from evenflow.study.capacity import Question
+    from evenflow.study.capacity import capacity as study_capacity
+    from evenflow.study.deployments import on_gpus, parse_gpus
+    from evenflow.study.slo import dollars_per_hour, load_prices
+
     document, file = _document(run, set)
     config = configured(document)
-    asked = (config, _conditions(slo), file.parent, tolerance, replications, None, allow_refused)
-    reads = inputs_of(config, file)
-    return study_capacity(Question(*asked), How(_folder(out), force, reads, **how))
+    config = config if gpus is None else on_gpus(config, parse_gpus(str(gpus)))
+    limits = _conditions(slo, max_median_queue_s)
+    price = None if per_dollar is None else dollars_per_hour(config, load_prices(Path(per_dollar)))
+    asked = (config, limits, file.parent, tolerance, replications, price, allow_refused)
+    who = {"executor": executor, "workers": workers, "watch": watch}
+    return study_capacity(Question(*asked), _how(out, force, inputs_of(config, file), **who))
 
 
 def plan(
-    run: RunFile,
-    slo: Limits,
-    gpus: Gpus,
+    run: given.Run,
+    slo: given.Slo = (),
+    gpus: given.Gpus = None,
     *,
-    rate: float | str | None = None,
-    price: float | None = None,
-    schedulers: Sequence[str] | None = None,
-    budgets: Sequence[int] | None = None,
-    replications: int = 1,
-    exhaustive: bool = False,
-    allow_refused: bool = False,
-    set: Mapping[str, Any] | None = None,
-    out: str | Path | None = None,
-    force: bool = False,
-    **how: Unpack[Simulators],
-) -> Planned:
-    """Find the cheapest deployment of so many GPUs that keeps limits, or what is nearest to it.
+    rate: given.Rate = None,
+    price: given.Price = None,
+    schedulers: given.SchedulersToTry = None,
+    budgets: given.Budgets = None,
+    replications: given.Seeds = 1,
+    exhaustive: given.Exhaustive = False,
+    max_median_queue_s: given.MedianQueue = None,
+    intervals: given.Intervals = False,
+    allow_refused: given.AllowRefused = False,
+    set: given.Set = None,
+    executor: given.Executor = "process",
+    workers: given.Workers = None,
+    out: given.Out = None,
+    force: given.Force = False,
+    watch: "Watch | None" = None,
+) -> "Planned":
+    """Find the cheapest deployment that keeps limits on latency, and say how to start it.
 
-    `.table` has a row for each that does, the best first, `.points` one for all that was simulated.
-    `rate`: requests/s, or a multiple of the run's own ("2x"); `price`: dollars of a GPU an hour;
-    `budgets`: tokens of a micro-batch. `exhaustive` simulates every point. `slo`, `set`, `out`,
-    `allow_refused` and `force` are as for `capacity`. Raises UsageError for what cannot be.
+    Where there is none of so many GPUs, find what is nearest. `.table` has a row for each that
+    does, the best first, `.points` one for all that was simulated. `rate`: requests/s, or a
+    multiple of the run's own ("2x"); `price`: dollars of a GPU an hour; `budgets`: tokens of a
+    micro-batch. `exhaustive` simulates every point. `slo`, `set`, `out`, `allow_refused` and
+    `force` are as for `capacity`, `intervals` as for `simulate`. Raises UsageError for what cannot
+    be.
     """
+    from dataclasses import replace
+
+    from evenflow.study.deployments import parse_gpus
+    from evenflow.study.plan import plan as study_plan
+    from evenflow.study.plan_search import Ask, parse_budgets
+    from evenflow.study.uncertainty import predict
+
+    if gpus is None:
+        raise UsageError("--gpus: says how many there may be, such as --gpus 4..64")
     document, file = _document(run, set)
     ask = Ask(
-        slo=_conditions(slo),
+        slo=_conditions(slo, max_median_queue_s),
         gpus=parse_gpus(str(gpus)),
         rate=None if rate is None else str(rate),
         price=price,
-        schedulers=schedulers,
-        budgets=budgets,
+        schedulers=_names(schedulers) if isinstance(schedulers, str) else schedulers,
+        budgets=parse_budgets(budgets) if isinstance(budgets, str) else budgets,
         replications=replications,
         exhaustive=exhaustive,
         allow_refused=allow_refused,
     )
-    return study_plan(document, file.parent, ask, How(_folder(out), force, [file], **how))
+    who = {"executor": executor, "workers": workers, "watch": watch}
+    planned = study_plan(document, file.parent, ask, _how(out, force, [file], **who))
+    if not intervals:
+        return planned
+    return replace(planned, prediction=predict(planned.winner, file.parent, _how(watch=watch)))
 
 
 def figures(
@@ -273,23 +270,29 @@ def figures(
     *,
     quick: bool = False,
     allow_refused: bool = False,
-    set: Mapping[str, Any] | None = None,
+    set: Changes = None,
     out: str | Path | None = None,
     force: bool = False,
-    **how: Unpack[Simulators],
-) -> dict[str, Drawing]:
+    executor: str = "process",
+    workers: int | None = None,
+) -> dict[str, "Drawing"]:
     """Make figures of the papers, or of a figure's YAML: each has `.figure`, `.table`, `.claims`.
 
     No names: all of them. `quick`: fewer points. `allow_refused` is as for `compare`, `set`, `out`
     and `force` are as for `sweep`; with `out` the table of claims is written too. Raises UsageError
     for what cannot be.
     """
-    plans = chosen(names, tuple(_assignments(set)), quick=quick, allow_refused=allow_refused)
-    who = executor_of(how.get("executor", "process"), how.get("workers"))
+    from tempfile import TemporaryDirectory
+
+    from evenflow.experiments.figures.make import chosen, make, write_claims
+    from evenflow.report.folder import claimed
+    from evenflow.study.points import Store, executor_of
+
+    plans = chosen(names, tuple(_texts(set)), quick=quick, allow_refused=allow_refused)
     with ExitStack() as stack:
         folder = Path(out or stack.enter_context(TemporaryDirectory()))
         stack.enter_context(claimed(folder, force=force))
-        pool = stack.enter_context(who)
+        pool = stack.enter_context(executor_of(executor, workers))
         store = Store(folder / "points")
         drawings = {plan.name: make(plan, folder, store, pool) for plan in plans}
         if any(plan.of_a_paper for plan in plans):
@@ -298,82 +301,182 @@ def figures(
 
 
 def reproduce(
-    names: Sequence[str] = (),
+    names: given.Entries = (),
     *,
-    data: str | Path | None = None,
-    set: Mapping[str, Any] | None = None,
-    intervals: bool = False,
-    out: str | Path | None = None,
-    force: bool = False,
-    workers: int | None = None,
-) -> Reproduced:
-    """Simulate runs that others measured: `.table` has a row a run and metric, with its error.
+    data: given.Data = None,
+    set: given.Set = None,
+    intervals: given.Intervals = False,
+    workers: given.Workers = None,
+    out: given.Out = None,
+    force: given.Force = False,
+    watch: "Watch | None" = None,
+) -> "Reproduced":
+    """Simulate runs that others measured on real GPUs, and print how far off that is.
 
-    No names: the whole catalogue. `data` is the folder of the runs, by default EVENFLOW_SHARED.
-    `intervals`: nine more simulations of each run tell how far it may be off. `set`, `out` and
-    `force` are as for `sweep`. Raises UsageError for what cannot be.
+    `.table` has a row a run and metric, with its error. No names: the whole catalogue. `data` is
+    the folder of the runs, by default EVENFLOW_SHARED. `intervals`: nine more simulations of each
+    run tell how far it may be off. `set`, `out` and `force` are as for `sweep`. Raises UsageError
+    for what cannot be.
     """
-    folder, how = data_folder(_folder(data)), How(workers=workers)
-    entries = chosen_entries(names)
-    found = reproduce_entries(entries, folder, how, _assignments(set), intervals=intervals)
-    if out is not None:
-        with staged(Path(out), force=force) as scratch:
-            write_reproduced(scratch, found)
+    from evenflow.experiments.reproduce import chosen, data_folder
+    from evenflow.experiments.reproduce import reproduce as reproduce_entries
+
+    entries = chosen(names or ())
+    folder = data_folder(None if data is None else Path(data))
+
+    from evenflow.experiments.reproduce.write import write
+    from evenflow.report.folder import claimed
+
+    how = _how(workers=workers, watch=watch)
+    with nullcontext() if out is None else claimed(Path(out), force=force):
+        found = reproduce_entries(entries, folder, how, _texts(set), intervals=intervals)
+        with _staged(out, force) as scratch:
+            if scratch is not None:
+                write(scratch, found)
     return found
 
 
 def calibrate(
-    run: RunFile,
-    results: Sequence[str | Path],
+    run: given.Run,
+    results: given.Results,
     *,
-    set: Mapping[str, Any] | None = None,
-    workers: int | None = None,
-) -> Calibrated:
-    """Find the CPU time of an engine from results of a benchmark: `.runtime`, `.constants`.
+    set: given.Set = None,
+    workers: given.Workers = None,
+    watch: "Watch | None" = None,
+) -> "Calibrated":
+    """Find the CPU time of an engine from a benchmark's results: a `runtime` to paste.
 
     `run` is what was measured, `results` are files of `bench serve`, GuideLLM or those that
-    `reproduce` reads. `set` gives keys of the run new values. Raises UsageError for what cannot be.
+    `reproduce` reads; `.runtime` and `.constants` are found. `set` gives keys of the run new
+    values. Raises UsageError for what cannot be.
     """
+    from evenflow.experiments.reproduce.calibrate import calibrate as calibrate_run
+    from evenflow.experiments.reproduce.measured import read_results
+
     document, file = _document(run, set)
     runs = [each for path in results for each in read_results(Path(path))]
-    return calibrate_run(document, file.parent, runs, How(workers=workers))
+    return calibrate_run(document, file.parent, runs, _how(workers=workers, watch=watch))
 
 
 def intervals(
-    run: RunFile, *, set: Mapping[str, Any] | None = None, workers: int | None = None
-) -> Prediction:
+    run: given.RunFile, *, set: Changes = None, workers: int | None = None
+) -> "Prediction":
     """Simulate a run ten times: `.table` has a 90 % interval of each mean, P99 and throughput.
 
     It comes of the costs' stated error, the host's constants and the seed (`.error` says which).
     `set` gives keys of the run new values. Raises UsageError for what cannot be.
     """
+    from evenflow.study.uncertainty import predict
+
     document, file = _document(run, set)
-    return predict(document, file.parent, How(workers=workers))
+    return predict(document, file.parent, _how(workers=workers))
 
 
-def _folder(out: str | Path | None) -> Path | None:
-    return None if out is None else Path(out)
+def sweep_asked(file: str | Path | Mapping[str, Any], set: Changes = None) -> "Sweep":
+    """Return what a SWEEP.yaml asks for, its path or its keys, with some of them changed."""
+    from evenflow.config.yaml_file import Document
+    from evenflow.study.sweep_file import load_sweep, sweep_of
+
+    if isinstance(file, Mapping):
+        return sweep_of(Document("the sweep", _by_name(dict(file)), {}), Path(), _texts(set))
+    return load_sweep(Path(file), _texts(set))
 
 
-def _assignments(patch: Mapping[str, Any] | None) -> list[str]:
+def _by_name(keys: Any) -> Any:
+    """Return keys with the name of each policy that is a class, as other processes find it."""
+    if isinstance(keys, Mapping):
+        return {key: _by_name(value) for key, value in keys.items()}
+    if isinstance(keys, list | tuple):
+        return [_by_name(value) for value in keys]
+    if callable(getattr(keys, "schedule", None)):
+        cls = keys if isinstance(keys, type) else type(keys)
+        if cls is not keys or cls.__module__ == "__main__":
+            raise UsageError(
+                f"the sweep: {cls.__name__}: is an object, or of a notebook or script; what other "
+                "processes import is right: a class of a module, or FILE.py:Class"
+            )
+        return f"{cls.__module__}:{cls.__qualname__}"
+    return keys
+
+
+def _additions(
+    job: "Job", run: "SimulatedRun", intervals: bool, advise: bool, watch: "Watch | None"
+) -> Iterator["Addition"]:
+    """Yield what else is asked of a run, from more simulations."""
+    if intervals:
+        from evenflow.study import uncertainty
+
+        document = job.config.document(job.label)
+        yield uncertainty.told(uncertainty.predict(document, job.beside, _how(watch=watch)))
+    if advise:
+        from evenflow.study import advice
+
+        yield advice.told(advice.advise(job, run, _how(watch=watch)))
+
+
+def _how(
+    out: str | Path | None = None, force: bool = False, reads: Sequence[Path] = (), **how: Any
+) -> "How":
+    from evenflow.study.trials import How
+
+    return How(None if out is None else Path(out), force, reads, **how)
+
+
+def _staged(
+    out: str | Path | None, force: bool, reads: Sequence[Path] = ()
+) -> AbstractContextManager[Path | None]:
+    from evenflow.report.folder import staged
+
+    return nullcontext() if out is None else staged(Path(out), force=force, reads=reads)
+
+
+def _watched(watch: "Watch | None", labels: list[str], total: int) -> AbstractContextManager[Any]:
+    return nullcontext() if watch is None else watch(labels, total)
+
+
+def _window(asked: tuple[float, float] | str | None) -> tuple[float, float] | None:
+    """Return the seconds of a run that `A..B` names."""
+    if asked is None:
+        return None
+    try:
+        first, last = map(float, asked.split("..") if isinstance(asked, str) else asked)
+    except (TypeError, ValueError):
+        first, last = 1.0, 0.0
+    if not 0 <= first <= last:
+        right = "give the seconds A..B, such as 10..12.5 or 0..inf"
+        raise UsageError(f"--window: {right}: not {asked}")
+    return first, last
+
+
+def _texts(changes: Changes) -> list[str]:
     """Return what `--set` would be given."""
-    return [f"{key}={json.dumps(value)}" for key, value in (patch or {}).items()]
+    if not isinstance(changes, Mapping):
+        return list(changes or ())
+    return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
 
 
-def _job(
-    run: RunFile, scheduler: Policy | None, patch: Mapping[str, Any] | None
-) -> tuple[Job, Path]:
-    """Return the job that a run, a policy in place of its own and a patch of its keys make."""
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _job(run: given.RunFile, scheduler: Policy | None, changes: Changes) -> tuple["Job", Path]:
+    """Return the job that a run, a policy in place of its own and changes of its keys make."""
+    from evenflow.config.build import load_workload
+    from evenflow.config.run import configured
+    from evenflow.study.runs import GivenPolicy, Job
+
     document, file = _document(run)
-    entry = None if scheduler is None else _named_or_given(scheduler)
-    changes = {} if entry is None else {"scheduler": _key(entry)}
-    config = with_(document, changes | dict(patch or {}))
+    entry = None if scheduler is None else _policy(scheduler)
+    config = configured(_changed(document, changes, entry))
     policy = entry if isinstance(entry, GivenPolicy) else None
     return Job(config, load_workload(config, file.parent), file.parent, policy), file
 
 
-def _document(run: RunFile, patch: Mapping[str, Any] | None = None) -> tuple[Document, Path]:
-    """Return the keys of a run, patched, and its file, from whose folder relative paths start."""
+def _document(run: given.RunFile, changes: Changes = None) -> tuple["Document", Path]:
+    """Return the keys of a run, changed, and its file, from whose folder relative paths start."""
+    from evenflow.config.run import RunConfig
+    from evenflow.config.yaml_file import Document, read
+
     file = Path("the run")
     if isinstance(run, RunConfig):
         document = run.document()
@@ -382,21 +485,42 @@ def _document(run: RunFile, patch: Mapping[str, Any] | None = None) -> tuple[Doc
     else:
         file = Path(run)
         document = read(file)
-    return patched(document, dict(patch or {})), file
+    return _changed(document, changes), file
 
 
-def _conditions(slo: Limits) -> tuple[Condition, ...]:
+def _changed(document: "Document", changes: Changes, policy: object = None) -> "Document":
+    """Return a run's keys with a policy in place of its own, then with new values."""
+    from evenflow.config.yaml_file import overridden, patched
+
+    if policy is not None:
+        document = patched(document, {"scheduler": getattr(policy, "name", policy)})
+    if isinstance(changes, Mapping):
+        return patched(document, changes)
+    return overridden(document, changes or ())
+
+
+def _conditions(slo: given.Limits, max_median_queue_s: float | None) -> tuple["Condition", ...]:
+    from evenflow.study.slo import parse_slo
+
     if isinstance(slo, Mapping):
         slo = [f"{metric}={limit}" for metric, limit in slo.items()]
-    return tuple(parse_slo([slo] if isinstance(slo, str) else slo))
+    return tuple(parse_slo([slo] if isinstance(slo, str) else slo, max_median_queue_s))
 
 
-def _named_or_given(policy: Policy) -> str | dict[str, Any] | GivenPolicy:
+def _policies(schedulers: Sequence[Policy] | Mapping[str, Policy] | str) -> list[Any]:
+    """Return the entries of a comparison, named where a mapping names them."""
+    from evenflow.study.compare import Named, parse_schedulers
+
+    if isinstance(schedulers, str):
+        return parse_schedulers(schedulers)
+    if isinstance(schedulers, Mapping):
+        return [Named(str(label), _policy(policy)) for label, policy in schedulers.items()]
+    return list(map(_policy, schedulers))
+
+
+def _policy(policy: Policy) -> "str | dict[str, Any] | GivenPolicy":
+    from evenflow.study.runs import GivenPolicy
+
     if isinstance(policy, Mapping):
         return dict(policy)
     return policy if isinstance(policy, str) else GivenPolicy(policy)
-
-
-def _key(entry: str | dict[str, Any] | GivenPolicy) -> str | dict[str, Any]:
-    """Return what the run's key `scheduler` holds for a policy."""
-    return entry.name if isinstance(entry, GivenPolicy) else entry

@@ -86,10 +86,13 @@ def _without_middle(word: re.Match[str]) -> str:
     return f"{word[0][:60]}...{word[0][-30:]}"
 
 
-def require_package(module: str, who: str, extra: str, package: str = "") -> None:
-    """Raise a UsageError unless a module is installed, which an `extra` of evenflow's brings."""
+def require_package(module: str, who: str, packages: str = "") -> None:
+    """Raise a UsageError unless a module is installed, which `packages` bring; by default itself.
+
+    It names packages of the index, where evenflow and its extras need not be.
+    """
     if find_spec(module) is None:
-        raise UsageError(f"{who} needs {package or module}: pip install 'evenflow[{extra}]'")
+        raise UsageError(f"{who} needs {module}: pip install {packages or module}")
 
 
 def _require(is_right: Callable[[Any], bool], right: str, owner: str, /, **values: float) -> None:

@@ -50,7 +50,7 @@ def load_tokenizer(path: str | Path) -> Any:
     file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise UsageError(f"tokenizer {path}: no such file; give a local tokenizer.json")
-    require_package("tokenizers", f"tokenizer {path}: reading text", "tokenizers")
+    require_package("tokenizers", f"tokenizer {path}: reading text")
     from tokenizers import Tokenizer
 
     try:

@@ -28,7 +28,7 @@ DEVICES = ("cpu", "cuda")
 
 def require_device(device: str) -> None:
     """Raise a UsageError unless torch is there and can compute on `device`."""
-    require_package("torch", "measuring", "torch")
+    require_package("torch", "measuring", "torch safetensors")
     import torch
 
     if device not in DEVICES:

@@ -312,7 +312,7 @@ def _replay_file(path: Path) -> tuple[str | None, str | None]:
 
 def check_servable(config: RunConfig) -> None:
     """Raise UsageError for what only a simulation can do yet."""
-    require_package("zmq", "a real run", "runtime", "pyzmq")
+    require_package("zmq", "a real run", "pyzmq")
     name, vllm = config.scheduler.name, config.workers.kind == "vllm"
     one_policy = "one policy, or workers of another kind"
     _refuse(
@@ -431,7 +431,7 @@ def _torch(
         )
     path = find(config.model, beside)
     for package in ("torch", "safetensors"):
-        require_package(package, "workers: torch", "torch")
+        require_package(package, "workers: torch", "torch safetensors")
     ranks = config.tensor_parallel
     transport = transport_of(workers.transport, workers.device, world.depth, ranks)
     _check_weights(workers, path)

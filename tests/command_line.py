@@ -107,6 +107,16 @@ def mistake(call: Callable[[], object]) -> str:
     return message
 
 
+def fits_a_screen(result: Any) -> Any:
+    """Return a result whose text is a line and whose HTML is at most a screen."""
+    text, html = repr(result), result._repr_html_()
+    assert text.startswith(f"<{type(result).__name__}")
+    assert len(text) <= 170
+    assert html.count("<tr>") + html.count("<p>") <= 45
+    assert len(html) < 8000
+    return result
+
+
 def table(text: str) -> list[tuple[list[str], str]]:
     """Return the rows of a table of `what is typed | what is told`.
 

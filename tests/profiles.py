@@ -39,7 +39,7 @@ def deployed(
 
 def measured(deployment: Deployment, framework: str = "vllm", **how: Any) -> TableCost:
     """Return costs from the tables of real GPUs; without them the test is skipped."""
-    pytest.importorskip("aiconfigurator_core", reason="pip install 'evenflow[silicon]'")
+    pytest.importorskip("aiconfigurator_core", reason="pip install -e '.[silicon]'")
     return silicon_cost(deployment, silicon_source(deployment, framework, **how))
 
 

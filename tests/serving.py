@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-openai = pytest.importorskip("openai", reason="needs openai: pip install 'evenflow[test]'")
+openai = pytest.importorskip("openai", reason="needs openai: pip install -e '.[test]'")
 httpx = pytest.importorskip("httpx")
 
 from evenflow.runtime.emulated import emulated_token  # noqa: E402

@@ -16,7 +16,7 @@ import evenflow as ef
 from evenflow import Plan, Prefill, View
 from evenflow.config.yaml_file import value_of
 from tests.command_line import RUN as WRITTEN
-from tests.command_line import evenflow, write_trace
+from tests.command_line import evenflow, fits_a_screen, write_trace
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -115,8 +115,42 @@ def test_schedulers_are_compared_on_the_same_requests(folder: Path) -> None:
     assert list(written.scheduler) == ["vllm", "OneByOne"]
     assert list(written.completed) == [4, 4]
     assert Path("out/OneByOne/batches.csv").exists()
-    with pytest.raises(ef.UsageError, match="OneByOne is there twice"):
+    with pytest.raises(
+        ef.UsageError, match=r'OneByOne is there twice; a mapping names them: \{"a"'
+    ):
         ef.compare("RUN.yaml", [OneByOne, OneByOne()])
+
+
+def test_policies_of_one_class_go_by_the_names_of_a_mapping() -> None:
+    few = {"workload.requests": 4}
+    policies: dict[str, Any] = {"one": OneByOne(9), "b/c": OneByOne, "two": "vllm"}
+    found = ef.compare("RUN.yaml", policies, set=few, out="out", save="summary")
+    assert list(found.table.index) == ["one", "b/c", "two"]
+    folders = {path.parent.name for path in Path("out").glob("*/summary.json")}
+    assert folders == {"one", "b-c", "two"}
+    for names in (["b c", "b/c"], ["", "a"], ["..", "a"], ["report.html", "a"]):
+        with pytest.raises(ef.UsageError, match=r"is there twice|can be no folder"):
+            ef.compare("RUN.yaml", dict.fromkeys(names, OneByOne), out="more")
+    assert not Path("more").exists()
+
+
+def test_a_sweep_names_a_policy_by_its_words_and_takes_an_importable_class() -> None:
+    keys = {"run": RUN | {"workload": RUN["workload"] | {"requests": 2}}}
+    schedulers = [OneByOne, {"name": "sarathi", "token_budget": 32}, "vllm"]
+    found = ef.sweep(keys | {"parameters": {"scheduler": schedulers}}, workers=1)
+    names = [f"{OneByOne.__module__}:OneByOne", "sarathi budget=32", "vllm"]
+    assert [name for name in found.table.scheduler if name != "sarathi budget=64"] == names
+    with pytest.raises(ef.UsageError, match="OneByOne: is an object"):
+        ef.sweep(keys | {"parameters": {"scheduler": [OneByOne()]}}, workers=1)
+
+
+def test_a_result_is_at_most_a_screen() -> None:
+    few = {"workload.requests": 3}
+    wide: dict[str, Any] = {f"policy {index}": OneByOne for index in range(14)}
+    compared = fits_a_screen(ef.compare("RUN.yaml", wide, set=few))
+    assert "... and 3 more columns" in compared._repr_html_()
+    run = fits_a_screen(ef.simulate("RUN.yaml", set=few))
+    fits_a_screen(ef.diff(run, fits_a_screen(ef.simulate("RUN.yaml"))))
 
 
 def test_published_systems_are_compared_as_the_command_does(folder: Path) -> None:
@@ -147,7 +181,8 @@ def test_a_script_needs_no_guard(folder: Path) -> None:
 def test_a_sweep_is_its_points(folder: Path) -> None:
     keys = {"run": RUN, "parameters": {"kv.pages": [100, 200]}}
     before = sorted(folder.iterdir())
-    points = ef.sweep(keys, set={"run.scheduler.token_budget": 32}, workers=1).points
+    found = ef.sweep(keys, set={"run.scheduler.token_budget": 32}, workers=1)
+    points = fits_a_screen(found).points
     assert sorted(folder.iterdir()) == before
     assert list(points["kv.pages"]) == [100, 200]
     patch = {"kv.pages": 100, "scheduler.token_budget": 32}
@@ -161,7 +196,7 @@ def test_a_sweep_is_its_points(folder: Path) -> None:
 def test_a_capacity_is_a_rate_and_its_points() -> None:
     write_trace(Path("trace.csv"), *(f"{i / 100},{20},{3}" for i in range(300)))
     found = ef.capacity(RUN, {"mean_queue_ms": 100}, tolerance=0.3, workers=1, out="out")
-    assert found.status == "found"
+    assert fits_a_screen(found).status == "found"
     assert found.points.rate.min() <= found.rate.mean <= found.points.rate.max()
     assert Path("out/capacity.json").exists()
     for slo in ("mean_queue_ms=100", ["mean_queue_ms=100"]):
@@ -172,7 +207,7 @@ def test_figures_are_drawings(folder: Path) -> None:
     before = sorted(folder.iterdir())
     drawings = ef.figures(["sarathi-6"], quick=True, workers=1)
     assert sorted(folder.iterdir()) == before
-    assert len(drawings["sarathi-6"].table)
+    assert len(fits_a_screen(drawings["sarathi-6"]).table)
     ef.figures(["sarathi-6"], quick=True, workers=1, out="out")
     assert {path.name for path in Path("out").iterdir()} >= {"sarathi-6.png", "claims.md"}
 

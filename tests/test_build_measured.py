@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import evenflow.runtime.torch.settings
-from evenflow.cli.terminal import print_left_out
+from evenflow.cli.terminal import show
 from evenflow.config.build import build, load_workload
 from evenflow.config.run import RunConfig, load_config
 from evenflow.costs.profile.file import TIME_COLUMNS, Point, write_profile
@@ -20,6 +20,7 @@ from evenflow.runtime.real import notes_of, workers_of
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.sim import simulate
 from evenflow.study.runs import Job, run_job
+from evenflow.study.told import left_out
 from tests.command_line import mistake
 from tests.profiles import point, points, profile
 from tests.virtual_run import serve_with_known_host
@@ -76,7 +77,7 @@ def test_a_run_on_a_profile_says_where_its_seconds_come_from(tmp_path: Path) -> 
 def test_workers_take_the_dtype_of_the_model_and_compare_it_with_the_profile(
     keys: list[str], dtype: str, notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
     monkeypatch.setattr(evenflow.runtime.torch.settings, "free_memory_bytes", lambda: None)
     write_profile(tmp_path / "p.csv", profile())
     own = ["model=config.json", "costs={kind: profile, path: p.csv}", "gpu=null"]
@@ -169,7 +170,7 @@ def test_a_run_far_off_the_grid_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     keys = ["model=config.json", "gpu=null", "costs={kind: profile, path: p.csv, fill: null}"]
     config = measured_config(tmp_path, *keys, "kv.pages=500")
     outcome = run_job(Job(config, load_workload(config, tmp_path), tmp_path))
-    print_left_out(outcome.result.provenance)
+    show(left_out(outcome.result.provenance))
     assert re.search(r"costs: \d\d % of the predicted time", capsys.readouterr().err)
 
 
@@ -191,7 +192,7 @@ def test_measured_costs_that_cannot_be(tmp_path: Path, keys: list[str], told: st
 
 
 def test_silicon_costs_name_device_and_versions(tmp_path: Path) -> None:
-    pytest.importorskip("aiconfigurator_core", reason="pip install 'evenflow[silicon]'")
+    pytest.importorskip("aiconfigurator_core", reason="pip install -e '.[silicon]'")
     keys = ["model=Llama-3.1-8B", "gpu=H100", "costs={kind: silicon, framework: sglang}"]
     built = build(measured_config(tmp_path, *keys), [], tmp_path)
     source = built.cost_source

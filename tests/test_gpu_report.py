@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
 
 from evenflow.costs.profile.file import read_profile
 from tests.test_profile_measure import CONFIG, spare_processes

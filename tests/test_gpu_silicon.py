@@ -25,8 +25,8 @@ def written(folder: Path, device: str, factor: float = 1.0) -> Path:
 
 
 def test_a_slower_profile_has_larger_ratios(tmp_path: Path) -> None:
-    pytest.importorskip("aiconfigurator_core", reason="pip install 'evenflow[silicon]'")
-    pytest.importorskip("pyarrow", reason="pip install 'evenflow[silicon]'")
+    pytest.importorskip("aiconfigurator_core", reason="pip install -e '.[silicon]'")
+    pytest.importorskip("pyarrow", reason="pip install -e '.[silicon]'")
     once, twice = (compare(NAME, written(tmp_path, "NVIDIA H200", factor)) for factor in (1, 2))
     assert once["gpu"] == "H200"
     assert len(once["points"]) == len(TOKENS) + len(CHUNKS) + len(DECODES)

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,9 @@ def test_the_command_starts_without_heavy_modules() -> None:
 
 
 def test_a_simulation_needs_no_pandas(tmp_path: Path) -> None:
-    command = "from pathlib import Path\nfrom evenflow.cli.app import simulate\nsimulate"
-    run, out = Path("examples/quickstart.yaml"), tmp_path / "out"
-    given = f"Path({str(run)!r}), ['workload.requests=1'], out=Path({str(out)!r})"
-    loaded = loaded_by(f"{command}({given})")
+    given = f"set=['workload.requests=1'], out={str(tmp_path / 'out')!r}"
+    run = "examples/quickstart.yaml"
+    loaded = loaded_by(f"import evenflow as ef\nef.simulate({run!r}, {given})")
     assert "evenflow.sim.tandem" in loaded
     assert not {"pandas", "matplotlib", "scipy", "torch"} & loaded
 
@@ -66,6 +66,24 @@ def test_a_source_distribution_has_the_same_bytes_from_every_clone(
     with tarfile.open(tmp_path / "a" / "dist" / "evenflow.tar.gz") as tar:
         assert tar.getnames() == ["evenflow", "evenflow/x.py", "evenflow/y.py"]
         assert [member.mode for member in tar] == [0o755, 0o644, 0o644]
+
+
+def test_what_is_said_to_install_is_in_the_extras() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = extras["optional-dependencies"]
+    known = {re.split(r"[^\w-]", each)[0] for needs in extras.values() for each in needs}
+    product = ("evenflow", "profiler", "runtime", "traces")
+    texts = [path.read_text() for folder in product for path in (ROOT / folder).rglob("*.py")]
+    code = "".join(texts)
+    told = re.findall(r"pip install ([a-z][^,\"{=]*)", code)
+    told += re.findall(r"require_package\([^()]*?(?:, \"([a-z\- ]+)\")?\)", code)
+    named = [name for words in told for name in words.split()]
+    assert set(named) - known == set()
+    assert {"aiconfigurator-core", "tokenizers", "pyzmq", "scikit-learn", "fastapi"} <= set(named)
+    documents = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    installed = re.findall(r"pip install -e '\.\[([a-z,]+)\]'", documents)
+    assert {name for names in installed for name in names.split(",")} <= set(extras)
+    assert "evenflow[" not in documents + code
 
 
 # -- the core, which knows no engine --------------------------------------------------------------

@@ -152,7 +152,7 @@ def test_without_pyarrow_a_line_says_what_to_install_and_nothing_runs(
         return None if name == "pyarrow" else find_spec(name)
 
     monkeypatch.setattr(errors, "find_spec", lacking)
-    needs = "needs pyarrow: pip install 'evenflow[parquet]'"
+    needs = "needs pyarrow: pip install pyarrow"
     write_trace(Path("trace.csv"), "no,row,at all")  # so that whatever begins a run fails otherwise
     line = f"the format parquet {needs}"
     assert refusal("simulate", "RUN.yaml", *PARQUET, "--out", "b") == line

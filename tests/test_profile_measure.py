@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
 
 from evenflow.costs import decode_work  # noqa: E402
 from evenflow.costs.profile.cost import HOST, profile_cost  # noqa: E402

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
 
 from evenflow.runtime.torch.layers import Pass, unmarked  # noqa: E402
 from evenflow.runtime.torch.model import Ranks, Rope, Stage, rotation  # noqa: E402

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
 
 from evenflow.runtime.torch.sample import drawn_by, sample  # noqa: E402
 from evenflow.runtime.wire import Draw  # noqa: E402

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
+pytest.importorskip("zmq", reason="needs pyzmq: pip install -e '.[runtime]'")
 
 from evenflow.core.replay import Entry, replay
 from evenflow.core.routing import Router
@@ -189,7 +189,7 @@ def test_torch_replicas_and_pools_write_what_transformers_does(
     family: str, pools: bool, tmp_path: Path, sockets: Path
 ) -> None:
     """In pools a prompt is computed by one process, and goes on in two, each with its layers."""
-    pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
+    pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
     from tests.tiny_models import PAGE_TOKENS, save_checkpoint
     from tests.torch_pipeline import TEXTS, generated, settings_of
 

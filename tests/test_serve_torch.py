@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
 
 from tests.serving import Server, openai, serving
 from tests.tiny_models import SHAPE, continued, save_checkpoint
@@ -139,7 +139,7 @@ def test_a_token_that_the_model_does_not_know_is_refused(
 def test_a_chat_is_answered_as_its_template_s_text_is(
     served: tuple[Server, list[list[int]]],
 ) -> None:
-    pytest.importorskip("transformers", reason="needs transformers: pip install 'evenflow[chat]'")
+    pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[chat]'")
     pytest.importorskip("jinja2")
     server, _ = served
     client, how = server.client(), {"temperature": 0, "extra_body": {"ignore_eos": True}}

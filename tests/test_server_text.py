@@ -52,7 +52,7 @@ CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "
 def test_a_chat_is_what_the_template_of_the_model_makes_of_it(
     tokenizer: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("transformers", reason="needs transformers: pip install 'evenflow[chat]'")
+    pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[chat]'")
     pytest.importorskip("jinja2")
     path = tmp_path / "tokenizer.json"
     path.write_bytes(tokenizer.read_bytes())

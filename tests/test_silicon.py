@@ -200,7 +200,7 @@ def test_a_release_is_newer_than_its_candidates() -> None:
 
 @pytest.fixture(scope="module")
 def package() -> None:
-    reason = "the tables of real GPUs: pip install 'evenflow[silicon]'"
+    reason = "the tables of real GPUs: pip install -e '.[silicon]'"
     pytest.importorskip("aiconfigurator_core", reason=reason)
     pytest.importorskip("pyarrow", reason=reason)
 

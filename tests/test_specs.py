@@ -639,8 +639,8 @@ OTHERS = ("MI325X", "P100", "K80", "GB20", "A10", "L40", "H2000", "B100", "RTX-5
         ("NVIDIA-H100-80GB-HBM3", 'did you mean "H100"?'),
         *((name, f'unknown gpu "{name}"; any other is a mapping') for name in OTHERS),
         (
-            "T4",
-            "gpu: {name: T4, fp16_tflops: ..., memory_bandwidth_gb_s: ..., memory_gb: ...}; known",
+            "K80",
+            "gpu: {name: K80, fp16_tflops: ..., memory_bandwidth_gb_s: ..., memory_gb: ...}; known",
         ),
         ({"name": "L20", "memory": 3}, 'gpu: unknown key "memory"; did you mean "memory_gb"?'),
         ({"fp16_tflops": 100}, "gpu: a key is missing; needed are fp16_tflops, memory_bandwidth"),

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
-pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
+pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
+pytest.importorskip("zmq", reason="needs pyzmq: pip install -e '.[runtime]'")
 
 from evenflow.errors import WorkerError
 from evenflow.runtime.driver import Driver

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
-pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
+pytest.importorskip("zmq", reason="needs pyzmq: pip install -e '.[runtime]'")
 
 from tests.command_line import complaint, write_inputs  # noqa: E402
 from tests.tiny_models import save_checkpoint  # noqa: E402

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
-pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
+torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
+pytest.importorskip("zmq", reason="needs pyzmq: pip install -e '.[runtime]'")
 
 from evenflow.errors import UsageError  # noqa: E402
 from evenflow.experiments.validation import validate  # noqa: E402

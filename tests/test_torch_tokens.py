@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'evenflow[torch]'")
-pytest.importorskip("zmq", reason="needs pyzmq: pip install 'evenflow[runtime]'")
+pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
+pytest.importorskip("zmq", reason="needs pyzmq: pip install -e '.[runtime]'")
 
 from evenflow.core.loop import Loop
 from evenflow.core.replay import RecordingBatcher, replay

@@ -208,7 +208,7 @@ def test_validate_has_decisions_and_end_to_end(folder: Path) -> None:
     [
         ("__version__ = '0.31.0'", "workers: vllm is 0.31.0, whose scheduler is not known"),
         ("raise ImportError('no libcuda')", "workers: vllm cannot be imported (no libcuda)"),
-        (None, "workers: vllm needs vLLM 0.32.0: pip install 'evenflow[vllm]'"),
+        (None, "workers: vllm needs vLLM 0.32.0: pip install vllm==0.32.0"),
     ],
 )
 def test_another_vllm_or_none_is_one_line(

@@ -176,7 +176,7 @@ def fit_classifier(
     `strength` is the inverse of the regularisation. Raises UsageError where all outputs are of one
     class.
     """
-    require_package("sklearn", "training a predictor", "predict", "scikit-learn")
+    require_package("sklearn", "training a predictor", "scikit-learn")
     from scipy.sparse import csr_matrix
     from sklearn.linear_model import LogisticRegression
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenflow.cli.options import AllowRefused, Executor, Force
 from evenflow.errors import UsageError
+from evenflow.options import AllowRefused, Executor, Force
 from evenflow.report.echo import echo
 
 if TYPE_CHECKING:

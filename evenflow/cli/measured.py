@@ -1,32 +1,26 @@
-"""The commands that hold predictions against measured runs: validate, reproduce, calibrate.
-
-They parse, print, and write what was found.
-"""
+"""The command `validate`: it parses, prints, and writes what was found."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from evenflow.cli.options import Engine, Force, Intervals, Out, RunFile, Set, Workers
 from evenflow.errors import MOST_RUNS, UsageError
+from evenflow.options import Engine, Force, OutPath, RunPath, SetTexts
 from evenflow.report.echo import echo
-
-if TYPE_CHECKING:
-    from evenflow.experiments.reproduce.calibrate import Calibrated
 
 
 def validate_command(
-    run: RunFile,
-    set_: Set = None,
-    out: Out = None,
+    run: RunPath,
+    set_: SetTexts = None,
+    out: OutPath = None,
     *,
     engine: Engine = None,
     schedulers: Annotated[
@@ -120,102 +114,3 @@ def _watched(name: str, total: int) -> Iterator[Callable[[int], None]]:
     with progress([name], total) as show:
         yield show.done
     echo(f"{name}: {time.perf_counter() - started_s:.1f} s", err=True)
-
-
-def reproduce_command(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[NAME ...]", help="E.g. vllm083, closed-vllm, MY.yaml; or all."),
-    ] = None,
-    *,
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", metavar="DIR", help="Holds the runs; default: EVENFLOW_SHARED."),
-    ] = None,
-    set_: Set = None,
-    intervals: Intervals = False,
-    workers: Workers = None,
-    out: Out = None,
-    force: Force = False,
-    list_: Annotated[bool, typer.Option("--list", help="Only list them, with sources.")] = False,
-) -> None:
-    """Simulate runs that others measured on real GPUs, and print how far off that is."""
-    from evenflow.cli.terminal import progress
-    from evenflow.experiments.reproduce import chosen, data_folder
-
-    entries = chosen(names or ())
-    if list_:
-        for entry in entries:
-            echo(f"{entry.name}: {entry.keys.title}; {entry.keys.source.words()}")
-        return
-    folder = data_folder(data)
-
-    from evenflow.experiments.reproduce import reproduce
-    from evenflow.experiments.reproduce.write import print_reproduced, write
-    from evenflow.report.folder import claimed, staged
-    from evenflow.study.fair import marked
-    from evenflow.study.trials import How
-
-    how = How(workers=workers, watch=progress)
-    with nullcontext() if out is None else claimed(out, force=force):
-        found = reproduce(entries, folder, how, set_ or (), intervals=intervals)
-        if out is not None:
-            with staged(out, force=force) as scratch:
-                write(scratch, found)
-    print_reproduced(found)
-    for entry in entries:
-        if not entry.files(folder):
-            echo(f"{entry.name}: no data in {folder}; {entry.where_from()}", err=True)
-        for path in entry.others(folder):
-            echo(f"{entry.name}: {path} is not what the catalogue was made with", err=True)
-    for name, doubt in found.doubts:
-        echo(f"{name}: {marked([doubt])[0]}", err=True)
-    for label, reason in found.failures.items():
-        echo(f"not simulated: {label}: {reason}", err=True)
-    if out is not None:
-        echo(out / "reality.md")
-
-
-def calibrate_command(
-    run: RunFile,
-    results: Annotated[
-        list[Path], typer.Argument(metavar="RESULT...", help="Results of a benchmark of this run.")
-    ],
-    set_: Set = None,
-    *,
-    workers: Workers = None,
-) -> None:
-    """Find the CPU time of an engine from a benchmark's results: a `runtime` to paste."""
-    from evenflow.cli.terminal import progress
-    from evenflow.config.yaml_file import overridden, read
-    from evenflow.experiments.reproduce.calibrate import calibrate
-    from evenflow.experiments.reproduce.measured import read_results
-    from evenflow.study.trials import How
-
-    document = overridden(read(run), set_ or ())
-    runs = [each for path in results for each in read_results(path)]
-    _tell(calibrate(document, run.parent, runs, How(workers=workers, watch=progress)))
-
-
-def _tell(found: Calibrated) -> None:
-    from evenflow.report.tables import number, percent, print_numbers
-    from evenflow.study.fair import marked
-
-    rows = []
-    for constant in found.constants:
-        ends = constant.ends
-        told = [f"{number(1e6 * value)}" for value in (constant.value, *(ends or ()))]
-        rows.append([constant.name, *(told if ends else ["the results", "cannot", "tell"])])
-    print_numbers(("microseconds", "", "at least", "at most"), rows)
-    offs = [
-        [
-            name.upper().replace("_", " ").removesuffix(" MS"),
-            *(percent(v, 1, sign=False) for v in off),
-        ]
-        for name, off in found.off.items()
-    ]
-    print_numbers(("median off", "no CPU time", "with these"), offs)
-    for label, doubt in found.doubts:
-        echo(f"{label}: {marked([doubt])[0]}", err=True)
-    keys = {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in found.runtime.items()}
-    echo(f"runtime: {{{', '.join(f'{key}: {value}' for key, value in keys.items())}}}")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenflow.cli.options import Engine, Force, Out, RunFile, Set
 from evenflow.errors import UsageError
+from evenflow.options import Engine, Force, OutPath, RunPath, SetTexts
 from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def run_command(
-    run: RunFile,
-    set_: Set = None,
-    out: Out = None,
+    run: RunPath,
+    set_: SetTexts = None,
+    out: OutPath = None,
     *,
     engine: Engine = None,
     force: Force = False,
@@ -48,8 +48,8 @@ def run_command(
 
 
 def serve_command(
-    run: RunFile,
-    set_: Set = None,
+    run: RunPath,
+    set_: SetTexts = None,
     *,
     host: Annotated[str, typer.Option("--host", help="Where to listen.")] = "127.0.0.1",
     allowed_host: Annotated[
@@ -68,7 +68,7 @@ def serve_command(
         typer.Option("--tokenizer", help="A tokenizer.json; default: the model folder's."),
     ] = None,
     engine: Engine = None,
-    out: Out = None,
+    out: OutPath = None,
     force: Force = False,
 ) -> None:
     """Serve OpenAI's completions until Ctrl-C; then write what happened, as `run` does."""
@@ -135,10 +135,10 @@ def _say_killed(folder: Path) -> None:
 
 
 def _tell(outcome: Outcome, folder: Path) -> None:
-    from evenflow.cli.terminal import print_left_out, print_outcomes
+    from evenflow.cli.terminal import show
+    from evenflow.study.told import runs_told
 
-    print_outcomes([outcome])
-    print_left_out(outcome.result.provenance)
+    show(runs_told([outcome]))
     echo(folder)
 
 

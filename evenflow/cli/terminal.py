@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from evenflow.report.echo import echo, visible
-from evenflow.report.tables import print_numbers
-from evenflow.report.words import metrics, overload, refusals, rows_left_out
-from evenflow.results.outcome import Outcome
-from evenflow.study.fair import TOLD_SHARE, Side, doubts, marked
-
-if TYPE_CHECKING:
-    from evenflow.report.page import Addition
+from evenflow.report.shown import Aside, Table
+from evenflow.report.tables import print_numbers, print_table
 
 FIRST_LINE_S = 10.0
 LINE_EVERY_S = 60.0
@@ -24,54 +17,13 @@ LINE_EVERY_S = 60.0
 then after twice as long each time, up to so long."""
 
 
-def print_folder(folder: Path) -> None:
-    """Say where the results are: the page, where there is one."""
-    page = folder / "report.html"
-    echo(page if page.exists() else folder)
-
-
-def print_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Print what was refused, what runs on what, then the runs side by side."""
-    for line in refusals({run.label: run.served for run in outcomes}):
-        echo(line)
-    echo("\n".join(dict.fromkeys(run.result.provenance["setup"] for run in outcomes)))
-    print_summaries({run.label: run.summary for run in outcomes})
-    sides = {run.label: Side(run.summary, run.result.provenance) for run in outcomes}
-    print_doubts(doubts(sides))
-
-
-def print_doubts(lines: Sequence[str]) -> None:
-    """Print what makes a comparison unfair, a line each."""
-    for line in marked(lines):
-        echo(line)
-
-
-def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print runs side by side, a column each."""
-    rows = []
-    for metric in metrics():
-        if any(metric.key in summary for summary in summaries.values()):
-            values = (summary.get(metric.key) for summary in summaries.values())
-            rows.append([metric.words, *map(metric.cell, values)])
-    print_numbers(["", *summaries], rows)
-    for name, summary in summaries.items():
-        if told := overload(summary):
-            echo(f"OVERLOADED, {name}: {told}")
-
-
-def print_addition(addition: Addition) -> None:
-    """Print what is said of a run beside its numbers."""
-    print_numbers(addition.heads, addition.rows)
-    echo(addition.sentence)
-
-
-def print_left_out(provenance: Mapping[str, Any]) -> None:
-    """Say what a run left out, by its provenance: rows of the trace, measurements."""
-    for line in rows_left_out(provenance.get("trace", {})):
-        echo(line, err=True)
-    share = provenance.get("cost_source", {}).get("extrapolated_share", 0.0)
-    if share > TOLD_SHARE:
-        echo(f"costs: {100 * share:.0f} % of the predicted time rests on no measurement", err=True)
+def show(parts: Iterable[str | Table]) -> None:
+    """Print sentences and tables, what is beside them on stderr."""
+    for part in parts:
+        if isinstance(part, Table):
+            (print_table if part.of_words else print_numbers)(part.heads, part.rows)
+        else:
+            echo(part, err=isinstance(part, Aside))
 
 
 class Progress:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from evenflow.report.shown import Table
 from evenflow.report.style import DECODE, GRID, NEUTRAL, PREFILL, colour, dash, faint
 from evenflow.report.tables import html_table, is_number, number
 
@@ -79,12 +80,21 @@ def section(heading: str, caption: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What is said of a run beside its numbers: rows under heads, and what they rest on."""
+    """What is said of a run beside its numbers: rows under heads, and what they rest on.
+
+    `write` writes it into a folder, as a table.
+    """
 
     heading: str
     sentence: str
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
+    write: Callable[[Path], None]
+
+    def told(self) -> Iterator[str | Table]:
+        """Yield the same for a terminal."""
+        yield Table(self.heads, self.rows)
+        yield self.sentence
 
     @property
     def html(self) -> str:

@@ -92,7 +92,7 @@ def check_format(name: str, who: str = "the format parquet") -> None:
     if name not in FORMATS:
         raise UsageError(f'unknown format "{name}"; {instead_of(name, FORMATS)}')
     if name == "parquet":
-        require_package("pyarrow", who, "parquet")
+        require_package("pyarrow", who)
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

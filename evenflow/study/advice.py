@@ -17,7 +17,7 @@ from evenflow.config.pools import defaults
 from evenflow.config.run import RunConfig, configured
 from evenflow.config.yaml_file import Document, Patch
 from evenflow.report.page import Addition
-from evenflow.report.tables import number, percent
+from evenflow.report.tables import number, percent, write_summaries
 from evenflow.report.words import metric_words
 from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
@@ -187,4 +187,9 @@ def told(advice: Advice) -> Addition:
         "A bound is the run without one cause of its bubbles."
     )
     heads = ["change", *map(metric_words, metrics), "better by"]
-    return Addition("What would help", sentence, heads, rows)
+    every = {"as it is": advice.base, **advice.changed, **advice.bounds}
+
+    def write(folder: Path) -> None:
+        write_summaries(folder / "advice.csv", "change", every)
+
+    return Addition("What would help", sentence, heads, rows, write)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -26,6 +26,7 @@ from evenflow.config.build import load_workload
 from evenflow.config.run import RunConfig
 from evenflow.errors import UsageError
 from evenflow.report import plots
+from evenflow.report.shown import Shown, Table
 from evenflow.report.style import colour
 from evenflow.report.tables import is_metric, number, write_json, write_table
 from evenflow.report.words import listed, refusals
@@ -50,6 +51,7 @@ from evenflow.study.slo import (
     levels_of,
     service_levels,
 )
+from evenflow.study.told import left_out
 from evenflow.study.trials import (
     Case,
     How,
@@ -130,8 +132,8 @@ class Measured(Probe):
         return math.nan if found is None else float(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+@dataclass(frozen=True, slots=True, repr=False)
+class Capacity(Shown):
     """The answer: how the search of each replication ended, and every rate that was simulated.
 
     `curve` are the rates at multiples of the capacity, and `measured` all, by replication and rate.
@@ -198,6 +200,14 @@ class Capacity:
             if end.rate is not None
             and (bool(each.failed) if each.rate <= end.rate else not each.failed)
         ]
+
+    def told(self) -> Iterator[str | Table]:
+        yield from sentences(self)
+        yield self.question.config.setup()
+        if self.rate is not None:
+            heads = ("metric", "limit", "at capacity", "just above")
+            yield Table(heads, knee_rows(self), of_words=True)
+        yield from left_out(self.provenance)
 
     def at_knee(self) -> list[tuple[Measured, Measured]]:
         """Return, for each search that found a rate, the runs at it and at the next that fails."""

@@ -10,13 +10,13 @@ import json
 import math
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,6 +27,7 @@ from evenflow.config.systems import System, systems
 from evenflow.config.yaml_file import Patch, flat, value_of
 from evenflow.errors import LostProcessError, UsageError
 from evenflow.report.folder import reading
+from evenflow.report.shown import Shown, Table
 from evenflow.report.tables import Format, is_metric, percent, read_table, write_summaries
 from evenflow.report.words import NOT_FAIR, metrics, overload, refusals
 from evenflow.results.outcome import Outcome, Served
@@ -35,6 +36,7 @@ from evenflow.study.fair import (
     Interval,
     Side,
     doubts,
+    marked,
     paired_difference,
     require_served,
     signed,
@@ -42,6 +44,7 @@ from evenflow.study.fair import (
 )
 from evenflow.study.points import processes
 from evenflow.study.runs import GivenPolicy, Job, Save, run_job, write_run
+from evenflow.study.told import runs_told
 
 if TYPE_CHECKING:
     from ctypes import Array, c_long
@@ -56,11 +59,12 @@ PER_REQUEST = {"mean_ttft_ms": "ttft", "mean_tpot_ms": "tpot", "mean_e2el_ms": "
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "completion_s")
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What schedulers came to, in the order given."""
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Shown):
+    """What schedulers and published systems came to, in the order given."""
 
     outcomes: Sequence[Outcome]
+    systems: Sequence[System] = ()
 
     @property
     def summaries(self) -> dict[str, dict[str, Any]]:
@@ -80,6 +84,10 @@ class Comparison:
     def require_served(self, *, allowed: bool) -> None:
         """Raise UsageError where a scheduler refused too much for a comparison."""
         require_served({run.label: run.served for run in self.outcomes}, allowed=allowed)
+
+    def told(self) -> Iterator[str | Table]:
+        yield from (f"{system.name}: {system.keys}" for system in self.systems)
+        yield from runs_told(self.outcomes)
 
     def draw(self) -> Figure:
         """Return a figure, a row a run: tokens of micro-batches in a row, shares of stage time."""
@@ -109,6 +117,13 @@ def parse_schedulers(text: str) -> list[object]:
         ) from None
 
 
+class Named(NamedTuple):
+    """A scheduler, as any other entry, that goes by a name of the user's."""
+
+    label: str
+    entry: object
+
+
 def line_up(entries: Sequence[object], config: RunConfig, beside: Path) -> list[Job]:
     """Return a job for each scheduler or system on the same requests; UsageError for any mistake.
 
@@ -116,9 +131,8 @@ def line_up(entries: Sequence[object], config: RunConfig, beside: Path) -> list[
     """
     patches = [_patch(entry, config) for entry in entries]
     labels = [label for label, _ in patches]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise UsageError(f"--schedulers, --systems: {label} is there twice")
+    given = [entry.entry if isinstance(entry, Named) else entry for entry in entries]
+    _require_apart(labels, in_python=any(isinstance(entry, GivenPolicy) for entry in given))
     if not entries:
         raise UsageError(
             "--schedulers, --systems: nothing is named; give at least one, like "
@@ -128,14 +142,30 @@ def line_up(entries: Sequence[object], config: RunConfig, beside: Path) -> list[
     workload = load_workload(configs[0], beside, keep_text=any(map(reads_text, configs)))
     jobs = [
         Job(own, workload, beside, entry if isinstance(entry, GivenPolicy) else None, label)
-        for entry, own, label in zip(entries, configs, labels, strict=True)
+        for entry, own, label in zip(given, configs, labels, strict=True)
     ]
+    _require_apart([job.folder for job in jobs], in_python=False)
     for job in jobs:
         job.built()
     return jobs
 
 
+OURS = ("report.html", "comparison.csv", "manifest.json")
+
+
+def _require_apart(labels: Sequence[str], *, in_python: bool) -> None:
+    """Raise a UsageError for a name that is there twice, or that no folder can have."""
+    for label in labels:
+        if labels.count(label) > 1:
+            right = '; a mapping names them: {"a": ..., "b": ...}' if in_python else ""
+            raise UsageError(f"--schedulers, --systems: {label} is there twice{right}")
+        if not label or label in OURS:
+            raise UsageError(f'--schedulers: "{label}" can be no folder; another name is right')
+
+
 def _patch(entry: object, config: RunConfig) -> tuple[str, Patch]:
+    if isinstance(entry, Named):
+        return entry.label, _patch(entry.entry, config)[1]
     if isinstance(entry, GivenPolicy):
         return entry.label, {"scheduler": {"name": entry.name}}
     if isinstance(entry, System):
@@ -165,12 +195,14 @@ def run_all(
     save: Save = "all",
     on_progress: Callable[[Sequence[int]], None] | None = None,
     form: Format = "csv",
+    *,
+    published: Sequence[System] = (),
 ) -> Comparison:
     """Simulate all jobs, each in a process of its own, and write a folder of each.
 
     A policy that Python gave, which another process may not find, runs in this one. `folder` None:
     nothing is written. `on_progress` is called now and then with the number of requests done by
-    each. `form`: the format of the tables of each.
+    each. `form`: the format of the tables of each. `published`: systems that are among them.
     """
     tell = on_progress or (lambda counts: None)
     done = multiprocessing.get_context("spawn").RawArray("l", len(jobs))
@@ -194,7 +226,7 @@ def run_all(
             else _run_one(index, job, folder, save, form)
             for index, job in enumerate(jobs)
         ]
-    return Comparison(outcomes)
+    return Comparison(outcomes, published)
 
 
 def _watch(futures: Sequence[Future[Any]], tell: Callable[[], None]) -> None:
@@ -249,12 +281,21 @@ class Saved:
         return 1e3 * pd.DataFrame(columns)
 
 
-@dataclass(frozen=True)
-class Difference:
+@dataclass(frozen=True, repr=False)
+class Difference(Shown):
     """What differs between run `a` and run `b`; differences are b's less a's."""
 
     a: Saved
     b: Saved
+
+    def told(self) -> Iterator[str | Table]:
+        yield from dict.fromkeys([*self.refusals, *marked(self.warnings)])
+        yield from dict.fromkeys(run.provenance.get("setup", "") for run in (self.a, self.b))
+        for (heads, rows), none in (
+            (config_rows(self), "the configurations are equal"),
+            (metric_rows(self), "all numbers are equal"),
+        ):
+            yield Table(heads, rows) if rows else none
 
     @cached_property
     def config(self) -> pd.DataFrame:

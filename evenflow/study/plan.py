@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pandas as pd
 from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document, patched
 from evenflow.errors import UsageError
+from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import number, percent, write_json, write_table
 from evenflow.report.words import metric_words, refusals, rows_left_out
 from evenflow.study.deployments import launch_lines, most_tokens, run_yaml
@@ -33,6 +34,7 @@ from evenflow.study.plan_search import (
 )
 from evenflow.study.slo import Condition, costs
 from evenflow.study.trials import How, Simulator, Trial, run, table, unfair
+from evenflow.study.uncertainty import Prediction
 
 SHOWN = 8
 """Points in the table."""
@@ -41,13 +43,13 @@ WAYS = 3
 """Changes in the sentence."""
 
 
-@dataclass(frozen=True)
-class Planned:
+@dataclass(frozen=True, repr=False)
+class Planned(Shown):
     """A plan: all points that were simulated; `kept` are those that keep the SLO, the best first.
 
     `misses` are the nearest ones where none does, and `changed` what would have to be other, the
     best first. `rates`: up to how many requests/s a point keeps the SLO. `seconds`: how long it
-    took.
+    took. `prediction`: how far the numbers of the best may be off, where that was asked.
     """
 
     question: Question
@@ -57,6 +59,7 @@ class Planned:
     changed: Sequence[Trial] = ()
     rates: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    prediction: Prediction | None = None
 
     @property
     def best(self) -> Trial:
@@ -78,6 +81,18 @@ class Planned:
     def table(self) -> pd.DataFrame:
         """A row for each point that keeps the SLO, the best first; else for the nearest ones."""
         return pd.DataFrame([facts_of(self, each) for each in (*self.kept, *self.misses)])
+
+    def told(self) -> Iterator[str | Table]:
+        yield from sentences(self)
+        yield Table(*rows(self))
+        if self.changed:
+            yield Table(*change_rows(self))
+        yield from launch(self)
+        if lost := [trial for trial in self.trials if trial.errors]:
+            first = f"{lost[0].labels['setting']}: {lost[0].errors[0]}"
+            yield Aside(f"{len(lost)} simulations failed, the first of them {first}")
+        if self.prediction is not None:
+            yield from self.prediction.told()
 
 
 def plan(document: Document, beside: Path, ask: Ask, how: How) -> Planned:

@@ -323,7 +323,7 @@ def _start_worker(start: Callable[..., None] | None, arguments: tuple[Any, ...])
 
 @contextmanager
 def _dask_client(address: str, workers: int) -> Iterator[Any]:
-    require_package("distributed", "--executor dask:", "cluster", "dask")
+    require_package("distributed", "--executor dask:", "dask distributed")
     from distributed import Client, LocalCluster
 
     # A cluster that goes away is told in one line; the client would log its attempts to reconnect.

@@ -11,21 +11,26 @@ import hashlib
 import inspect
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from evenflow.config.build import Built, Workload, build
+from evenflow.config.files import inputs_of
 from evenflow.config.provenance import provenance, wall_clock
 from evenflow.config.run import RunConfig
 from evenflow.core.scheduling import Scheduler
 from evenflow.errors import UsageError
-from evenflow.report.tables import Format, write_json, write_table
+from evenflow.report.folder import staged
+from evenflow.report.page import Addition
+from evenflow.report.shown import Shown, Table
+from evenflow.report.tables import Format, check_format, write_json, write_table
 from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
 from evenflow.results.run import Columns, merged
 from evenflow.sim import simulate_replicas
+from evenflow.study.told import runs_told
 
 Save = Literal["summary", "requests", "all"]
 """How much is written of a run."""
@@ -128,6 +133,45 @@ def run_job(
     return Outcome(result, summary, time.perf_counter() - started, replicas, job.label)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class SimulatedRun(Outcome, Shown):
+    """One simulated run, which can be written; `file` is what it was simulated from.
+
+    `additions` are what else was asked of it.
+    """
+
+    file: Path = Path("the run")
+    additions: list[Addition] = field(default_factory=list)
+
+    def told(self) -> Iterator[str | Table]:
+        yield from runs_told([self])
+        for each in self.additions:
+            yield from each.told()
+
+    def write(
+        self,
+        out: str | Path,
+        *,
+        save: Save = "all",
+        format: Format = "csv",
+        force: bool = False,
+    ) -> Path:
+        """Write the folder that `evenflow simulate` writes; return it.
+
+        `save`: only the summary, also the requests, or all. `format` is that of the tables.
+        UsageError for a folder with files that evenflow did not write, unless `force`, which leaves
+        them as they are.
+        """
+        check_format(format)
+        folder = Path(out)
+        provenance = self.result.provenance
+        reads = inputs_of(RunConfig.model_validate(provenance["config"]), self.file)
+        more = self.additions
+        with staged(folder, force=force, reads=reads) as scratch:
+            write_run(scratch, self, save, self.file.name, more=more, form=format)
+        return folder
+
+
 def write_run(
     folder: Path,
     outcome: Outcome,
@@ -135,14 +179,16 @@ def write_run(
     title: str | None = None,
     window: tuple[float, float] | None = None,
     *,
-    more: Sequence[str] = (),
+    more: Sequence[Addition] = (),
     form: Format = "csv",
 ) -> None:
     """Write all that `save` asks for of a run; with a `title`, its report too.
 
-    `window`: what the timeline shows, see `write_details`; `more`: HTML of the report; `form`: the
-    format of the tables.
+    `window`: what the timeline shows, see `write_details`; `more` is in the report, and its
+    tables are written; `form`: the format of the tables.
     """
+    for each in more:
+        each.write(folder)
     write_results(folder, outcome, save, form=form)
     if save != "all":
         return
@@ -150,7 +196,8 @@ def write_run(
     if title is not None:
         from evenflow.report.run_page import write_report
 
-        write_report(folder / "report.html", outcome.parts, title, outcome.result.provenance, more)
+        parts = [each.html for each in more]
+        write_report(folder / "report.html", outcome.parts, title, outcome.result.provenance, parts)
 
 
 def write_results(

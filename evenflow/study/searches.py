@@ -209,7 +209,7 @@ def optuna(
     order in which it was asked, so that the proposals depend on the seed and on results only: an
     interrupted search, run again, proposes the same. UsageError without the extra `search`.
     """
-    require_package("optuna", "method: optuna:", "search")
+    require_package("optuna", "method: optuna:")
     import optuna
     from optuna.samplers import NSGAIISampler, TPESampler
 

@@ -17,15 +17,13 @@ from evenflow.study import unseen
 from evenflow.study.points import HEADER, Store
 from evenflow.study.searches import Optuna, Score, identity, optuna, proposed
 from evenflow.study.sweep_file import Sweep, SweepConfig, check
-from evenflow.study.sweep_findings import Findings, answers
+from evenflow.study.sweep_findings import answers
 from evenflow.study.sweep_page import write_findings
-from evenflow.study.sweep_words import replications_words, setting
+from evenflow.study.sweep_words import Swept, replications_words, setting
 from evenflow.study.trials import STORE, Case, How, Search, Simulator, Trial, run
 
 
-def sweep(
-    asked: Sweep, how: How, *, on_unseen: bool = False, allow_refused: bool = False
-) -> Findings:
+def sweep(asked: Sweep, how: How, *, on_unseen: bool = False, allow_refused: bool = False) -> Swept:
     """Simulate all points of a sweep, checked first; return what was found.
 
     `on_unseen`: the best point and the default are simulated on requests that the sweep has not
@@ -49,7 +47,7 @@ def sweep(
     return findings
 
 
-def run_sweep(asked: Sweep, simulator: Simulator, *, allow_refused: bool = False) -> Findings:
+def run_sweep(asked: Sweep, simulator: Simulator, *, allow_refused: bool = False) -> Swept:
     """Simulate all points of a sweep that the store does not have.
 
     The findings depend on the sweep only, not on who simulates nor on what was there before.
@@ -59,14 +57,14 @@ def run_sweep(asked: Sweep, simulator: Simulator, *, allow_refused: bool = False
     trials = list({identity(trial.labels): trial for trial in tried}.values())
     default = asked.default
     if default is None:
-        return Findings(asked, trials, None, allow_refused=allow_refused)
+        return Swept(asked, trials, None, allow_refused=allow_refused)
     chosen = asked.chosen or [trial.labels for trial in tried[len(known) :]]
     where = [identity(trial.labels) for trial in trials].index(identity(default))
     extra = identity(default) not in map(identity, chosen)
-    return Findings(asked, trials, where, extra, allow_refused)
+    return Swept(asked, trials, where, extra, allow_refused)
 
 
-def checked(findings: Findings, simulator: Simulator) -> Findings:
+def checked(findings: Swept, simulator: Simulator) -> Swept:
     """Return the same with its best point checked on unseen parts, where it beats the default."""
     best, base = findings.best, findings.base
     if best is None or base is None or best is base:

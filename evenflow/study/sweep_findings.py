@@ -21,7 +21,7 @@ from evenflow.study.trials import Trial
 from evenflow.study.unseen import Check
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Findings:
     """All points of a sweep; `default` is the position of the run as it is, if there is one.
 

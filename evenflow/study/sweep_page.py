@@ -69,7 +69,7 @@ def write_findings(folder: Path, found: Findings, title: str) -> None:
     write_table(folder / "points.csv", cells)
     write_table(folder / "summary.csv", summary_cells(found))
     if find_spec("pyarrow") is not None:
-        frame = found.points.copy()
+        frame = cells.infer_objects()
         for name in frame.columns[frame.dtypes.map(is_object_dtype)]:  # numbers and texts
             frame[name] = cells[name].fillna("").astype(str)
         write_table(folder / "points.parquet", frame)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import starmap
 from typing import Any
 
+import pandas as pd
+
+from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import is_number, number
 from evenflow.report.words import metric_words, refusals
 from evenflow.study.fair import interval, paired_difference, signed, with_width
@@ -19,6 +24,42 @@ BEST = 5
 
 SHORT = {"token_budget": "budget", "stages": "PP", "tensor_parallel": "TP"}
 """Names of keys where they are set, in tables."""
+
+
+@dataclass(frozen=True, repr=False)
+class Swept(Findings, Shown):
+    """What a sweep found, told in words; where files have JSON, tables have `sarathi budget=64`."""
+
+    def told(self) -> Iterator[str | Table]:
+        point = self.trials[(self.ranked or [0])[0]]
+        yield self.sweep.study.config(point.labels).setup()
+        yield Table(*best_table(self), of_words=True)
+        yield from told(self)
+        if lost := failures(self):
+            yield Aside(
+                f"{len(lost)} of {len(self.trials)} points failed, the first of them point "
+                f"{lost[0][0]}: {lost[0][-1]}"
+            )
+
+    @property
+    def all_failed(self) -> bool:
+        return all(trial.errors for trial in self.trials)
+
+    @cached_property
+    def points(self) -> pd.DataFrame:
+        return self._in_words(super().points)
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        return self._in_words(super().table)
+
+    def _in_words(self, cells: pd.DataFrame) -> pd.DataFrame:
+        words = {}
+        for name in self.config.parameters:
+            given = [self.trials[point].labels[name] for point in cells["point"]]
+            if any(isinstance(value, Mapping) for value in given):
+                words[name] = [label(v) if isinstance(v, Mapping) else cell(v) for v in given]
+        return cells.assign(**words)
 
 
 def told(found: Findings) -> list[str]:

@@ -22,7 +22,8 @@ from evenflow.config.run import RunConfig, configured
 from evenflow.config.yaml_file import Document, Patch
 from evenflow.errors import UsageError
 from evenflow.report.page import Addition
-from evenflow.report.tables import number, percent
+from evenflow.report.shown import Shown, Table
+from evenflow.report.tables import number, percent, write_table
 from evenflow.report.words import metric_words
 from evenflow.specs.gpu import gpu, gpus
 from evenflow.study.fair import student_quantile
@@ -143,8 +144,8 @@ def range_of(values: Sequence[float]) -> Range | None:
     return Range(math.exp(middle - half), math.exp(middle + half), *map(float, shares))
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+@dataclass(frozen=True, slots=True, repr=False)
+class Prediction(Shown):
     """A run as it is, and what it may come to."""
 
     error: Stated
@@ -168,6 +169,9 @@ class Prediction:
             for metric, each in self.ranges.items()
         ]
         return pd.DataFrame(rows)
+
+    def told(self) -> Iterator[str | Table]:
+        yield from told(self).told()
 
 
 def predict(document: Document, beside: Path, how: How) -> Prediction:
@@ -211,4 +215,8 @@ def told(prediction: Prediction) -> Addition:
         f"Stated error of the costs, one standard deviation: {prediction.error.source}."
     )
     heads = ["90 % interval", "value", "from", "to", "±", "costs:host:seeds"]
-    return Addition("How far it may be off", sentence, heads, rows)
+
+    def write(folder: Path) -> None:
+        write_table(folder / "intervals.csv", prediction.table)
+
+    return Addition("How far it may be off", sentence, heads, rows, write)

@@ -6,7 +6,7 @@ The facts are what a reader has to know of the runs: they stand under the pictur
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,8 @@ from evenflow.config.yaml_file import long_form
 from evenflow.errors import UsageError, instead_of
 from evenflow.experiments.figures.measures import overview
 from evenflow.experiments.figures.schema import Layer, Plan, gpu_name, layered
+from evenflow.report.shown import Shown, Table
+from evenflow.report.tables import is_number, number
 from evenflow.results.outcome import Served
 from evenflow.schedulers import POOLED, parameters, policy
 from evenflow.study.fair import Side, doubts, require_served
@@ -33,8 +35,8 @@ PLACED = ("stages", "tensor_parallel")
 """Keys of a system that follow from the number of GPUs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
+@dataclass(frozen=True, slots=True, repr=False)
+class Drawing(Shown):
     """What a figure's module makes.
 
     `table` is the data behind the picture, a row a measurement, of which a terminal shows the
@@ -47,6 +49,13 @@ class Drawing:
     shown: Sequence[str] | None = None
     claims: Mapping[str, Any] = field(default_factory=dict)
     doubts: Sequence[str] = ()
+
+    def told(self) -> Iterator[str | Table]:
+        table = self.table if self.shown is None else self.table[list(self.shown)]
+        table = table.drop_duplicates()
+        yield f"{len(table)} rows: {', '.join(map(str, table.columns))}"
+        rows = table.map(lambda cell: number(cell) if is_number(cell) else str(cell))
+        yield Table([*map(str, table.columns)], rows.to_numpy().tolist())
 
 
 class Study:

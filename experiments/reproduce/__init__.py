@@ -25,10 +25,11 @@ from evenflow.config.yaml_file import Document, Patch, checked, patched, read
 from evenflow.errors import UsageError, instead_of
 from evenflow.experiments.reproduce.measured import Measured, layout_words, read_results
 from evenflow.keys import Count, Keys, Positive
+from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import write_table
 from evenflow.specs.gpu import gpu
 from evenflow.study import uncertainty
-from evenflow.study.fair import alike, alone
+from evenflow.study.fair import alike, alone, marked
 from evenflow.study.points import Point
 from evenflow.study.trials import How, Trial
 
@@ -193,21 +194,32 @@ class Case(NamedTuple):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Reproduced:
+@dataclass(frozen=True, slots=True, repr=False)
+class Reproduced(Shown):
     """What came of measured runs.
 
     `table` has a row a run and metric: `measured`, `simulated` and `ideal` (with no CPU time), each
     with its `error`, the `goal` for it, and the `spread` of what was measured, as shares; NaN where
     there is none. Where intervals were asked for, also `low_90`, `high_90`, the `half_width` as a
     share, and whether the measured value lies `inside`. `failures` are runs that could not be
-    simulated, with the reason; `doubts` say what is not fair, by the name of an entry.
+    simulated, with the reason; `doubts` say what is not fair, by the name of an entry; `others`
+    what is missing of the data, or not as the catalogue knows it.
     """
 
     entries: Sequence[Entry]
     table: pd.DataFrame
     failures: Mapping[str, str]
     doubts: Sequence[tuple[str, str]] = ()
+    others: Sequence[str] = ()
+
+    def told(self) -> Iterator[str | Table]:
+        from evenflow.experiments.reproduce.write import tables_told
+
+        yield from tables_told(self)
+        yield from map(Aside, self.others)
+        yield from (Aside(f"{name}: {marked([doubt])[0]}") for name, doubt in self.doubts)
+        for label, reason in self.failures.items():
+            yield Aside(f"not simulated: {label}: {reason}")
 
     @property
     def summary(self) -> pd.DataFrame:
@@ -275,7 +287,16 @@ def reproduce(
     spread = (again.transform("max") - again.transform("min")) / again.transform("mean")
     table["spread"] = spread.where(again.transform("size") > 1, table["spread"])
     there = [entry for entry in entries if entry.files(data)]
-    return Reproduced(there, table, failures, [*_unfair(there, pairs)])
+    doubts = [*_unfair(there, pairs)]
+    return Reproduced(there, table, failures, doubts, [*_others(entries, data)])
+
+
+def _others(entries: Sequence[Entry], data: Path) -> Iterator[str]:
+    for entry in entries:
+        if not entry.files(data):
+            yield f"{entry.name}: no data in {data}; {entry.where_from()}"
+        for path in entry.others(data):
+            yield f"{entry.name}: {path} is not what the catalogue was made with"
 
 
 def _unfair(

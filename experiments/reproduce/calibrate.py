@@ -27,11 +27,13 @@ from evenflow.config.yaml_file import Document, Patch
 from evenflow.errors import UsageError
 from evenflow.experiments.reproduce import served
 from evenflow.experiments.reproduce.measured import Measured
+from evenflow.report.shown import Aside, Shown, Table
+from evenflow.report.tables import number, percent
 from evenflow.results.metrics import request_metrics
 from evenflow.results.outcome import Outcome, Served
 from evenflow.results.run import Floats
 from evenflow.runtimes import Holds
-from evenflow.study.fair import LEVEL, Side, alone, student_quantile
+from evenflow.study.fair import LEVEL, Side, alone, marked, student_quantile
 from evenflow.study.trials import Case, How, Search, Study, Trial
 from evenflow.study.trials import run as search
 
@@ -103,8 +105,8 @@ class Constant:
         return None if reach is None else (max(0.0, self.value - reach), self.value + reach)
 
 
-@dataclass(frozen=True, slots=True)
-class Calibrated:
+@dataclass(frozen=True, slots=True, repr=False)
+class Calibrated(Shown):
     """The constants that fit results best.
 
     `runtime` is what to paste into a RUN.yaml. `off` are the median deviations by latency, without
@@ -115,6 +117,26 @@ class Calibrated:
     constants: Sequence[Constant]
     off: Mapping[str, tuple[float, float]]
     doubts: Sequence[tuple[str, str]]
+
+    def told(self) -> Iterator[str | Table]:
+        rows = []
+        for constant in self.constants:
+            ends = constant.ends
+            told = [number(1e6 * value) for value in (constant.value, *(ends or ()))]
+            rows.append([constant.name, *(told if ends else ["the results", "cannot", "tell"])])
+        yield Table(("microseconds", "", "at least", "at most"), rows)
+        offs = [
+            [
+                name.upper().replace("_", " ").removesuffix(" MS"),
+                *(percent(v, 1, sign=False) for v in off),
+            ]
+            for name, off in self.off.items()
+        ]
+        yield Table(("median off", "no CPU time", "with these"), offs)
+        yield from (Aside(f"{label}: {marked([doubt])[0]}") for label, doubt in self.doubts)
+        known = self.runtime.items()
+        keys = {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in known}
+        yield f"runtime: {{{', '.join(f'{key}: {value}' for key, value in keys.items())}}}"
 
 
 def latencies(outcome: Outcome) -> dict[str, Any]:

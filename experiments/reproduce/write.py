@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from evenflow.experiments.reproduce import GROUP, Entry, Reproduced
 from evenflow.experiments.validation.write import BAND
 from evenflow.report.plots import finish, panels, plain_decades, save
+from evenflow.report.shown import Table
 from evenflow.report.style import colour
-from evenflow.report.tables import markdown_table, number, percent, print_numbers, write_table
+from evenflow.report.tables import markdown_table, number, percent, write_table
 from evenflow.report.words import metric_words
 from evenflow.runtimes import runtimes
 
@@ -164,16 +165,16 @@ def summary_rows(summary: pd.DataFrame) -> Iterator[list[str]]:
         yield [*_told(row, SUMMARY_COLUMNS), within]
 
 
-def print_reproduced(found: Reproduced) -> None:
-    """Print errors by run, where those are few, and the summary."""
+def tables_told(found: Reproduced) -> Iterator[Table]:
+    """Yield errors by run, where those are few, and the summary."""
     metrics = [metric for metric in SHOWN if metric in set(found.table["metric"])]
     words = [word(metric).split(" (")[0] for metric in metrics]
     if rows := list(error_rows(found.table, metrics)):
-        print_numbers(["simulated / measured - 1", *words], rows)
+        yield Table(["simulated / measured - 1", *words], rows)
     title = "off, median / P90"
-    print_numbers([title, "runs", *words], off_rows(found.summary, metrics))
+    yield Table([title, "runs", *words], list(off_rows(found.summary, metrics)))
     if "inside" in found.table:
-        print_numbers(INSIDE_HEADS, inside_rows(found.table))
+        yield Table(INSIDE_HEADS, list(inside_rows(found.table)))
 
 
 def write(folder: Path, found: Reproduced) -> None:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenflow.core.batcher import Batcher
 from evenflow.engines.rules import EngineRules
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, require_package
 from evenflow.runtime.driver import Driver
 from evenflow.runtime.front import LiveFront
 from evenflow.runtime.http.answers import Generation, Serving
@@ -50,8 +49,7 @@ STOPPING = "the server is stopping"
 def listening(host: str, port: int) -> socket.socket:
     """Return a socket bound to an address; UsageError if it cannot be had."""
     for module in ("fastapi", "prometheus_client", "uvicorn"):
-        if find_spec(module) is None:
-            raise UsageError(f"a server needs {module}: pip install 'evenflow[server]'")
+        require_package(module, "a server", "fastapi prometheus-client uvicorn")
     try:
         kind, how = socket.SOCK_STREAM, socket.AI_PASSIVE
         family, *_, address = socket.getaddrinfo(host, port, type=kind, flags=how)[0]

@@ -76,7 +76,7 @@ class Codec:
         try:
             from transformers import PreTrainedTokenizerFast
         except ImportError:
-            hint = "pip install 'evenflow[chat]' where the server runs"
+            hint = "pip install jinja2 transformers, where the server runs"
             raise UsageError(f"a chat template needs transformers: {hint}") from None
         path = self._path.with_name("tokenizer_config.json")
         template, *special = _entries(path, "chat_template", *SPECIAL)
@@ -101,7 +101,7 @@ def _tokenizer(path: Path) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        hint = "pip install 'evenflow[server]'"
+        hint = "pip install tokenizers"
         raise UsageError(f"{path}: text needs tokenizers: {hint}") from None
     if not path.is_file():
         raise UsageError(f"{path}: no such file; a tokenizer.json is right")

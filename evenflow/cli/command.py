@@ -1,0 +1,84 @@
+"""Makes a command of a function: its options are in its types, its result is shown."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
+
+import typer
+
+from evenflow.report.echo import echo
+
+
+class Instead(NamedTuple):
+    """An option with which a command only tells lines, of what else it was given."""
+
+    option: str
+    help: str
+    lines: Callable[..., Iterable[object]]
+
+
+def command(
+    function: Callable[..., Any],
+    *,
+    folder: str = "",
+    page: str = "report.html",
+    instead: Instead | None = None,
+    **fixed: Any,
+) -> Callable[..., None]:
+    """Return what typer makes a command of: those parameters that have an option or an argument.
+
+    `folder`: where it writes without `--out`, by the stem of its file; `page`: what there is to
+    read then. A parameter `watch` gets a bar, others are `fixed`.
+    """
+    parameters = inspect.signature(function).parameters
+    options = [
+        _in_a_terminal(p) for p in parameters.values() if get_origin(p.annotation) is Annotated
+    ]
+    if instead is not None:
+        kind = Annotated[bool, typer.Option(instead.option, help=instead.help)]
+        options.append(_keyword("only", kind, default=False))
+
+    def run(only: bool = False, **words: Any) -> None:
+        if folder and words["out"] is None:
+            words["out"] = Path("out") / folder.format(next(iter(words.values())).stem)
+        if instead is not None and only:
+            for line in instead.lines(**words):
+                echo(line)
+        else:
+            _carry_out(function, words | fixed, page, watched="watch" in parameters)
+
+    run.__doc__ = (inspect.getdoc(function) or "").partition("\n")[0]
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return run
+
+
+def _keyword(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _in_a_terminal(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return a parameter with the type that it has in a terminal, and how it is called there."""
+    *kinds, how = get_args(parameter.annotation)
+    return _keyword(parameter.name, Annotated[kinds[-1], how], parameter.default)
+
+
+def _carry_out(
+    function: Callable[..., Any], words: dict[str, Any], page: str, *, watched: bool
+) -> None:
+    from evenflow.cli.terminal import progress, show
+
+    out = words.get("out")
+    try:
+        found = function(**words, **({"watch": progress} if watched else {}))
+    except KeyboardInterrupt:
+        if out is not None and (out / "store").exists():
+            echo("interrupted: what is done is kept, the same command goes on from there", err=True)
+        raise
+    show(found.told())
+    if out is not None:
+        echo(out / page if (out / page).exists() else out)
+    if found.all_failed:
+        raise typer.Exit(1)

@@ -1,0 +1,164 @@
+"""What functions and commands are given: a type for Python, one for a terminal, and its name there.
+
+`Annotated[Limits, list[str] | None, Option("--slo")]` takes all of `Limits` in Python and texts in
+a terminal. Without a second type both take the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
+
+from typer import Argument, Option
+
+from evenflow.core.scheduling import Scheduler
+from evenflow.errors import MOST_RUNS
+
+if TYPE_CHECKING:
+    from evenflow.config.run import RunConfig
+    from evenflow.results.outcome import Outcome
+
+RunFile: TypeAlias = Union[str, Path, Mapping[str, Any], "RunConfig"]
+"""A RUN.yaml's path, its keys, or a checked configuration."""
+
+Policy: TypeAlias = str | Mapping[str, Any] | type[Scheduler] | Scheduler
+"""A policy's name or `module:Class`; a mapping of `name` and parameters; a class; an object."""
+
+Limits: TypeAlias = Mapping[str, float] | str | Sequence[str]
+"""Limits by metric, `{"p99_itl_ms": 200}`, or as the option `--slo` says them, "p99_itl_ms=200"."""
+
+Changes: TypeAlias = Mapping[str, Any] | Sequence[str] | None
+"""New values of keys, `{"kv.pages": 4000}`, or as the option `--set` says them, "kv.pages=4000"."""
+
+Names: TypeAlias = str | Sequence[str]
+"""Names, or a text that parts them by commas."""
+
+
+Folder: TypeAlias = str | Path | None
+
+Run = Annotated[RunFile, Path, Argument(metavar="RUN.yaml", help="The run's configuration.")]
+RunPath = Annotated[Path, Argument(metavar="RUN.yaml", help="The run's configuration.")]
+SweepFile = Annotated[
+    str | Path | Mapping[str, Any],
+    Path,
+    Argument(metavar="SWEEP.yaml", help="What to vary, in which run."),
+]
+Saved = Annotated[
+    Union[str, Path, "Outcome"], Path, Argument(metavar="OUT", help="The folder of a run.")
+]
+Results = Annotated[
+    Sequence[str | Path],
+    list[Path],
+    Argument(metavar="RESULT...", help="Results of a benchmark of this run."),
+]
+Entries = Annotated[
+    Sequence[str],
+    list[str] | None,
+    Argument(metavar="[NAME ...]", help="E.g. vllm083, closed-vllm, MY.yaml; or all."),
+]
+Data = Annotated[
+    Folder,
+    Path | None,
+    Option("--data", metavar="DIR", help="Holds the runs; default: EVENFLOW_SHARED."),
+]
+Set = Annotated[
+    Changes,
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="Override a key; may be given repeatedly."),
+]
+SetTexts = Annotated[
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="Override a key; may be given repeatedly."),
+]
+SetOfSweep = Annotated[
+    Changes,
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="Override a key, or run.KEY."),
+]
+Out = Annotated[Folder, Path | None, Option("--out", metavar="DIR", help="Where to write.")]
+OutPath = Annotated[Path | None, Option("--out", metavar="DIR", help="Where to write.")]
+Force = Annotated[
+    bool, Option("--force", help="Write beside files that evenflow did not write; they stay.")
+]
+Save = Annotated[
+    Literal["summary", "requests", "all"],
+    Option("--save", help="summary.json only; with the requests; or everything."),
+]
+Format = Annotated[
+    Literal["csv", "parquet"],
+    Option("--format", help="Of a run's tables; parquet needs pyarrow."),
+]
+Window = Annotated[
+    tuple[float, float] | str | None,
+    str | None,
+    Option("--window", metavar="A..B", help="The seconds that the timeline shows."),
+]
+Advise = Annotated[bool, Option("--advise", help="Also: what would help, and what bubbles cost.")]
+Intervals = Annotated[
+    bool, Option("--intervals", help="Also: 90 % intervals, from nine more simulations.")
+]
+AllowRefused = Annotated[
+    bool, Option("--allow-refused", help="Answer though more than 10 % of requests are refused.")
+]
+Engine = Annotated[
+    str | None,
+    Option("--engine", metavar="NAME", help="vllm: real vLLM serves, with our policy in it."),
+]
+Schedulers = Annotated[
+    Sequence[Policy] | Mapping[str, Policy] | str,
+    str,
+    Option("--schedulers", metavar="A,B,...", help="Policies, or FILE.py:Class."),
+]
+SchedulersToTry = Annotated[
+    Names | None, str | None, Option("--schedulers", metavar="A,B,...", help="Which to try.")
+]
+Systems = Annotated[
+    Names, str, Option("--systems", metavar="A,B,...", help="Names of evenflow systems.")
+]
+Slo = Annotated[
+    Limits,
+    list[str],
+    Option("--slo", metavar="METRIC=LIMIT", help="A limit; may be given repeatedly."),
+]
+MedianQueue = Annotated[
+    float | None,
+    Option("--max-median-queue-s", help="Limit the median scheduling delay (seconds)."),
+]
+Gpus = Annotated[
+    int | str | None,
+    str | None,
+    Option("--gpus", metavar="N", help="How many GPUs: 8, several (4,8) or 4..64."),
+]
+Tolerance = Annotated[float, Option("--tolerance", help="How exactly, as a share of the rate.")]
+Searches = Annotated[
+    int, Option("--replications", max=MOST_RUNS, help="Seeds, each with a search of its own.")
+]
+Seeds = Annotated[int, Option("--replications", max=MOST_RUNS, help="Seeds of each point.")]
+Prices = Annotated[
+    Folder,
+    Path | None,
+    Option("--per-dollar", metavar="PRICES.yaml", help="GPU name: dollars per hour."),
+]
+Rate = Annotated[
+    float | str | None,
+    str | None,
+    Option("--rate", metavar="RATE", help="Requests/s, or a multiple of the run's: 2x."),
+]
+Price = Annotated[float | None, Option("--price", metavar="DOLLARS", help="Of one GPU, an hour.")]
+Budgets = Annotated[
+    Sequence[int] | str | None,
+    str | None,
+    Option("--budgets", metavar="N,M,...", help="Tokens of a micro-batch to try."),
+]
+Exhaustive = Annotated[bool, Option("--exhaustive", help="Simulate every point, on all requests.")]
+Resume = Annotated[
+    bool, Option("--resume/--fresh", help="Use what is in DIR already, or remove it.")
+]
+RetryFailed = Annotated[
+    bool, Option("--retry-failed", help="Simulate points again that failed before.")
+]
+Check = Annotated[bool, Option("--check", help="Also: does the gain hold on unseen requests?")]
+Executor = Annotated[
+    str,
+    Option("--executor", metavar="NAME", help="process, dask, or dask:ADDRESS of a scheduler."),
+]
+Workers = Annotated[int | None, Option("--workers", min=1, help="Default: the number of cores.")]

@@ -140,6 +140,10 @@ def test_a_layer_adds_to_mappings_of_one_kind(
 @pytest.mark.parametrize(
     ("assignment", "told"),
     [
+        (
+            "gpu=[L20, L4]",
+            "gpu: should be one GPU: those of a pipeline are of one kind; for unlike",
+        ),
         ("stages=0", "stages: should be a whole number of at least 1 and at most 4096, or a list"),
         ("stages=[1, 0]", "not [1, 0]"),
         ("tensor_parallel=2.0", "tensor_parallel: should be a whole number, not 2.0"),

@@ -453,7 +453,7 @@ gllm-112 | gllm-12
 gllm-12 --executor threads | dask
 ## figures --quick gllm-12 study.seeds=[0]
 study.rate=1 | study.requests
-gpu=L21 | L20
+gpu=L-20 | L20
 nonsense=1 | nonsense
 study.requests=-1 | study.requests=-1: should be
 kv.pages=-1 | kv.pages=-1

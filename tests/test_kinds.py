@@ -144,10 +144,10 @@ def test_stages_cost_their_own_kinds_and_split_by_them() -> None:
 
 def test_pages_leave_room_for_windows() -> None:
     spec = model("Gemma-3-27B")
-    few = deployed(spec, logits_rows=4)
+    few = deployed(spec, windows=4)
     whole = deployed(replace(spec, sliding_window=0, full_every=0))
     assert 5 < few.kv_pages() / whole.kv_pages() < 6.2  # 10 of 62 layers keep all
-    many = deployed(spec, logits_rows=1024)
+    many = deployed(spec, windows=1024)
     assert many.kv_pages() <= few.kv_pages()
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from evenflow.config.build import build
-from evenflow.config.run import load_config
+from evenflow.config.run import configured, load_config
+from evenflow.config.yaml_file import Document
 from evenflow.costs import AffineCost, SwapCost, Work
 from evenflow.engines.swap import SwapCache
 from evenflow.results.metrics import summarize
@@ -134,3 +136,43 @@ def test_two_padded_batches_do_not_mix() -> None:
     tokens = np.rint(stage_0_s(result) * 1000).astype(int)
     assert tokens.tolist() == [10, 2, 2, 1, 2]
     assert result.decode_tokens.tolist() == [0, 0, 1, 1, 1]
+
+
+def pages(**keys: Any) -> int:
+    run = {"model": "Llama-3.1-70B", "gpu": "H100", "stages": 1, "tensor_parallel": 4, **keys}
+    run["workload"] = {"trace": "azure-conv-sample", "arrivals": "offline"}
+    built = build(configured(Document("run.yaml", run, {})), [], Path())
+    return int(built.deployment["kv_pages"])
+
+
+def test_a_policy_s_largest_step_is_no_room_for_pages() -> None:
+    """Two hidden states and three times the columns of a rank, for a token; logits, for a row."""
+    page_bytes, token_bytes = 16 * 80 * 2 * 2 * 128 * 2, (2 * 8192 + 3 * 28672 // 4) * 2
+    row_bytes = 128256 * (2 + 4)
+
+    def v1(tokens: int, rows: int) -> dict[str, Any]:
+        return {"name": "vllm_v1", "max_num_batched_tokens": tokens, "max_num_seqs": rows}
+
+    small = pages(scheduler=v1(2048, 256))
+    lost = (30720 * token_bytes / page_bytes, (30720 * token_bytes + 768 * row_bytes) / page_bytes)
+    found = [small - pages(scheduler=v1(32768, rows)) for rows in (256, 1024)]
+    assert found == pytest.approx(lost, abs=1)
+    for name, key in (
+        ("sarathi", "token_budget"),
+        ("sglang", "chunked_prefill_size"),
+        ("token_throttling", "max_prefill"),
+        ("td_pipe", "max_num_batched_tokens"),
+    ):
+        other = small - pages(scheduler={"name": name, key: 32768})
+        assert other == pytest.approx(lost[0], abs=1)
+    assert pages(scheduler={"name": "sarathi", "token_budget": "auto", "tbt_slo_s": 0.1}) < 32000
+
+
+def test_sequences_that_may_run_hold_no_windows_before_they_do() -> None:
+    """1,024 rows take logits, 0.9 GiB more of them; windows keep room for 256 requests."""
+    keys: dict[str, Any] = {"model": "gpt-oss-120b", "gpu": "H200", "tensor_parallel": 1}
+    few, many = (
+        pages(**keys, scheduler={"name": "vllm_v1", "max_num_seqs": rows}) for rows in (256, 1024)
+    )
+    logits_bytes, kept_bytes = 768 * 201088 * 6, 16 * 18 * 2 * 8 * 64 * 2
+    assert few - many == pytest.approx(logits_bytes / kept_bytes, abs=1)

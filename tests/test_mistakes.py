@@ -96,7 +96,7 @@ MERGES = "gpu: &a0 {x: 1}\n" + "".join(
 RUNS = [
     (None, "RUN.yaml: no such file"),
     ("stages: \x00\n", "RUN.yaml: not valid YAML: unacceptable character #x0000"),
-    (RUN + "gpu: L21\n", 'unknown gpu "L21"; did you mean "L20"?'),
+    (RUN + "gpu: L-20\n", 'unknown gpu "L-20"; did you mean "L20"?'),
     (RUN + "gpu: {name: X, memory_gb: 4}\n", "gpu: a key is missing"),
     (RUN.replace("stages: 2", "stages: 02"), "RUN.yaml:1: 02 is 2 to some readers of YAML and 2"),
     (RUN + "? [a]\n: 1\n", "RUN.yaml:6: a list or a mapping as a key; one word or number is"),

@@ -17,7 +17,7 @@ from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
 from evenflow.study import plan_search
 from evenflow.study.advice import BOUNDS, Advice, advise
-from evenflow.study.deployments import launch_lines, layouts, pairs_of, parse_gpus
+from evenflow.study.deployments import launch_lines, layouts, most_tokens, pairs_of, parse_gpus
 from evenflow.study.plan import Planned, answered, facts, facts_of, rows, sentences
 from evenflow.study.plan_search import Ask, Question, parse_budgets, prepare
 from evenflow.study.runs import Job, run_job
@@ -199,9 +199,39 @@ def test_launch_lines_say_what_they_leave_out() -> None:
     assert "--assigned-layers 17,15" in throttled
     own = launched(scheduler={"name": "vllm_v1", "watermark": 0.5}, kv_dtype="fp8", dtype="fp8")
     assert "not said: watermark 0.5" in own
-    assert "--kv-cache-dtype fp8" in own
-    assert own.count("not said: kv_dtype fp8") == 2
+    assert "--kv-cache-dtype fp8 " in own
+    assert "--kv-cache-dtype fp8_e4m3 " in own
+    assert own.count("not said: kv_dtype fp8") == 1
     assert own.count("not said: dtype fp8; name a checkpoint whose weights are in it") == 3
+
+
+def test_launch_lines_say_machines_and_groups_and_what_nobody_says_for_them() -> None:
+    nodes = {"gpus": 2, "link": "ethernet-100g"}
+    lines = launched(stages=[8] * 4, link="pcie-l20", nodes=nodes, kv_dtype="bfloat16")
+    assert lines.count("--nnodes 2") == 2
+    assert "not said: what differs from node to node: --node-rank and --master-addr" in lines
+    assert "not said: nodes 2" in lines  # gLLM
+    assert lines.count("not said: kv_dtype bfloat16") == 2
+    grouped = launched(model="Qwen3-30B-A3B", data_parallel=2, expert_parallel=True)
+    assert "--data-parallel-size 2" in grouped
+    assert grouped.count("not said: data_parallel 2") == 2
+    assert grouped.count("not said: expert_parallel") == 1  # SGLang
+
+
+@pytest.mark.parametrize(
+    ("keys", "length"),
+    [
+        ({}, 8192),  # RUN's max_model_len, which the pool holds
+        ({"kv": {"pages": 100}}, 1600),
+        ({"kv": {"pages": 100}, "stages": 2, "virtual_engines": True}, 800),
+        ({"max_model_len": None}, None),
+    ],
+)
+def test_no_longer_request_is_allowed_than_the_pool_holds(keys: Any, length: int | None) -> None:
+    config = configured(Document("a.yaml", {**RUN, **keys}, {}))
+    assert most_tokens(config, Path()) == length
+    flag = "--max-model-len" if length is None else f"--max-model-len {length} "
+    assert (flag in launch_lines(config, (), length)[0]) == (length is not None)
 
 
 def test_advice_is_the_best_change_of_each_kind_simulated(tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ def test_keys_and_values_of_8_bits_take_half() -> None:
     [
         ("H100", "fp8", "fp8, multiplied in fp8, 1979 TFLOP/s"),
         ("H100", "int4_wo", "int4_wo, multiplied in 16-bit, 989 TFLOP/s"),
+        ("B200", "nvfp4_wo", "nvfp4_wo, multiplied in 16-bit, 2250 TFLOP/s"),
+        ("H100", "fp8_wo", "fp8_wo, multiplied in 16-bit, 989 TFLOP/s"),
         (
             "A100-80G",
             "fp8",

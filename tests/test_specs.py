@@ -13,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.config.run import RuntimeConfig
+from evenflow.errors import UsageError
 from evenflow.runtimes import RuntimeName, RuntimeOverheads, runtimes
+from evenflow.specs import quantization
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.gpu import GIB, GpuSpec, LinkSpec, gpu, gpus, link
 from evenflow.specs.model import ModelSpec, in_precision, listed, model, models
+from evenflow.specs.precision import FORMATS
 from evenflow.specs.tables import read_rows, read_table
 from tests.command_line import refused
 from tests.profiles import deployed
@@ -272,6 +275,70 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     assert parsed.rope_theta == 10000.0
 
 
+DEFAULTS = json.loads(
+    (Path(quantization.__file__).parent / "defaults.json").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.slow
+def test_what_a_file_leaves_out_is_what_transformers_declares() -> None:
+    auto = pytest.importorskip("transformers.models.auto.configuration_auto")
+    for model_type, known in DEFAULTS.items():
+        declared: dict[str, Any] = {}
+        for cls in reversed(auto.CONFIG_MAPPING[model_type].__mro__):
+            declared |= vars(cls)
+        theta = declared["default_theta"]
+        declared["rope_theta"] = theta["global"] if isinstance(theta, dict) else theta
+        assert {key: declared[key] for key in known} == known
+
+
+def test_the_text_of_a_model_that_sees_is_read_with_its_own_defaults(tmp_path: Path) -> None:
+    """The keys of gemma-3-4b-it, llava-1.5-7b and pixtral-12b as the hub has them."""
+    gemma = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
+    gemma |= {"num_hidden_layers": 34, "sliding_window": 1024}
+    vicuna = {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064}
+    pixtral = {
+        "hidden_size": 5120,
+        "head_dim": 128,
+        "num_hidden_layers": 40,
+        "model_type": "mistral",
+    }
+    pixtral |= {"num_key_value_heads": 8, "vocab_size": 131072, "sliding_window": None}
+    for kind, text, billions, kv_heads in (
+        ("gemma3", gemma, 3.88, 4),
+        ("llava", vicuna, 6.74, 32),
+        ("llava", pixtral, 12.25, 8),
+    ):
+        file = written(tmp_path, {"model_type": kind, "text_config": text, "dtype": "bfloat16"})
+        spec = model(file)
+        assert spec.num_parameters / 1e9 == pytest.approx(billions, rel=2e-3)
+        assert (spec.num_kv_heads, spec.dtype_bytes) == (kv_heads, 2)
+    assert model(file).sliding_window == 0  # null is no default
+
+
+HYBRID = QWEN3_MOE | {"num_hidden_layers": 4, "model_type": "qwen3_next"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layer_types": ["conv", "full_attention"] * 2}, "(2 of 4 layers are conv, which is not"),
+        ({"full_attention_interval": 4}, "(3 of 4 layers are linear_attention, which is not"),
+        ({"attn_type_list": [0, 1, 1, 0]}, "(2 of 4 layers are linear_attention, which is not"),
+        ({"mamba_d_state": 16}, '(has layers with "mamba_d_state", which is not modelled)'),
+        ({"model_type": "deepseek_v32", "index_topk": 2048}, 'has layers with "index_topk"'),
+        (
+            {"model_type": "qwen3_moe", "layer_types": ["mamba"] * 4},
+            "4 of 4 layers are mamba",
+        ),
+    ],
+)
+def test_layers_that_are_not_modelled_are_named(tmp_path: Path, change: Any, words: str) -> None:
+    with refused(words) as raised:
+        model(written(tmp_path, HYBRID | change))
+    assert "did you mean" not in str(raised.value)
+
+
 def test_a_shared_expert_is_counted_as_published_for_qwen2_moe(tmp_path: Path) -> None:
     parsed = ModelSpec.from_config_json(written(tmp_path, QWEN2_MOE))
     assert parsed.num_parameters / 1e9 == pytest.approx(14.3, rel=2e-3)
@@ -304,8 +371,9 @@ def test_the_mlp_of_a_mixture_is_its_shared_one_and_the_router_is_whole() -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mixtrl"}, "\"model_type\" is 'mixtrl', not supported; did you mean"),
+        ({"model_type": "mixtrl"}, "\"model_type\" is 'mixtrl', not supported; known: "),
         ({"model_type": None}, '"model_type" is None, not supported; '),
+        ({"model_type": "gemma3"}, "\"model_type\" is 'gemma3', not supported; "),  # no text_config
         ({"hidden_size": None}, 'the key "hidden_size" is missing'),
         (
             {"hidden_size": None, "vocab_size": None, "num_hidden_layers": None},
@@ -333,6 +401,25 @@ def test_a_wrong_config_names_the_key(tmp_path: Path, change: Any, message: str)
         ModelSpec.from_config_json(written(tmp_path, (QWEN if dense else QWEN3_MOE) | change))
 
 
+def grouped(*groups: Any, **beside: Any) -> dict[str, Any]:
+    """Return what compressed-tensors says of groups: bits, type, and bits of inputs if any."""
+    named = {}
+    for number, (bits, kind, inputs, more) in enumerate(groups):
+        weights = {"num_bits": bits, "type": kind, **more}
+        acts = inputs and {"num_bits": inputs, "type": kind}
+        targets = more.get("targets", ["Linear"])
+        named[f"group_{number}"] = {
+            "weights": weights,
+            "input_activations": acts,
+            "targets": targets,
+        }
+    return {"quant_method": "compressed-tensors", "config_groups": named, **beside}
+
+
+FP8 = {"quant_algo": "FP8"}
+MLP, SELF = {"targets": ["re:.*mlp.*"]}, {"targets": ["re:.*self_attn.*"]}
+
+
 @pytest.mark.parametrize(
     ("said", "quantization"),
     [
@@ -340,20 +427,126 @@ def test_a_wrong_config_names_the_key(tmp_path: Path, change: Any, message: str)
         ({"quant_method": "fbgemm_fp8"}, "fp8"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
         ({"quant_algo": "FP8", "config_groups": {}}, "fp8"),
+        ({"quant_algo": None, "kv_cache_quant_algo": None}, ""),
+        (
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": "FP8"}}},
+            "fp8",
+        ),
         ({"quant_method": "awq", "bits": 4}, "int4_wo"),
         ({"quant_method": "gptq", "bits": 8}, "int8_wo"),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "config_groups": {"group_0": {"weights": {"type": "int", "num_bits": 4}}},
-            },
-            "int4_wo",
-        ),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "int"}, "int4_wo"),
+        (grouped((4, "int", None, {})), "int4_wo"),
+        (grouped((4, "float", 4, {"group_size": 16})), "nvfp4"),
+        (grouped((4, "float", None, {"group_size": 16})), "nvfp4_wo"),
+        (grouped((4, "float", 4, {"group_size": 32})), "mxfp4"),
+        (grouped((4, "float", None, {}), format="mxfp4-pack-quantized"), "mxfp4_wo"),
+        (grouped((8, "float", 8, {"strategy": "channel"})), "fp8"),
+        (grouped((8, "float", 8, {"strategy": "block"})), "fp8_block"),
+        (grouped((8, "float", None, {})), "fp8_wo"),
+        (grouped((8, "float", 8, MLP), (8, "float", 8, SELF)), "fp8"),
     ],
 )
 def test_a_quantised_checkpoint_is_read(tmp_path: Path, said: Any, quantization: str) -> None:
     file = written(tmp_path, QWEN | {"quantization_config": said})
     assert ModelSpec.from_config_json(file).quantization == quantization
+
+
+UNREAD: list[tuple[Any, str, str]] = [
+    (grouped((4, "float", 4, MLP), (8, "float", 8, SELF)), '"group_1" is fp8 beside', "fp8"),
+    (grouped((8, "float", 8, SELF), (4, "float", 4, MLP)), '"group_1" is nvfp4 beside', "fp8"),
+    (grouped((8, "float", 8, MLP)), "attention is left out", "fp8"),
+    (grouped((4, "float", 4, SELF)), "MLP is left out", "nvfp4"),
+    (grouped((8, "int", 8, {})), "weights in 8 bits of int with inputs in 8 bits", "int8_wo"),
+    (grouped((4, "int", 8, {})), "weights in 4 bits of int with inputs in 8 bits", "int4_wo"),
+    (grouped((8, "float", 8, {"strategy": "group", "group_size": 32})), "8 bits of float", "fp8"),
+    (grouped((8, "float", 8, {}), sparsity_config={"sparsity_structure": "2:4"}), "'2:4'", "fp8"),
+    ({"quant_method": "fp8", "weight_block_size": [1, 32]}, "blocks of [1, 32]", "fp8_block"),
+    ({"quant_method": "fp8", "ignore": ["re:.*self_attn.*"]}, "attention is left out", "fp8"),
+    ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ' is none of", "bfloat16"),
+    ({"quant_method": "gptq", "bits": 4, "dynamic": {"x": {}}}, '"dynamic" has formats', "int4_wo"),
+    ({"quant_method": "auto-round", "bits": 4, "data_type": "fp"}, "bits of fp", "int4_wo"),
+    (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False},
+        "only",
+        "int4_wo",
+    ),
+    (
+        {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True, "t": "fp4"},
+        "only fp8, fbgemm_fp8, ",
+        "int8_wo",
+    ),
+    ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, "'torchao'", "int4_wo"),
+    ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Float8Dy"}}}, "only", "fp8"),
+    ({"quant_method": "quark", "global": {"weight": {"dtype": "fp8_e4m3"}}}, "only", "fp8"),
+    ({"quant_method": "quark", "global": {"weight": {"dtype": "fp4e8m0"}}}, "only", "mxfp4"),
+    ({"quant_method": "aqlm"}, "'aqlm': only", "bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("said", "words", "stand_in"), UNREAD)
+def test_what_is_not_read_has_a_dtype_that_stands_in(
+    tmp_path: Path, said: Any, words: str, stand_in: str
+) -> None:
+    file = written(tmp_path, QWEN | {"quantization_config": said})
+    with refused(words):
+        model(file)
+    with refused(f"; dtype: {stand_in} in the run stands in for it"):
+        model(file)
+    assert model(file, stand_in).quantization == ("" if stand_in == "bfloat16" else stand_in)
+
+
+@pytest.mark.parametrize(
+    ("said", "kv_dtype"),
+    [
+        ({"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"quant_algo": None, "kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"quant_algo": "FP8", "kv_cache_quant_algo": None}, ""),
+        ({"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "fp8"),
+        (grouped((8, "float", 8, {}), kv_cache_scheme=None), ""),
+    ],
+)
+def test_keys_and_values_are_in_what_the_checkpoint_says(
+    tmp_path: Path, said: Any, kv_dtype: str
+) -> None:
+    file = written(tmp_path, QWEN | {"quantization_config": said})
+    assert model(file).kv_dtype == kv_dtype
+    assert model(file, kv_dtype="bfloat16").kv_value_bytes == 2
+
+
+def test_keys_and_values_that_are_not_read_have_a_dtype_that_stands_in(tmp_path: Path) -> None:
+    for said in (
+        {"quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"},
+        {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "int"}},
+        {"quant_method": "fp8", "kv_cache_scheme": "static"},
+    ):
+        file = written(tmp_path, QWEN | {"quantization_config": said})
+        with refused("not supported; 8-bit floats are, and kv_dtype: fp8 in the run stands in"):
+            model(file)
+        assert model(file, kv_dtype="fp8").kv_value_bytes == 1
+
+
+NAMES = """\
+quant_method quant_algo bits num_bits type float int fp8 modelopt gptq compressed-tensors Linear
+config_groups weights input_activations targets ignore group_size strategy block FP8 re:.*mlp.* re:(
+kv_cache_scheme kv_cache_quant_algo MIXED_PRECISION quantized_layers"""
+WORDS = st.sampled_from(NAMES.split())
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.sampled_from([4, 8, 16, 32, 1.5]) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@given(said=st.dictionaries(WORDS, VALUES, max_size=6) | VALUES, experts=st.sampled_from([0, 8]))
+def test_whatever_a_quantisation_says_is_a_format_or_one_line(said: Any, experts: int) -> None:
+    quantization.spares_attention(said)
+    told, file = "", Path("c.json")
+    try:
+        assert quantization.weights_format(said, 4, experts, file) in ("", *FORMATS)
+        assert quantization.kv_format(said, file) in ("", "fp8")
+    except UsageError as error:
+        told = str(error)
+    assert not told or re.fullmatch(r"c\.json: .*type: \w+ in the run stands in for it", told)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
@@ -432,12 +625,23 @@ def test_a_mapping_changes_a_known_gpu_or_makes_a_new_one() -> None:
     assert gpu({"name": "L20", "compute_efficiency": 0.8}).source == "given"
 
 
+OTHERS = ("MI325X", "P100", "K80", "GB20", "A10", "L40", "H2000", "B100", "RTX-5090", "4090")
+"""GPUs of other chips than the table's, whatever their names are like."""
+
+
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
         ("H100-PCIe", 'unknown gpu "H100-PCIe"; did you mean "H100"?'),
         ("a100", 'unknown gpu "a100"; there are A100-40G, A100-80G, A100-80G-PCIe'),
-        ("A100-40GB", 'unknown gpu "A100-40GB"; did you mean "A100-40G"? known: A100-40G'),
+        ("A100-40GB", 'unknown gpu "A100-40GB"; did you mean "A100-40G"? any other is a mapping'),
+        ("rtx 4090", 'unknown gpu "rtx 4090"; did you mean "RTX-4090"?'),
+        ("NVIDIA-H100-80GB-HBM3", 'did you mean "H100"?'),
+        *((name, f'unknown gpu "{name}"; any other is a mapping') for name in OTHERS),
+        (
+            "K80",
+            "gpu: {name: K80, fp16_tflops: ..., memory_bandwidth_gb_s: ..., memory_gb: ...}; known",
+        ),
         ({"name": "L20", "memory": 3}, 'gpu: unknown key "memory"; did you mean "memory_gb"?'),
         ({"fp16_tflops": 100}, "gpu: a key is missing; needed are fp16_tflops, memory_bandwidth"),
         ({"name": "L20", "memory_gb": -1}, "gpu L20: memory_gb is -1; it must be a finite number"),

@@ -25,13 +25,13 @@ from evenflow.costs import StageCost, balanced_layers, estimates, prefill_work
 from evenflow.engines.lock_step import LockStep
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.swap import SwapCache
-from evenflow.errors import PolicyError, UsageError
+from evenflow.errors import PolicyError, UsageError, is_count
 from evenflow.keys import MOST_MODEL_LEN
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED, create
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu
-from evenflow.specs.model import ModelSpec, in_precision, model
+from evenflow.specs.model import ModelSpec, model
 from evenflow.traces import with_own_prefixes
 from evenflow.types import Request, Scheduler
 from evenflow.user_code import user_code
@@ -170,14 +170,14 @@ def _build_world(
     made = config.costs.make(hardware).scaled(config.scale.costs)
     costs, spec, speculative = made.cost, hardware.spec, config.speculative
     groups = config.data_parallel
-    pages = config.kv.pages
-    if isinstance(pages, str):  # auto
-        pages = hardware.deployment.kv_pages()
-    most = pages * config.kv.page_tokens if spec is None else spec.max_position_embeddings
+    given_pages = config.kv.pages if isinstance(config.kv.pages, int) else 0
+    most = given_pages * config.kv.page_tokens if spec is None else spec.max_position_embeddings
     max_model_len = config.max_model_len or min(most, MOST_MODEL_LEN)
     alike = made.on_ranks(costs, groups)
     make = _scheduler_maker(config, alike, max_model_len, make_scheduler)
     scheduler = make()
+    placed = _with_room_for(scheduler, hardware.placed)
+    pages = given_pages or hardware._replace(placed=placed).deployment.kv_pages()
     link, hop_links = _hops(config, made)
     costs = made.on_ranks(config.kv.swapped(costs, hardware), groups)
     if speculative is not None:
@@ -209,7 +209,7 @@ def _build_world(
         before=tuple(known(predicted(part, None)) for part in before),
         **_loop(config, engines),
     )
-    facts = _deployment_facts(world, hardware.placed)
+    facts = _deployment_facts(world, placed)
     if config.scheduler.params.get("token_budget") == "auto":
         facts["token_budget"] = getattr(scheduler, "budget", None)
     return Built(world, _formula(config), facts, made)
@@ -242,7 +242,7 @@ def model_of(config: RunConfig, beside: Path) -> ModelSpec | None:
     """Return the model in the precision that the configuration says; None without a model."""
     if config.model is None:
         return None
-    return in_precision(model(find(config.model, beside)), config.dtype, config.kv_dtype)
+    return model(find(config.model, beside), config.dtype, config.kv_dtype)
 
 
 def _hardware(config: RunConfig, beside: Path) -> Hardware:
@@ -284,6 +284,26 @@ def _deployment(config: RunConfig, spec: ModelSpec, beside: Path) -> Deployment 
         draft=None if draft is None else draft_of(draft),
         verified_tokens=1 if config.speculative is None else config.speculative.k + 1,
     )
+
+
+BUDGETS = ("token_budget", "max_num_batched_tokens", "chunked_prefill_size", "max_prefill")
+"""What policies call the most tokens, or prompt tokens, of a micro-batch."""
+
+
+def _with_room_for(scheduler: Scheduler, placed: Deployment | None) -> Deployment | None:
+    """Return the deployment with memory for the most tokens and sequences that a policy sends.
+
+    Engines measure a step of that size before they divide the rest into pages. A policy that names
+    no such number leaves the deployment's.
+    """
+    said = [getattr(scheduler, key, None) for key in BUDGETS]
+    if "auto" in said:
+        said = [getattr(scheduler, "budget", None)]
+    tokens = next(filter(is_count, said), None)
+    rows = getattr(scheduler, "max_num_seqs", None)
+    known = {"activation_tokens": tokens, "logits_rows": rows if is_count(rows) else None}
+    found: dict[str, Any] = {key: value for key, value in known.items() if value}
+    return placed and replace(placed, **found)
 
 
 def _layers(config: RunConfig, spec: ModelSpec, gpu_keys: str | dict[str, Any]) -> tuple[int, ...]:

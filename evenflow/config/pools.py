@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from evenflow import schedulers
 from evenflow.config.costs import AffineCosts, Costs
 from evenflow.config.links import LinkKeys, link_spec
-from evenflow.config.run import Policy, RunConfig, SchedulerConfig, with_
+from evenflow.config.run import Gpu, Policy, RunConfig, SchedulerConfig, with_
 from evenflow.config.yaml_file import Document, checked
 from evenflow.engines.pools import TransferLink
 from evenflow.errors import UsageError, is_count
@@ -48,7 +48,7 @@ class PoolConfig(Keys):
     """Pipeline stages of the pool, or the layers of each; null: an even share of the run's GPUs."""
     tensor_parallel: Count | None = None
     """GPUs of each stage; null: as the run."""
-    gpu: NameOr[str, dict[str, Any]] | None = None
+    gpu: Gpu = None
     """The pool's GPU; null: as the run."""
     costs: Costs | None = None
     """The pool's costs; null: as the run."""

@@ -10,7 +10,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from evenflow.config import yaml_file
 from evenflow.config.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
@@ -210,7 +211,32 @@ InMilliseconds = Annotated[
     expect(lambda v: v in get_args(Limit), f"{', '.join(get_args(Limit))}, in milliseconds"),
 ]
 
-Dtype = Literal["bfloat16", "float16", "fp8", "fp8_block", "int8_wo", "int4_wo", "nvfp4", "mxfp4"]
+
+def _of_one_kind(value: object) -> object:
+    if isinstance(value, list):
+        words = (
+            "one GPU: those of a pipeline are of one kind; for unlike ones give the slowest, and "
+            "as kv.pages what fits on the fullest"
+        )
+        raise PydanticCustomError("expected", "{expected}", {"expected": words})
+    return value
+
+
+Gpu = Annotated[NameOr[str, dict[str, Any]] | None, BeforeValidator(_of_one_kind)]
+
+Dtype = Literal[
+    "bfloat16",
+    "float16",
+    "fp8",
+    "fp8_block",
+    "fp8_wo",
+    "int8_wo",
+    "int4_wo",
+    "nvfp4",
+    "nvfp4_wo",
+    "mxfp4",
+    "mxfp4_wo",
+]
 
 
 class RunConfig(Keys):
@@ -222,7 +248,7 @@ class RunConfig(Keys):
     """What the layers' matrices are in; null: as the model has them."""
     kv_dtype: Literal["bfloat16", "float16", "fp8"] | None = None
     """What keys and values are in; null: as the model has them."""
-    gpu: NameOr[str, dict[str, Any]] | None = None
+    gpu: Gpu = None
     """A name of `evenflow gpus`, or a mapping with what differs from one."""
     stages: Annotated[
         int | list[int],

@@ -64,7 +64,8 @@ class Deployment:
     """Describe a model spread over `depth` x `stage_gpus` GPUs of one kind.
 
     `activation_tokens` is the largest micro-batch, `logits_rows` the most rows that sample at
-    once: both are memory that must stay free of KV. `memory_utilization` is the share of a GPU's
+    once: both are memory that must stay free of KV. `windows`: for so many requests the tokens of
+    sliding windows have room. `memory_utilization` is the share of a GPU's
     nominal memory that the engine may use.
 
     `expert_parallel`: the GPUs of a stage hold whole experts, not a slice of each. `data_parallel`
@@ -82,6 +83,7 @@ class Deployment:
     memory_utilization: Positive = 0.9
     activation_tokens: Count = 2048
     logits_rows: Count = 256
+    windows: Count = 256
     page_tokens: Count = 16
     expert_parallel: bool = False
     draft: ModelSpec | None = None
@@ -223,7 +225,7 @@ class Deployment:
         """Return how many KV pages fit. A page is one id on every stage: the fullest stage decides.
 
         Layers with a sliding window keep all tokens, or, if more pages fit then, have room for a
-        window of each of `logits_rows` requests, beside pages of the other layers.
+        window of each of `windows` requests, beside pages of the other layers.
 
         DoesNotFitError with the numbers when a stage has no room for a single page.
         """
@@ -237,14 +239,15 @@ class Deployment:
         pages = int(free // (self.page_tokens * token_bytes))
         kept_bytes, window_bytes = self._window_bytes(stage)
         if window_bytes and kept_bytes:
-            free -= self.logits_rows * window_bytes
+            free -= self.windows * window_bytes
             pages = max(pages, int(free // (self.page_tokens * kept_bytes)))
         if pages < 1:
             raise DoesNotFitError(
                 f"{self.model.name} does not fit: each GPU of stage {stage} needs "
                 f"{weights / GIB:.1f} GiB for weights and {activations / GIB:.1f} for activations "
                 f"and has {usable / GIB:.1f} ({self.memory_utilization:g} of an {self.gpu.name}'s "
-                f"{self.gpu.memory_gb:g}); use more stages or tensor_parallel, or a larger GPU"
+                f"{self.gpu.memory_gb:g}); use more stages or tensor_parallel, a larger GPU, or a "
+                f"policy with fewer than {self.activation_tokens} tokens a step"
             )
         return pages
 

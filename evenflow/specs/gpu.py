@@ -4,6 +4,8 @@ Memory is nominal, in GiB; cards with inline ECC (L20, A40, L40S) show about 6 %
 The reached shares are facts only where `source` says that they were measured.
 """
 
+import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
@@ -24,6 +26,9 @@ REACHED = frozenset({"compute_efficiency", "bandwidth_efficiency", "per_layer_ov
 """The fields of a GpuSpec whose origin its `source` states."""
 
 GIB = 1024**3
+
+CHIP = re.compile(r"([a-z]+)[-_ ]?(\d+[a-z]?)(?![a-z])")
+"""The letters and the number that name a chip: others are of another generation or vendor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +182,36 @@ def machine(name: str) -> MachineSpec:
     return _look_up("machine", MachineSpec, machines(), name)
 
 
+def _begun_or_nearest(wanted: str, known: Iterable[str]) -> str:
+    several = [name for name in known if name.lower().startswith(wanted.lower())]
+    if len(several) > 1 and wanted:
+        return f"there are {', '.join(several)}"
+    return instead_of(wanted, known)
+
+
+def _instead_of_gpu(wanted: str, known: Iterable[str]) -> str:
+    """Return what to write instead: a GPU of the same chip, or a mapping of one's own."""
+    alike = {name.lower(): name for name in known if _chip(name) and _chip(name) == _chip(wanted)}
+    given = wanted.lower()
+    hint = ""
+    if len(alike) > 1 and all(name.startswith(given) for name in alike):
+        hint = f"there are {', '.join(alike.values())}; "
+    elif alike:
+        (nearest,) = difflib.get_close_matches(given, alike, n=1, cutoff=0.0)
+        hint = f'did you mean "{alike[nearest]}"? '
+    keys = "fp16_tflops: ..., memory_bandwidth_gb_s: ..., memory_gb: ..."
+    return (
+        f"{hint}any other is a mapping, gpu: {{name: {wanted}, {keys}}}; known: "
+        f"{', '.join(sorted(known))}"
+    )
+
+
+def _chip(name: str) -> str:
+    """Return the letters and the number of a chip, `rtx4090` of `NVIDIA RTX 4090`; "" for none."""
+    found = CHIP.search(name.lower())
+    return "".join(found.groups()) if found else ""
+
+
 def _look_up(
     kind: str, make: Callable[..., Spec], table: Iterable[Spec], wanted: str | Mapping[str, Any]
 ) -> Spec:
@@ -184,10 +219,8 @@ def _look_up(
     if isinstance(wanted, str):
         if wanted in by_name:
             return by_name[wanted]
-        several = [name for name in by_name if name.lower().startswith(wanted.lower())]
-        if len(several) > 1 and wanted:
-            raise UsageError(f'unknown {kind} "{wanted}"; there are {", ".join(several)}')
-        raise UsageError(f'unknown {kind} "{wanted}"; {instead_of(wanted, by_name)}')
+        words = _instead_of_gpu if make is GpuSpec else _begun_or_nearest
+        raise UsageError(f'unknown {kind} "{wanted}"; {words(wanted, by_name)}')
     known = {field.name: field for field in fields(next(iter(by_name.values())))}
     for key in wanted:
         if key not in known:

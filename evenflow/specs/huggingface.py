@@ -3,19 +3,22 @@
 Knows the spellings, old and new, and the defaults of those files; not what the numbers are for.
 Of a model that also sees or hears, only the part that reads text is read (`text_config`). Left
 unread: RoPE scaling, attention sinks, biases but those of queries, keys and values, soft caps,
-Gemma's norms after a block, and what a quantisation leaves out, save all of a mixture's attention.
+and Gemma's norms after a block. A key that is left out is as in transformers (`defaults.json`).
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from evenflow.errors import UsageError, instead_of, is_count, once
 from evenflow.files import require_file
 from evenflow.specs.precision import DTYPE_BYTES
+from evenflow.specs.quantization import kv_format, mapping, spares_attention, weights_format
 
 FAMILIES = {
     "llama": "llama",
@@ -44,15 +47,30 @@ FAMILIES = {
 
 GEMMA = ("gemma2", "gemma3")
 
-INTEGERS = {"4": "int4_wo", "8": "int8_wo"}
-"""Bits of integer weights, which are widened as they are read -> format."""
+TEXT = {
+    "gemma3": "gemma3_text",
+    "idefics3": "llama",
+    "internvl": "qwen2",
+    "llava": "llama",
+    "llava_next": "llama",
+    "llava_onevision": "qwen2",
+    "mistral3": "mistral",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+}
+"""`model_type` of a model that also sees -> that of its `text_config`, where that does not say."""
 
-FLOATS = {"8": "fp8", "4": "nvfp4"}
+ATTENTION = ("full_attention", "sliding_attention", "attention", "full")
+"""What lists of layers call those that are modelled."""
+
+OTHER_LAYERS = re.compile(
+    r"^(mamba|ssm|conv_|lru|rwkv|recurrent|linear_|index_|sparse_|compress_|hybrid|"
+    r"attn_layer)"
+)
+"""How keys begin that only models with other layers than attention to all tokens have."""
 
 BESIDE_TEXT = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype")
 """What holds for `text_config`, too, where it stands beside it."""
-
-WHOLE_ATTENTION = re.compile(r"self_attn[.*]*$")
 
 BESIDE = "hf_quant_config.json"
 """Where NVIDIA's older checkpoints say how they are quantised, and nowhere else."""
@@ -74,6 +92,16 @@ def _object(path: Path) -> dict[str, Any]:
     return values
 
 
+@cache
+def _defaults() -> dict[str, dict[str, Any]]:
+    """Return what transformers takes for keys that a file leaves out, by `model_type`.
+
+    From the configuration classes of transformers 5.23.0; `rope_theta` is their `default_theta`.
+    Of kimi_k2, mimo and Falcon's first spelling it has none.
+    """
+    return dict(json.loads(Path(__file__).with_name("defaults.json").read_text(encoding="utf-8")))
+
+
 class _Config:
     """A config.json that names itself and the key in every complaint."""
 
@@ -81,23 +109,26 @@ class _Config:
         self.path = path / "config.json" if path.is_dir() else path
         values = _object(self.path)
         said = self.path.with_name(BESIDE)
-        if (
-            self.path.name == "config.json"
-            and "quantization_config" not in values
-            and said.is_file()
-        ):
-            values["quantization_config"] = _mapping(_object(said).get("quantization"))
-        reading = _mapping(values.get("text_config"))
-        beside = {key: values[key] for key in BESIDE_TEXT if reading and key in values}
-        self.values: dict[str, Any] = beside | reading or values
+        if not values.get("quantization_config"):
+            values["quantization_config"] = values.get("compression_config")
+            if self.path.name == "config.json" and said.is_file():
+                values["quantization_config"] = _object(said).get("quantization")
+        text = TEXT.get(str(values.get("model_type")))
+        reading = mapping(values.get("text_config"))
+        if reading or (text and "hidden_size" not in values):
+            beside = {key: values[key] for key in BESIDE_TEXT if key in values}
+            values = {"model_type": text or values.get("model_type")} | beside | reading
+        self.values: dict[str, Any] = values
+        self.defaults = _defaults().get(str(values.get("model_type")), {})
         self._missing: list[str] = []
 
     def get(self, *keys: str, default: Any = None) -> Any:
-        """Return the value of the first key that is there and not null."""
-        for key in keys:
-            if self.values.get(key) is not None:
-                return self.values[key]
-        return default
+        """Return the value of the first key that is there and not null.
+
+        `default` where all are null, and where they are left out and transformers has none.
+        """
+        said = self.values if any(key in self.values for key in keys) else self.defaults
+        return next((said[key] for key in keys if said.get(key) is not None), default)
 
     def count(self, *keys: str, default: int | None = None) -> int:
         """Return a whole number above 0 under the first of `keys` that is there.
@@ -138,18 +169,17 @@ class _Config:
         return value
 
 
-def read_config(path: str | Path) -> dict[str, Any]:
+def read_config(
+    path: str | Path, dtype: str | None = None, kv_dtype: str | None = None
+) -> dict[str, Any]:
     """Return the fields of a ModelSpec from a config.json, or from the folder that holds one.
 
     A file without a dtype is float32, as in transformers; bfloat16, beside quantised matrices.
+    What it says of their formats is not looked at where `dtype` or `kv_dtype` is given.
     UsageError names the file and the key.
     """
     config = _Config(Path(path))
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        known = instead_of(model_type, FAMILIES)
-        raise UsageError(f'{config.path}: "model_type" is {model_type!r}, not supported; {known}')
-    family = FAMILIES[model_type]
+    family = _family(config)
     shape = _falcon_shape(config) if family == "falcon" else _llama_shape(config, family)
     shape |= _experts(config, family) | _windows(config, family, shape["num_layers"])
     heads, hidden = shape["num_heads"], config.count("hidden_size")
@@ -171,10 +201,57 @@ def read_config(path: str | Path) -> dict[str, Any]:
             "dtype_bytes": DTYPE_BYTES[_dtype(config)],
             "max_position_embeddings": config.count("max_position_embeddings", default=2048),
             "rope_theta": _rope_theta(config),
-            "quantization": _quantization(config),
             "source": str(config.path),
         }
+        | _formats(config, shape, dtype, kv_dtype)
     )
+
+
+def _family(config: _Config) -> str:
+    """Return the family of a model; UsageError where its layers are not modelled."""
+    model_type, other = config.get("model_type"), _other_layers(config)
+    words = f"{other}, which is not modelled" if other else ""
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise UsageError(
+            f'{config.path}: "model_type" is {model_type!r}, not supported'
+            f"{f' ({words})' if words else ''}; known: {', '.join(sorted(FAMILIES))}"
+        )
+    if words:
+        raise UsageError(f"{config.path}: {words}")
+    return FAMILIES[model_type]
+
+
+def _other_layers(config: _Config) -> str:
+    """Say which layers do something else than attend to all tokens or a window's; "" for none."""
+    lists = [config.get(key) for key in ("layer_types", "layers_block_type", "block_types")]
+    types = next((each for each in lists if isinstance(each, list)), [])
+    linear = config.get("attn_type_list")
+    if isinstance(linear, list):  # MiniMax: 0 is linear attention
+        types = ["full" if each == 1 else "linear_attention" for each in linear]
+    every = config.get("full_attention_interval")
+    if not types and is_count(every) and every > 1:
+        layers = config.count("num_hidden_layers")
+        return f"{layers - layers // every} of {layers} layers are linear_attention"
+    counts = Counter(each for each in types if isinstance(each, str) and each not in ATTENTION)
+    if counts:
+        some = [f"{count} of {len(types)} layers are {name}" for name, count in counts.items()]
+        return ", ".join(some)
+    keys = [f'"{key}"' for key, value in config.values.items() if value and OTHER_LAYERS.match(key)]
+    return f"has layers with {', '.join(keys[:3])}" if keys else ""
+
+
+def _formats(
+    config: _Config, shape: dict[str, Any], dtype: str | None, kv_dtype: str | None
+) -> dict[str, Any]:
+    """Return the formats of weights, keys and values, of those that are not given anyhow."""
+    said = config.get("quantization_config")
+    found: dict[str, Any] = {}
+    if dtype is None:
+        layers, experts = shape["num_layers"], shape.get("num_experts", 0)
+        found["quantization"] = weights_format(said, layers, experts, config.path)
+    if kv_dtype is None:
+        found["kv_dtype"] = kv_format(said, config.path)
+    return found
 
 
 def _llama_shape(config: _Config, family: str) -> dict[str, Any]:
@@ -241,13 +318,13 @@ def _experts(config: _Config, family: str) -> dict[str, Any]:
             "not supported; all layers must be alike"
         )
     several, few = (8, 2) if family == "mixtral" else (None, None)
-    shared = "shared_expert_intermediate_size"
+    shared, said = "shared_expert_intermediate_size", config.get("quantization_config")
     experts = {
         "num_experts": config.count(number, "num_local_experts", default=several),
         "experts_per_token": config.count("num_experts_per_tok", "experts_per_token", default=few),
         "expert_intermediate_size": config.count(columns),
         "shared_intermediate_size": config.count(shared) if family == "qwen2_moe" else 0,
-        "quantized_experts_only": family == "gpt_oss" or _spares_attention(config),
+        "quantized_experts_only": family == "gpt_oss" or spares_attention(said),
         "norm_topk_prob": config.flag("norm_topk_prob", default=columns == "intermediate_size"),
     }
     return experts | (_deepseek(config) if family == "deepseek" else {})
@@ -335,58 +412,6 @@ def _period(config: _Config, types: Any, layers: int) -> int:
     return every
 
 
-def _spares_attention(config: _Config) -> bool:
-    """Return whether the quantisation names the attention of layers among what it leaves out."""
-    said = _mapping(config.get("quantization_config"))
-    lists = [said.get(key) for key in ("ignore", "modules_to_not_convert", "exclude_modules")]
-    names = [str(name) for names in lists if isinstance(names, list) for name in names]
-    return any(map(WHOLE_ATTENTION.search, names))
-
-
-def _quantization(config: _Config) -> str:
-    """Return the format that `quantization_config` means, "" without one.
-
-    Of vLLM's methods: fp8, fbgemm_fp8, mxfp4, modelopt, awq, gptq, compressed-tensors (one group).
-    """
-    said = config.get("quantization_config", default={})
-    if not said:
-        return ""
-    if not isinstance(said, dict):
-        said = {"quant_method": said}
-    algorithm = said.get("quant_algo")
-    method, found = said.get("quant_method", "modelopt" if algorithm else None), None
-    if method in ("fp8", "fbgemm_fp8"):
-        found = "fp8_block" if said.get("weight_block_size") else "fp8"
-    elif method == "modelopt":
-        found = {"FP8": "fp8", "NVFP4": "nvfp4"}.get(str(algorithm))
-    elif method in ("awq", "gptq"):
-        found = INTEGERS.get(str(said.get("bits")))
-    elif method == "compressed-tensors":
-        found = _compressed(said)
-    elif method == "mxfp4":
-        found = "mxfp4"
-    if found is None:
-        raise UsageError(
-            f'{config.path}: "quantization_config" of {method!r} is not one of those known: fp8, '
-            "mxfp4, modelopt's FP8 and NVFP4, 4 or 8 bits of awq and gptq, and compressed-tensors"
-        )
-    return found
-
-
-def _compressed(said: dict[str, Any]) -> str | None:
-    group = _mapping(next(iter(_mapping(said.get("config_groups")).values()), None))
-    weights = _mapping(group.get("weights"))
-    if weights.get("type") == "float":
-        return FLOATS.get(str(weights.get("num_bits")))
-    if weights.get("type") == "int" and not group.get("input_activations"):
-        return INTEGERS.get(str(weights.get("num_bits")))
-    return None
-
-
-def _mapping(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 def read_dtype(path: str | Path) -> str:
     """Return the dtype that a config.json, or the folder that holds one, says of its weights.
 
@@ -407,9 +432,10 @@ def _dtype(config: _Config) -> str:
 
 def _rope_theta(config: _Config) -> float:
     # transformers 5 moved the key into a mapping.
-    nested = _mapping(config.get("rope_parameters"))
-    theta = config.get("rope_theta", default=nested.get("rope_theta"))
-    return config.number(10000.0 if theta is None else theta, "rope_theta")
+    nested = mapping(config.values.get("rope_parameters"))
+    said = config.values.get("rope_theta", nested.get("rope_theta"))
+    theta = config.get("rope_theta", default=10000.0) if said is None else said
+    return config.number(theta, "rope_theta")
 
 
 def _name_of(path: Path) -> str:

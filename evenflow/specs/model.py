@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 from evenflow.errors import (
     Count,
@@ -133,16 +133,18 @@ class ModelSpec:
                 raise UsageError(f'{self.name}: {key} is "{value}"; {instead_of(value, known)}')
 
     @classmethod
-    def from_config_json(cls, path: str | Path) -> Self:
+    def from_config_json(
+        cls, path: str | Path, dtype: str | None = None, kv_dtype: str | None = None
+    ) -> Self:
         """Read a Hugging Face config.json, or the folder that holds one.
 
         Families: Llama, Mistral, Qwen2, Qwen3, Falcon, Gemma 2 and 3, and the mixtures Mixtral,
-        Qwen2-MoE, Qwen3-MoE, gpt-oss, MiniMax-M2, DeepSeek-V2 and V3 and Kimi-K2. UsageError names
-        the file and the key.
+        Qwen2-MoE, Qwen3-MoE, gpt-oss, MiniMax-M2, DeepSeek-V2 and V3 and Kimi-K2. Formats that are
+        given (`in_precision`) go before the file's. UsageError names the file and the key.
         """
-        values = read_config(path)
+        values = read_config(path, dtype, kv_dtype)
         try:
-            return cls(**values)
+            return in_precision(cls(**values), dtype, kv_dtype)
         except UsageError as error:
             raise UsageError(f"{values['source']}: {error}") from None
 
@@ -358,7 +360,10 @@ class ModelSpec:
         )
 
 
-def in_precision(spec: ModelSpec, dtype: str | None, kv_dtype: str | None) -> ModelSpec:
+Model = TypeVar("Model", bound=ModelSpec)
+
+
+def in_precision(spec: Model, dtype: str | None, kv_dtype: str | None) -> Model:
     """Return a model with its weights in `dtype`, and its keys and values in `kv_dtype`.
 
     `dtype` is a plain type (bfloat16, float16, float32) or a name of `FORMATS`, which leaves what
@@ -416,16 +421,20 @@ def _quantized_as(written: str, spec: ModelSpec) -> ModelSpec:
     return replace(spec, quantization=found)
 
 
-def model(name_or_path: str | Path) -> ModelSpec:
+def model(
+    name_or_path: str | Path, dtype: str | None = None, kv_dtype: str | None = None
+) -> ModelSpec:
     """Return the model of that name in the table, or read the config.json at that path.
 
-    UsageError lists the names, nearest first.
+    In the formats given, as `in_precision`, and else its own. UsageError lists the names, nearest
+    first.
     """
     name = listed(name_or_path)
     if name is not None:
-        return _quantized_as(str(name_or_path), models()[name])
+        found = _quantized_as(str(name_or_path), models()[name])
+        return in_precision(found, dtype, kv_dtype)
     path = Path(name_or_path)
     if path.exists() or path.suffix == ".json":
-        return ModelSpec.from_config_json(path)
+        return ModelSpec.from_config_json(path, dtype, kv_dtype)
     known = instead_of(str(name_or_path).rpartition("/")[2], models())
     raise UsageError(f'unknown model "{name_or_path}", and no such file; {known}')

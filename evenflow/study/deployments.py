@@ -18,19 +18,18 @@ from typing import Any
 
 import yaml
 
-from evenflow.config.build import Workload, build
+from evenflow.config.build import BUDGETS, Workload, build, model_of
 from evenflow.config.pools import defaults
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.systems import keys_of_system, systems
 from evenflow.config.yaml_file import Document, Patch, find, long_form
+from evenflow.core.world import World
 from evenflow.errors import MOST_RUNS, UsageError
 from evenflow.specs.deployment import split_layers
-from evenflow.specs.model import model, models
+from evenflow.specs.model import models
 
 LAUNCHED = ("vllm_v1", "sglang", "token_throttling")
 """The policies of engines of today, tried beside the run's own: vLLM, SGLang, gLLM."""
-
-_BUDGETS = ("token_budget", "max_num_batched_tokens", "chunked_prefill_size", "max_prefill")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +88,9 @@ def layouts(
     config = configured(document)
     if why_fixed(config):
         return [AS_GIVEN]
-    assert config.model is not None  # it would be fixed
-    num_layers = model(find(config.model, beside)).num_layers
+    spec = model_of(config, beside)
+    assert spec is not None  # it would be fixed
+    num_layers = spec.num_layers
     own = (config.num_stages, config.tensor_parallel)
     pairs = [own] if pairs is None else pairs
     wanted = [AS_GIVEN] if own in pairs else []
@@ -185,7 +185,7 @@ def _tried(layout: Layout, document: Document, workload: Workload, beside: Path)
 
 def budget_key(params: Collection[str]) -> str | None:
     """Return what a policy calls the most tokens, or prompt tokens, of a micro-batch, if it has."""
-    return next((each for each in _BUDGETS if each in params), None)
+    return next((each for each in BUDGETS if each in params), None)
 
 
 def policies_to_try(named: Sequence[str] | None, config: RunConfig) -> list[str]:
@@ -213,6 +213,8 @@ class Engine:
     policies: Mapping[str, Mapping[str, str]]
     switches: Mapping[str, str]
     layers: str = ""
+    kv_dtypes: Mapping[str, str] = field(default_factory=dict)
+    per_node: str = ""
     fixed: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -239,17 +241,30 @@ def _moved(value: Any, beside: Path, final: Path) -> Any:
     return value
 
 
-def launch_lines(config: RunConfig, layers: Sequence[int] = ()) -> list[str]:
+def most_tokens(config: RunConfig, beside: Path) -> int | None:
+    """Return how long a request may be for an engine to start; None: as long as the model allows.
+
+    An engine refuses a length that its pages cannot hold.
+    """
+    world = build(config, [], beside).world
+    assert isinstance(world, World)  # plan refuses systems of pools
+    pool = world.total_pages // world.virtual_engines * world.page_tokens
+    return pool if pool < world.max_model_len else config.max_model_len
+
+
+def launch_lines(
+    config: RunConfig, layers: Sequence[int] = (), length: int | None = None
+) -> list[str]:
     """Return how to start a run's deployment: for each engine its command, and what it leaves out.
 
-    `layers` of each stage are said where they are not even.
+    `layers` of each stage are said where they are not even; `length` is what `most_tokens` returns.
     """
     if config.model is None:
         return []
     count = 1 if config.replicas is None else config.replicas.count
     lines = []
     for engine in engines():
-        command, left_out = _command(engine, config, layers)
+        command, left_out = _command(engine, config, layers, length)
         times = "" if count == 1 else f" x {count}"
         lines.append(f"{engine.name}{times}: {command}")
         lines += [f"  not said: {each}" for each in left_out]
@@ -259,7 +274,9 @@ def launch_lines(config: RunConfig, layers: Sequence[int] = ()) -> list[str]:
     return lines
 
 
-def _command(engine: Engine, config: RunConfig, layers: Sequence[int]) -> tuple[str, list[str]]:
+def _command(
+    engine: Engine, config: RunConfig, layers: Sequence[int], length: int | None
+) -> tuple[str, list[str]]:
     """Return an engine's command for one replica, and what of the run it does not say."""
     values = {
         "tensor_parallel": config.tensor_parallel,
@@ -267,8 +284,8 @@ def _command(engine: Engine, config: RunConfig, layers: Sequence[int]) -> tuple[
         "stages": config.num_stages,
         "memory": config.kv.memory_utilization,
         "page": config.kv.page_tokens,
-        "length": config.max_model_len,
-        "kv_dtype": config.kv_dtype,
+        "length": length or config.max_model_len,
+        "nodes": _machines(config),
     }
     spec = models().get(config.model or "")  # on the Hugging Face Hub; else what the user wrote
     name = config.model or "" if spec is None or " " in spec.source else spec.source
@@ -276,10 +293,11 @@ def _command(engine: Engine, config: RunConfig, layers: Sequence[int]) -> tuple[
     words += [f"{flag} {values[key]}" for key, flag in engine.flags.items() if values[key]]
     chosen = {"no_cache": not config.kv.prefix_cache, "experts": config.expert_parallel}
     words += [flag for key, flag in engine.switches.items() if chosen[key]]
+    if spelled := engine.kv_dtypes.get(config.kv_dtype or ""):
+        words.append(spelled)
     flags, left_out = _policy(engine, config)
     words += flags
-    if config.kv_dtype and "kv_dtype" not in engine.flags:
-        left_out.append(f"kv_dtype {config.kv_dtype}")
+    left_out += _unsaid(engine, config, values)
     if config.dtype not in (None, "bfloat16", "float16"):
         left_out.append(f"dtype {config.dtype}; name a checkpoint whose weights are in it")
     if len(set(layers)) > 1:
@@ -287,6 +305,28 @@ def _command(engine: Engine, config: RunConfig, layers: Sequence[int]) -> tuple[
         words += [] if engine.layers else [f"--assigned-layers {listed}"]
         words[0] = engine.layers.format(layers=listed) + words[0]
     return " ".join(words), left_out
+
+
+def _machines(config: RunConfig) -> int | None:
+    """Return how many machines a pipeline is on, None for one."""
+    if config.nodes is None or config.pipeline_gpus <= config.nodes.gpus:
+        return None
+    return -(-config.pipeline_gpus // config.nodes.gpus)
+
+
+def _unsaid(engine: Engine, config: RunConfig, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what of a run's deployment an engine's flags do not say."""
+    for key, value in values.items():
+        if value and key not in engine.flags:
+            yield f"{key} {value}"
+    if values["nodes"] and engine.per_node:
+        yield f"what differs from node to node: {engine.per_node}"
+    if config.kv_dtype and config.kv_dtype not in engine.kv_dtypes:
+        yield f"kv_dtype {config.kv_dtype}"
+    if config.expert_parallel and "experts" not in engine.switches:
+        yield "expert_parallel"
+    if config.speculative is not None:
+        yield "speculative"
 
 
 def _policy(engine: Engine, config: RunConfig) -> tuple[list[str], list[str]]:

@@ -16,7 +16,7 @@ from evenflow.errors import UsageError
 from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import number, percent, write_json, write_table
 from evenflow.report.words import metric_words, refusals, rows_left_out
-from evenflow.study.deployments import launch_lines, run_yaml
+from evenflow.study.deployments import launch_lines, most_tokens, run_yaml
 from evenflow.study.fair import require_served
 from evenflow.study.plan_search import (
     CHANGE,
@@ -181,7 +181,8 @@ def launch(planned: Planned) -> list[str]:
     if not planned.kept:
         return []
     setting, _ = planned.question.point(planned.best)
-    return launch_lines(configured(planned.winner), setting.candidate.layout.layers)
+    config, layers = configured(planned.winner), setting.candidate.layout.layers
+    return launch_lines(config, layers, most_tokens(config, planned.question.beside))
 
 
 def facts(planned: Planned) -> dict[str, Any]:

@@ -184,12 +184,12 @@ def _check_complete(profile: Profile, model: ModelSpec, tensor_parallel: int, na
 
 def check_fits(profile: Profile, model: ModelSpec, name: str) -> None:
     """Raise a UsageError when a profile is for other layer shapes or another dtype."""
-    measured, formats = profile.header, (model.quantization, model.kv_dtype)
-    if formats != (measured.shapes.quantization, ""):
+    measured, plain_kv = profile.header, model.kv_value_bytes == model.dtype_bytes
+    if model.quantization != measured.shapes.quantization or not plain_kv:
+        own = (model.quantization or "its own dtype") if plain_kv else f"{model.kv_dtype} KV"
         raise UsageError(
             f"{name}: measured in {measured.shapes.quantization or measured.dtype}, and the model "
-            f"is in {model.kv_dtype or model.quantization or 'its own dtype'}; use costs: roofline "
-            "or silicon"
+            f"is in {own}; use costs: roofline or silicon"
         )
     differences = profile.header.shapes.unlike(LayerShapes.of(model))
     if differences:

@@ -54,7 +54,7 @@ from evenflow.costs.tables import (
     table_cost,
     unmeasured,
 )
-from evenflow.errors import UsageError, instead_of
+from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import ModelSpec
@@ -155,7 +155,7 @@ def silicon_source(
     name = deployment.gpu.name
     if name not in GPUS:
         raise UsageError(
-            f'costs: silicon has no measurements of "{name}"; {instead_of(name, GPUS)}; '
+            f'costs: silicon has no measurements of "{name}"; known: {", ".join(sorted(GPUS))}; '
             "for others: costs: roofline, or profile the GPU"
         )
     spec, measured = deployment.model, GPUS[name]

@@ -66,7 +66,7 @@ UNITS = re.compile(
     r"_(s|us|tokens|bytes|per_token|gb_s|gb|tflops|share|len|factor|efficiency|utilization)\b"
     r"|\b([Ss]econds|[Mm]icroseconds|milliseconds|GiB|bytes|operations|[Tt]okens|[Pp]ages|requests"
     r"|Requests|rows|GPUs|[Pp]ipelines|stages?|Cores|[Mm]icro-batch(es)?|share|ratio|times"
-    r"|probability|[Ss]teps|unit|points|clients|draws|Dollars|Policies|stage|rounds|reach)\b"
+    r"|probability|adapters|[Nn]umber|[Ss]teps|unit|points|clients|draws|Dollars|Policies|stage|rounds|reach)\b"
 )
 """What tells a number's unit, in a key's name or in its description."""
 

@@ -116,7 +116,7 @@ def open_trace(path: Path) -> Iterator[TextIO]:
 @contextmanager
 def _unrolled(path: Path) -> Iterator[TextIO]:
     """Open a Parquet file as JSON lines. Needs the extra `parquet`."""
-    require_package("pyarrow", f"trace {path}: Parquet", "parquet")
+    require_package("pyarrow", f"trace {path}: Parquet")
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 

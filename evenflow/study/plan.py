@@ -82,8 +82,13 @@ class Planned(Shown):
         """A row for each point that keeps the SLO, the best first; else for the nearest ones."""
         return pd.DataFrame([facts_of(self, each) for each in (*self.kept, *self.misses)])
 
+    @property
+    def setup(self) -> str:
+        """What the best point is simulated on, and which of it nobody chose."""
+        return configured(self.winner).setup()
+
     def told(self) -> Iterator[str | Table]:
-        yield from sentences(self)
+        yield from first_lines(self)
         yield Table(*rows(self))
         if self.changed:
             yield Table(*change_rows(self))
@@ -168,7 +173,7 @@ def _write(folder: Path, planned: Planned, final: Path) -> None:
     write_json(folder / "plan.json", facts(planned))
     write_table(folder / "plan.csv", planned.table)
     write_table(folder / "points.csv", planned.points.astype(object))
-    lines = [*sentences(planned), *launch(planned)]
+    lines = [*first_lines(planned), *launch(planned)]
     (folder / "plan.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     how = "found" if planned.kept else "misses least with"
     head = f"# The deployment that evenflow plan {how} for {question.document.name}.\n"
@@ -190,6 +195,7 @@ def facts(planned: Planned) -> dict[str, Any]:
     question = planned.question
     return {
         "keeps_slo": bool(planned.kept),
+        "setup": planned.setup,
         "slo": [str(each) for each in question.slo],
         "gpus": [question.ask.gpus[0], question.ask.gpus[-1]],
         "requests_per_s": question.rate,
@@ -217,6 +223,13 @@ def effort(planned: Planned) -> dict[str, int]:
         "on_all_requests": count(whole),
         "simulations": len({r.key for each in planned.trials for r in each.records}),
     }
+
+
+def first_lines(planned: Planned) -> list[str]:
+    """Return what was refused, what the best point is simulated on, and the other sentences."""
+    told = sentences(planned)
+    refused = len(refusals({"": planned.best.served}))
+    return [*told[:refused], planned.setup, *told[refused:]]
 
 
 def sentences(planned: Planned) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenflow.report.echo import echo, visible
 from evenflow.report.tables import print_numbers
-from evenflow.report.words import metrics, overload, refusals, rows_left_out
+from evenflow.report.words import metrics, overload, refusals, rows_left_out, too_short
 from evenflow.results.outcome import Outcome
 from evenflow.study.fair import TOLD_SHARE, Side, doubts, marked
 
@@ -57,6 +57,8 @@ def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     for name, summary in summaries.items():
         if told := overload(summary):
             echo(f"OVERLOADED, {name}: {told}")
+        if told := too_short(summary):
+            echo(f"{name}: {told}")
 
 
 def print_addition(addition: Addition) -> None:

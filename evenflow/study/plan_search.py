@@ -47,7 +47,6 @@ from evenflow.study.searches import (
     side_by_side,
 )
 from evenflow.study.slo import (
-    KEEPS_UP,
     LATENCY,
     Condition,
     check_slo,
@@ -250,7 +249,7 @@ class Question:
         if trial.errors or trial.served.failed > self.served.failed:
             return math.inf
         shares = shares_beyond(slo or self.slo, trial.mean)
-        if slo is None and not KEEPS_UP.holds({KEEPS_UP.metric: trial.mean(KEEPS_UP.metric)}):
+        if slo is None and trial.overload is not None:
             shares.append(1.0)
         return missed(shares)
 

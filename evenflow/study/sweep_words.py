@@ -8,7 +8,7 @@ from itertools import starmap
 from typing import Any
 
 from evenflow.report.tables import is_number, number
-from evenflow.report.words import metric_words, refusals
+from evenflow.report.words import metric_words, refusals, too_short
 from evenflow.study.fair import interval, paired_difference, signed, with_width
 from evenflow.study.sweep_findings import Findings, cell
 from evenflow.study.trials import Trial, unfair
@@ -31,6 +31,8 @@ def told(found: Findings) -> list[str]:
     said = [*lost, headline(found), *_lost_default(found), *edges(found)]
     if beyond := best.overload:
         said.append(f"The best point is overloaded: {beyond}.")
+    if short := too_short(best.load):
+        said.append(f"The best point is {short}.")
     said += [verdict(each, found.sweep, allow_refused=found.allow_refused) for each in found.checks]
     return [*said, *unfair(trials)]
 
@@ -158,6 +160,7 @@ def marks(found: Findings, index: int) -> list[str]:
     marks = {
         "default": index == found.default,
         "overloaded": trial.overload is not None,
+        "too short to tell": too_short(trial.load) is not None,
         f"{served.completed:,} of {served.asked:,} requests": served.failed > 0,
     }
     return [mark for mark, applies in marks.items() if applies]

@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeAlias
 
@@ -108,8 +109,21 @@ class Trial:
 
     @property
     def overload(self) -> str | None:
-        """How much more arrives than is served, on the mean, where any part is overloaded."""
-        return overload({key: self.mean(key) for key in LOAD})
+        """How much more arrives than is served, where most parts that can tell are overloaded."""
+        return overload(self.load)
+
+    @property
+    def load(self) -> dict[str, Any]:
+        """What arrives and is served (LOAD), on the mean of the parts that are not too short.
+
+        `overloaded` is that of most of them; {} of runs that have none.
+        """
+        told = [each.values for each in self.records if "overloaded" in each.values]
+        sure = [values for values in told if values["overloaded"] is not None]
+        if not sure:
+            return {key: values[key] for values in told[:1] for key in LOAD}
+        load: dict[str, Any] = {key: fmean(values[key] for values in sure) for key in LOAD}
+        return load | {"overloaded": round(load["overloaded"])}
 
 
 def unfair(trials: Mapping[str, Trial]) -> list[str]:

@@ -96,13 +96,12 @@ def growth(arrived_s: Floats, left_s: Floats) -> Growth | None:
     if batches < 2:
         return None
     warm_s = float(np.quantile(left_s[:batches], 1 - STAYED, method="higher"))
-    if warm_s >= arrived_s[-1]:
-        return None
-    edges_s = np.linspace(warm_s, arrived_s[-1], max(FINER) * batches + 1)
+    finest = max(FINER)
+    edges_s = np.linspace(warm_s, max(warm_s, arrived_s[-1]), finest * batches + 1)
     came = np.searchsorted(arrived_s, edges_s, "left")
     there = came - np.searchsorted(np.sort(left_s), edges_s, "right")
-    arrivals = int(came[-1] - came[0])
-    finest = max(FINER)
+    if (arrivals := int(came[-1] - came[0])) < 1:
+        return None
     steps = (np.diff(there[:: finest // finer]) for finer in FINER)
     variance = max(arrivals, *(float(step.var(ddof=1)) * len(step) for step in steps))
     grown, first = int(there[-1] - there[0]), int(there[0])

@@ -51,8 +51,7 @@ def queue(servers: int, *, exponential: bool) -> Verdict:
         for index, (at, service) in enumerate(zip(arrived.tolist(), took.tolist(), strict=True)):
             left[index] = max(at, free[0]) + service
             heapq.heapreplace(free, left[index])
-        grown = growth(arrived, left)
-        return None if grown is None else grown.overloaded
+        return growth(arrived, left).overloaded
 
     return verdict
 

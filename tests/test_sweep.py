@@ -301,7 +301,7 @@ def test_a_point_that_serves_little_is_no_answer(tmp_path: Path) -> None:
     assert allowed.ranked[0] == 2
     first = told(allowed)[0]
     assert first.startswith("NOT FAIR: with the best point, 16 of 20 requests (80.0%) were refused")
-    assert best_table(allowed)[1][0][0] == "2, too short to tell, 4 of 20 requests"
+    assert best_table(allowed)[1][0][0] == "2, too short, 4 of 20 requests"
 
 
 def trial(label: int, *values: dict[str, Any]) -> Trial:

@@ -42,8 +42,8 @@ FINER = (1, 2, 4)
 class Growth(NamedTuple):
     """By how many `requests` the number in the system grew while `arrivals` came.
 
-    `deviation` is what it varies by chance, `first` the number to begin with, `degrees` those of
-    freedom of the deviation.
+    `deviation` is what it varies by chance, infinite where that is not known, and `degrees` those
+    of freedom of it; `first` is the number to begin with.
     """
 
     requests: int
@@ -65,6 +65,8 @@ class Growth(NamedTuple):
         """
         from scipy.special import stdtrit
 
+        if math.isinf(self.deviation):
+            return None
         in_service = self.deviation * math.sqrt(self.first / self.arrivals)
         by_chance = stdtrit(self.degrees, 1 - FALSE_ALARMS) * in_service
         if self.requests > by_chance and self.chance < FALSE_ALARMS:
@@ -86,22 +88,21 @@ class Growth(NamedTuple):
         return float(above + odds * below)
 
 
-def growth(arrived_s: Floats, left_s: Floats) -> Growth | None:
-    """Return how the number in the system grows; None where the warm-up outlasts the arrivals.
+def growth(arrived_s: Floats, left_s: Floats) -> Growth:
+    """Return how the number in the system grows; from 0 where the warm-up outlasts the arrivals.
 
-    Times in seconds, a request each, in the order of arrival. There are as many batches as the
-    square root of the requests, and the variance is no less than that of Poisson arrivals.
+    Times in seconds, a request each, two or more in the order of arrival. There are as many batches
+    as the square root of the requests; the variance is no less than that of Poisson arrivals.
     """
-    batches = math.isqrt(len(arrived_s))
-    if batches < 2:
-        return None
+    batches = max(math.isqrt(len(arrived_s)), 2)
     warm_s = float(np.quantile(left_s[:batches], 1 - STAYED, method="higher"))
     finest = max(FINER)
     edges_s = np.linspace(warm_s, max(warm_s, arrived_s[-1]), finest * batches + 1)
     came = np.searchsorted(arrived_s, edges_s, "left")
     there = came - np.searchsorted(np.sort(left_s), edges_s, "right")
     if (arrivals := int(came[-1] - came[0])) < 1:
-        return None
+        waiting = int((left_s[:-1] > arrived_s[-1]).sum())
+        return Growth(waiting, len(arrived_s) - 1, 0, math.inf, batches - 1)
     steps = (np.diff(there[:: finest // finer]) for finer in FINER)
     variance = max(arrivals, *(float(step.var(ddof=1)) * len(step) for step in steps))
     grown, first = int(there[-1] - there[0]), int(there[0])

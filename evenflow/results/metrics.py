@@ -136,8 +136,7 @@ def load(result: RunResult) -> Summary:
     Served are the requests that are done a second while requests arrive: all that are offered, less
     those that are never completed (they are in no queue) and less the growth of the number in the
     system, `queue_growth_per_s`. `overloaded` is 1, or 0; None where the run is too short to tell.
-    The two rates are None where the warm-up outlasts the arrivals. Empty where all requests arrive
-    at once; where all that are completed do, only what is offered.
+    Empty where all requests arrive at once; where all that are completed do, only what is offered.
     """
     offered = _offered(result)
     known = np.flatnonzero(np.isfinite(result.completion_s))
@@ -145,13 +144,12 @@ def load(result: RunResult) -> Summary:
     arrived_s, left_s = result.arrival_s[order], result.completion_s[order]
     if not len(order) or arrived_s[0] == arrived_s[-1]:
         return dict(offered)
-    grown, accepted = growth(arrived_s, left_s), len(order) / len(result.arrival_s)
-    accepted *= offered["offered_requests_per_s"]
-    beyond = None if grown is None else accepted * grown.share
-    verdict = None if grown is None else grown.overloaded
+    grown = growth(arrived_s, left_s)
+    accepted = offered["offered_requests_per_s"] * (len(order) / len(result.arrival_s))
+    verdict = grown.overloaded
     return offered | {
-        "served_requests_per_s": None if beyond is None else accepted - beyond,
-        "queue_growth_per_s": beyond,
+        "served_requests_per_s": accepted * (1 - grown.share),
+        "queue_growth_per_s": accepted * grown.share,
         "overloaded": None if verdict is None else int(verdict),
     }
 

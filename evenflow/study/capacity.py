@@ -47,6 +47,7 @@ from evenflow.study.slo import (
     S_PER_HOUR,
     Condition,
     check_slo,
+    keeps_up,
     levels_of,
     service_levels,
 )
@@ -304,8 +305,7 @@ def _measure(question: Question, trial: Trial) -> Measured:
 
 
 def _holds(condition: Condition, values: Mapping[str, Any]) -> bool:
-    """Say whether a run keeps a limit; one too short to tell is taken to keep up."""
-    return (condition is KEEPS_UP and too_short(values) is not None) or condition.holds(values)
+    return keeps_up(values) if condition is KEEPS_UP else condition.holds(values)
 
 
 def _prove(question: Question) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ from evenflow.config.yaml_file import Patch, flat, value_of
 from evenflow.errors import LostProcessError, UsageError
 from evenflow.report.folder import reading
 from evenflow.report.tables import Format, is_metric, percent, read_table, write_summaries
-from evenflow.report.words import NOT_FAIR, metrics, overload, refusals, too_short
+from evenflow.report.words import NOT_FAIR, metrics, overload, refusals
 from evenflow.results.outcome import Outcome, Served
 from evenflow.schedulers import POLICIES, POOLED
 from evenflow.study.fair import (
@@ -329,12 +329,8 @@ class Difference:
         elif not self.paired:
             told.append("not the same requests: the differences are unpaired")
         told += doubts({run.name: Side(run.summary, run.provenance) for run in runs})
-        for run in runs:
-            if load := overload(run.summary):
-                told.append(f"{run.name} is overloaded: {load}")
-            if short := too_short(run.summary):
-                told.append(f"{run.name} is {short}")
-        return told
+        loads = {run.name: overload(run.summary) for run in runs}
+        return told + [f"{name} is overloaded: {load}" for name, load in loads.items() if load]
 
 
 def diff(a: str | Path | Outcome, b: str | Path | Outcome) -> Difference:

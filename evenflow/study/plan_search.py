@@ -250,7 +250,7 @@ class Question:
         if trial.errors or trial.served.failed > self.served.failed:
             return math.inf
         shares = shares_beyond(slo or self.slo, trial.mean)
-        if slo is None and trial.overload is not None:
+        if slo is None and not trial.keeps_up:
             shares.append(1.0)
         return missed(shares)
 

@@ -172,7 +172,7 @@ def marks(found: Findings, index: int) -> list[str]:
     marks = {
         "default": index == found.default,
         "overloaded": trial.overload is not None,
-        "too short to tell": too_short(trial.load) is not None,
+        "too short": too_short(trial.load) is not None,
         f"{served.completed:,} of {served.asked:,} requests": served.failed > 0,
     }
     return [mark for mark, applies in marks.items() if applies]

@@ -37,6 +37,7 @@ from evenflow.study.points import (
     workload_of,
 )
 from evenflow.study.runs import Job, run_job
+from evenflow.study.slo import keeps_up
 
 
 class Part(NamedTuple):
@@ -150,6 +151,12 @@ class Trial:
         return overload(self.load)
 
     @property
+    def keeps_up(self) -> bool:
+        """Whether it is not overloaded, as far as the parts can tell."""
+        keys = ("completed", "mean_ttft_ms", "mean_e2el_ms")
+        return keeps_up({key: self.mean(key) for key in keys} | self.load)
+
+    @property
     def load(self) -> dict[str, Any]:
         """What arrives and is served (LOAD), on the mean of the parts that are not too short.
 
@@ -157,10 +164,11 @@ class Trial:
         """
         told = [each.values for each in self.records if "overloaded" in each.values]
         sure = [values for values in told if values["overloaded"] is not None]
-        if not sure:
-            return {key: values[key] for values in told[:1] for key in LOAD}
-        load: dict[str, Any] = {key: fmean(values[key] for values in sure) for key in LOAD}
-        return load | {"overloaded": round(load["overloaded"])}
+        if not told:
+            return {}
+        *rates, verdict = LOAD
+        load: dict[str, Any] = {key: fmean(each[key] for each in sure or told) for key in rates}
+        return load | {verdict: round(fmean(each[verdict] for each in sure)) if sure else None}
 
 
 def unfair(trials: Mapping[str, Trial]) -> list[str]:

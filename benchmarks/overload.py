@@ -1,8 +1,9 @@
 """How often a run is called overloaded, and how often it is too short to tell, by load and length.
 
 `python -m benchmarks.overload` from the repository prints the table of docs/capacity.md: queues of
-known capacity (M/D/1, M/M/1 and M/M/16) in a few minutes. `--simulated` prints that of four stages
-that serve the Azure sample; their capacity is what they serve when twice as much arrives.
+known capacity (M/D/1, M/M/1 and M/M/16) in a few minutes. `--simulated` prints that of simulations
+of the Azure sample, whose capacity is what they serve when twice as much arrives: one stage that
+serves 16 requests at a time, and four stages that serve hundreds.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ LOADS = {"0.5": 0.5, "0.8": 0.8, "0.9": 0.9, "0.95": 0.95, "+5 %": 1 / 0.95, "+1
 """Shares of the capacity; or by how much of what arrives the queue grows."""
 
 RUN: dict[str, Any] = {
-    "stages": 4,
     "costs": {"kind": "affine", "base_s": 0.005, "per_token_s": 0.00002},
     "kv": {"pages": 25_000},
     "max_model_len": 32_768,
     "runtime": "ideal",
-    "scheduler": {"name": "token_throttling"},
+}
+RUNS = {
+    "16 at a time": RUN | {"stages": 1, "scheduler": {"name": "sarathi", "max_num_seqs": 16}},
+    "four stages": RUN | {"stages": 4, "scheduler": {"name": "token_throttling"}},
 }
 
 Verdict = Callable[[int, int, float], bool | None]
@@ -56,23 +59,25 @@ def queue(servers: int, *, exponential: bool) -> Verdict:
     return verdict
 
 
-def served(seed: int, count: int, rate: float) -> dict[str, Any]:
-    """Return the summary of the stages that are sent so many requests at a rate."""
+def served(run: dict[str, Any], seed: int, count: int, rate: float) -> dict[str, Any]:
+    """Return the summary of a run that is sent so many requests at a rate."""
     workload = {
         "trace": "azure-conv-sample",
         "requests": count,
         "seed": seed,
         "arrivals": {"kind": "poisson", "rate": rate},
     }
-    config = RunConfig.model_validate({**RUN, "workload": workload})
+    config = RunConfig.model_validate({**run, "workload": workload})
     return run_job(Job(config, load_workload(config, Path()), Path())).summary
 
 
-def stages(capacity: float) -> Verdict:
-    """Return the verdict on the stages, which serve so many requests a second at most."""
+def simulated(run: dict[str, Any]) -> Verdict:
+    """Return the verdict on a run."""
+    roughly = served(run, 0, 1_000, 100.0)["request_throughput"]
+    capacity = served(run, 0, 4_000, 2 * roughly)["served_requests_per_s"]
 
     def verdict(seed: int, count: int, load: float) -> bool | None:
-        found = served(seed, count, load * capacity)["overloaded"]
+        found = served(run, seed, count, load * capacity)["overloaded"]
         return None if found is None else bool(found)
 
     return verdict
@@ -94,10 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--simulated", action="store_true")
     if parser.parse_args().simulated:
-        roughly = served(0, 1_000, 100.0)["request_throughput"]
-        most = float(served(0, 4_000, 2 * roughly)["served_requests_per_s"])
-        print(f"four stages serve {most:.4g} requests a second")
-        asked = [("four stages", stages(most), LENGTHS[:3], SIMULATED)]
+        asked = [(name, simulated(run), LENGTHS[:3], SIMULATED) for name, run in RUNS.items()]
     else:
         queues = {"M/D/1": (1, False), "M/M/1": (1, True), "M/M/16": (16, True)}
         models = {name: queue(c, exponential=random) for name, (c, random) in queues.items()}

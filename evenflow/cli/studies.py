@@ -113,7 +113,11 @@ def capacity_command(
     ] = 0.02,
     replications: Annotated[
         int,
-        typer.Option("--replications", max=MOST_RUNS, help="Seeds, each with a search of its own."),
+        typer.Option(
+            "--replications",
+            max=MOST_RUNS,
+            help="Seeds, of a file also its next rows, each with a search.",
+        ),
     ] = 1,
     per_dollar: Annotated[
         Path | None,
@@ -175,7 +179,12 @@ def plan_command(
         typer.Option("--budgets", metavar="N,M,...", help="Tokens of a micro-batch to try."),
     ] = None,
     replications: Annotated[
-        int, typer.Option("--replications", max=MOST_RUNS, help="Seeds of each point.")
+        int,
+        typer.Option(
+            "--replications",
+            max=MOST_RUNS,
+            help="Seeds of each point; of a file also its next rows.",
+        ),
     ] = 1,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Simulate every point, on all requests.")

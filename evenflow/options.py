@@ -130,9 +130,14 @@ Gpus = Annotated[
 ]
 Tolerance = Annotated[float, Option("--tolerance", help="How exactly, as a share of the rate.")]
 Searches = Annotated[
-    int, Option("--replications", max=MOST_RUNS, help="Seeds, each with a search of its own.")
+    int, Option("--replications", max=MOST_RUNS, help="Seeds, of a file also its next rows.")
 ]
-Seeds = Annotated[int, Option("--replications", max=MOST_RUNS, help="Seeds of each point.")]
+Seeds = Annotated[
+    int,
+    Option(
+        "--replications", max=MOST_RUNS, help="Seeds of each point; of a file also its next rows."
+    ),
+]
 Prices = Annotated[
     Folder,
     Path | None,

@@ -52,7 +52,7 @@ def capacity(folder: Path, config: RunConfig, *slo: str, **more: Any) -> Capacit
 @pytest.mark.long
 def test_the_mean_wait_of_a_queue_gives_its_capacity(tmp_path: Path) -> None:
     # M/D/1: mean wait = u s / (2 (1 - u)); a mean of s is reached at a utilisation u of 2/3.
-    config = queue(tmp_path, requests=1500)
+    config = queue(tmp_path, "workload.requests=1500", requests=6000)
     found = capacity(tmp_path, config, "mean_queue_ms=100", replications=4, tolerance=0.04)
     assert found.status == "found"
     assert found.rate.n == 4

@@ -6,6 +6,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost
 from evenflow.engines.pools import PooledWorld
+from evenflow.results.load import growth
 from evenflow.results.metrics import PERCENTILES, meets, statistics, summarize
 from evenflow.results.run import RunResult
 from evenflow.sim import World, simulate
@@ -195,12 +197,13 @@ def one_a_second(times_s: Iterable[float]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("every_s", "served", "overloaded"), [(2.0, 0.5, 0), (1.0, 1.0, 0), (0.95, 1.0, 0), (0.5, 1, 1)]
+    ("every_s", "served", "overloaded"),
+    [(2.0, 0.5, 0), (1.0, 1.0, 0), (0.95, 1.0, None), (0.5, 1, 1)],
 )
 def test_what_arrives_faster_than_it_is_served_is_an_overload(
-    every_s: float, served: float, overloaded: int
+    every_s: float, served: float, overloaded: int | None
 ) -> None:
-    """One a second is served at most; 5 % above that are few."""
+    """One a second is served at most; 200 requests are too few to tell 5 % above that."""
     summary = one_a_second(index * every_s for index in range(201))
     assert summary["offered_requests_per_s"] == pytest.approx(1 / every_s)
     assert summary["offered_tokens_per_s"] == pytest.approx(17 / every_s)
@@ -222,26 +225,54 @@ def test_a_queue_that_grows_for_a_while_is_no_overload(
     times_s: list[float], least_ms: float
 ) -> None:
     """Forty at once amid one every two seconds; or no more than one a second come in the second
-    and most of the last quarter."""
+    and most of the last quarter. So few requests do not tell that it will not grow again."""
     summary = one_a_second(times_s)
     assert summary["p99_ttft_ms"] > least_ms
-    assert (summary["queue_growth_per_s"], summary["overloaded"]) == (0, 0)
+    assert summary["overloaded"] is None
 
 
-def test_where_generating_outlasts_the_arrivals_the_queue_is_for_a_first_token() -> None:
+def queue(seed: int, count: int, load: float, service: str) -> tuple[Any, Any]:
+    """Return when Poisson requests of one server arrive and leave, as Lindley's equation says."""
+    rng = np.random.default_rng(seed)
+    arrived = np.cumsum(rng.exponential(1.0, count))
+    took = load * (rng.exponential(1.0, count) if service == "M" else np.ones(count))
+    done = np.cumsum(took)
+    return arrived, done + np.maximum.accumulate(arrived - done + took)
+
+
+@pytest.mark.parametrize("service", ["D", "M"])
+def test_of_an_overload_there_are_few_false_alarms_and_few_are_missed(service: str) -> None:
+    """At most 1 % of runs at 0.95 of the capacity and less, which gives 4 of 100 once in 50 times;
+    95 % of growths by 15 % and, in longer runs, by 5 %. At most 5 % of 1,000 are too short."""
+
+    def verdicts(count: int, load: float) -> Counter[bool | None]:
+        runs = (queue(seed, count, load, service) for seed in range(100))
+        return Counter(growth(*run).overloaded for run in runs)
+
+    assert verdicts(200, 0.95)[True] <= 3
+    for load in (0.5, 0.9, 0.95):
+        found = verdicts(1000, load)
+        assert found[True] <= 3
+        assert found[None] <= 5
+    assert verdicts(1000, 1 / 0.85)[True] >= 95
+    assert verdicts(10_000, 1 / 0.95)[True] >= 95
+
+
+def test_a_run_that_is_shorter_than_its_warm_up_does_not_tell_whether_it_keeps_up() -> None:
     """Each gets its first token at once, and its last one 10 s after; all arrive within 4 s."""
     requests = [Request(index, 0.1 * index, 16, 1000) for index in range(41)]
     world = small_world(requests, "vllm", times_s=(0.01, 0.0), total_pages=9999, max_model_len=2000)
     summary = summarize(simulate(world))
-    assert (summary["queue_growth_per_s"], summary["overloaded"]) == (0, 0)
+    keys = ("served_requests_per_s", "queue_growth_per_s", "overloaded")
+    assert [summary[key] for key in keys] == [0, pytest.approx(10), None]
 
 
-def test_what_is_served_is_a_share_of_what_arrives_while_the_queue_grows() -> None:
-    """Most arrive within 40 of 100 s, five a second."""
+def test_what_is_served_and_how_much_the_queue_grows_add_up_to_what_arrives() -> None:
+    """Most arrive within 40 of 100 s, five a second; at the end 136 of 220 are not done."""
     summary = one_a_second([*np.arange(0, 100, 5.0), *np.arange(30, 70, 0.2)])
     served, grows = summary["served_requests_per_s"], summary["queue_growth_per_s"]
     assert served + grows == pytest.approx(summary["offered_requests_per_s"])
-    assert (0.3 < served < 1.0, summary["overloaded"]) == (True, 1)
+    assert 0.3 < served < 1.0
 
 
 def test_the_share_of_busy_time_and_offline_throughput_begin_with_the_first_prefill() -> None:
@@ -279,13 +310,13 @@ def test_a_run_in_which_nothing_is_completed() -> None:
 
 
 def test_what_is_refused_is_offered_too() -> None:
-    """Of five requests, one every two seconds, two are too long; the others are served at once."""
-    prompts = [16, 10_000, 16, 10_000, 16]
+    """Of ten requests, one every two seconds, four are too long; the others are served at once."""
+    prompts = 2 * [16, 10_000, 16, 10_000, 16]
     requests = [Request(n, 2.0 * n, prompt, 2) for n, prompt in enumerate(prompts)]
     summary = summarize(simulate(small_world(requests)))
-    assert (summary["completed"], summary["failed"]) == (3, 2)
+    assert (summary["completed"], summary["failed"]) == (6, 4)
     assert summary["offered_requests_per_s"] == 0.5
-    assert summary["offered_tokens_per_s"] == 0.5 * (sum(prompts) + 10) / 5
+    assert summary["offered_tokens_per_s"] == 0.5 * (sum(prompts) + 20) / 10
     assert summary["served_requests_per_s"] == pytest.approx(0.3)
     alone = summarize(simulate(small_world([*requests[1:3], requests[3]])))
     assert "overloaded" not in alone

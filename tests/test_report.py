@@ -92,7 +92,7 @@ def test_the_page_says_at_its_top_what_ran_on_what(runs: dict[str, Outcome]) -> 
 @pytest.mark.parametrize("depth", [1, 4])
 def test_a_single_run_makes_a_page_too(depth: int) -> None:
     page = render({"alone": make(depth=depth)}, "One", {}, plotly_js="")
-    assert "<b>alone</b> keeps up with the" in page
+    assert "<b>alone</b> is too short a run to tell whether it keeps up with the" in page
     assert "<td><b>" not in page
     assert len(figures(page)) == 12
 
@@ -211,8 +211,11 @@ def test_the_verdict_on_requests_that_arrive_by_themselves_is_whether_they_are_s
         "second, and so does every latency with the length of the run.",
         "A keeps up with the 7.2 requests/s that arrive.",
     ]
-    long = replace(able, summary=able.summary | {"completed": 100})
-    assert plain(verdict({"A": long}))[1].endswith("that a longer one may tell otherwise.")
+    short = replace(able, summary=able.summary | {"overloaded": None})
+    assert plain(verdict({"A": short}))[1] == (
+        "A is too short a run to tell whether it keeps up with the 7.2 requests/s that arrive; "
+        "give more requests."
+    )
     both = plain(verdict({"A": able, "C": able}))[1]
     assert both == "A and C keep up with the 7.2 requests/s that arrive: latency decides."
     closed = {"config": {"workload": {"arrivals": {"kind": "closed"}}}}

@@ -602,9 +602,7 @@ def test_a_runtime_like_an_engine_has_its_numbers_but_for_those_that_are_given()
 
 def test_gpu_names_are_the_contract() -> None:
     names = "L20 A100-40G A100-80G A100-80G-PCIe A800-80G A40 L40S H100 H200 B200 B300 GB200 GB300"
-    names += (
-        " RTX-PRO-6000 L4 RTX-4090 A800-80G-PCIe H800 H20 MI300X V100-16G V100-32G"
-    )
+    names += " RTX-PRO-6000 L4 RTX-4090 A800-80G-PCIe H800 H20 MI300X V100-16G V100-32G"
     names += " T4 RTX-A6000 GB10"
     assert {spec.name for spec in gpus()} == set(names.split())
 

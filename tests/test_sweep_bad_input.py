@@ -93,8 +93,10 @@ def test_what_no_run_accepts(folder: Path, changes: str, told: str) -> None:
 def test_replications_that_would_be_alike(folder: Path) -> None:
     command_line.write_trace(folder / "trace.csv", *(f"{i},10,5" for i in range(9)))
     write(folder, run={**RUN, "workload": {"trace": "trace.csv"}})
-    assert "replications: all would be alike" in refusal()
+    assert "which has 9: give workload.requests, at most 4, or replications: 1" in refusal()
     check(load_sweep(folder / "SWEEP.yaml", ["replications=1"]))
+    write(folder, run={**RUN, "workload": {"trace": "trace.csv"}}, replicate="seeds")
+    assert "replications: all would be alike" in refusal()
 
 
 @pytest.mark.parametrize(

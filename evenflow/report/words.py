@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -149,20 +149,33 @@ def verdict(runs: Mapping[str, Outcome]) -> list[str]:
     drains after the last of them says nothing. Of all others it is the throughput.
     """
     numbers = {name: figures_of(run) for name, run in runs.items()}
-    arriving = all("overloaded" in own for own in numbers.values())
-    pace = _load if arriving and not any(map(_closed, runs.values())) else _throughput
+    arriving = all("overloaded" in run.summary for run in runs.values())
+    served = arriving and not any(map(_closed, runs.values()))
+    summaries = {name: run.summary for name, run in runs.items()}
+    pace = _load(summaries) if served else _throughput(numbers)
     lost = [f"{escape(line)}." for line in refusals({k: run.served for k, run in runs.items()})]
-    return [*lost, *pace(numbers), *_latency(numbers), _bubbles(runs)]
+    return [*lost, *pace, *_latency(numbers), _bubbles(runs)]
 
 
 def overload(own: Mapping[str, Any]) -> str | None:
     """Return how much more arrives than is served, of an overloaded run's summary."""
-    if not own.get("overloaded", 0) > 0:
+    if not own.get("overloaded"):
         return None
     offered, served, grows = (number(own[key], DIGITS) for key in LOAD[:3])
     return (
         f"{offered} requests/s arrive and {served} are served: the queue grows by {grows} a "
         "second, and so does every latency with the length of the run"
+    )
+
+
+def too_short(own: Mapping[str, Any]) -> str | None:
+    """Return that a run is too short to tell whether it keeps up, of the summary of one."""
+    if own.get("overloaded", 0) is not None:
+        return None
+    offered = number(own["offered_requests_per_s"], DIGITS)
+    return (
+        f"too short a run to tell whether it keeps up with the {offered} requests/s that arrive; "
+        "give more requests"
     )
 
 
@@ -216,31 +229,24 @@ def _closed(run: Outcome) -> bool:
     return bool(workload.get("arrivals", {}).get("kind") == "closed")
 
 
-def _load(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:
-    beyond = [
-        f"{_name(name)} is overloaded: {told}."
-        for name, own in numbers.items()
-        if (told := overload(own))
+def _load(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    told = [
+        *(f"{_name(name)} is overloaded: {each}." for name, each in _said(summaries, overload)),
+        *(f"{_name(name)} is {each}." for name, each in _said(summaries, too_short)),
     ]
-    able = [_name(name) for name, own in numbers.items() if not own["overloaded"]]
+    able = [_name(name) for name, own in summaries.items() if own["overloaded"] == 0]
     if not able:
-        return beyond
-    offered = number(max(own["offered_requests_per_s"] for own in numbers.values()), DIGITS)
+        return told
+    offered = number(max(own["offered_requests_per_s"] for own in summaries.values()), DIGITS)
     verb = "keeps" if len(able) == 1 else "keep"
-    pace = f"{listed(able)} {verb} up with the {offered} requests/s that arrive"
     decides = ": latency decides" if len(able) > 1 else ""
-    doubt = (
-        ""
-        if not any(map(_brief, numbers.values()))
-        else ("; requests take so long beside the run that a longer one may tell otherwise")
-    )
-    return [*beyond, f"{pace}{decides}{doubt}."]
+    return [*told, f"{listed(able)} {verb} up with the {offered} requests/s that arrive{decides}."]
 
 
-def _brief(own: Mapping[str, float]) -> bool:
-    """Say whether a mean request takes longer than a quarter of the time in which all arrive."""
-    span_ms = 1e3 * own["completed"] / own["offered_requests_per_s"]
-    return own["mean_e2el_ms"] - own["mean_ttft_ms"] > span_ms / 4
+def _said(
+    summaries: Mapping[str, Mapping[str, Any]], say: Callable[[Mapping[str, Any]], str | None]
+) -> Iterator[tuple[str, str]]:
+    return ((name, told) for name, own in summaries.items() if (told := say(own)))
 
 
 def _throughput(numbers: Mapping[str, Mapping[str, float]]) -> list[str]:

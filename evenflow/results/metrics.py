@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from evenflow.results.load import growth
 from evenflow.results.run import Floats, Ints, RunResult, Tally
 from evenflow.sums import plain_sum
 
@@ -27,11 +28,8 @@ AT_ONCE = 1 << 18
 SAMPLED = 1 << 12
 """Values between which the others are counted, to find one at a rank."""
 
-UNSERVED_SHARE = 0.1
-"""A run is overloaded where its queue grows by more than this share of what arrives."""
-
 Summary = dict[str, float | int | None]
-"""Numbers by vLLM's keys; None: of no requests."""
+"""Numbers by vLLM's keys; None: of no requests, or not to be told."""
 
 Limit = Literal["ttft", "tpot", "e2el", "queue"]
 """A latency of a request that may have a limit for goodput."""
@@ -132,43 +130,27 @@ def summarize(result: RunResult, goodput_ms: Mapping[Limit, float] | None = None
     )
 
 
-def load(result: RunResult) -> dict[str, float | int]:
+def load(result: RunResult) -> Summary:
     """Return what arrives a second, how much of it is served, and whether that is `overloaded`.
 
-    All requests are offered; those that are never completed are not served, and in no queue. The
-    queue are the requests that are not done; or, where the steps after a first token take longer
-    than a quarter of the arrivals, so that their number grows in any case, those without a first
-    token. What a queue does not work off is the least that it holds for a while, which a burst
-    hardly moves. How much more that is in the last quarter of the arrivals than in the second, as a
-    share of what arrives between the two moments, is the share by which the queue grows
-    (`queue_growth_per_s`); the rest is served. `overloaded` is 1 where the share is above
-    UNSERVED_SHARE and the queue grows by more than chance adds (one deviation of a Poisson count).
+    Served are the requests that are done a second while requests arrive: all that are offered, less
+    those that are never completed (they are in no queue) and less the growth of the number in the
+    system, `queue_growth_per_s`. `overloaded` is 1, or 0; None where the run is too short to tell.
     Empty where all requests arrive at once; where all that are completed do, only what is offered.
     """
     offered = _offered(result)
-    known = np.isfinite(result.completion_s)
-    arrived = np.sort(result.arrival_s[known])
-    span_s = float(np.ptp(arrived)) if known.any() else 0.0
-    if span_s <= 0:
-        return offered
-    generating_s = (result.completion_s - result.first_token_s)[known].mean()
-    brief = generating_s > span_s / 4
-    left = np.sort((result.first_token_s if brief else result.completion_s)[known])
-
-    def least_queued(first: float, last: float) -> Ints:
-        since_s, until_s = arrived[0] + first * span_s, arrived[0] + last * span_s
-        times_s = np.append(left[(left >= since_s) & (left < until_s)], until_s)
-        came = np.searchsorted(arrived, times_s, "right")
-        queued = came - np.searchsorted(left, times_s, "right")
-        return np.array([queued.min(), came[queued.argmin()]])
-
-    accepted = offered["offered_requests_per_s"] * (len(arrived) / len(known))
-    grown, between = map(int, least_queued(0.75, 1.0) - least_queued(0.25, 0.5))
-    share = max(grown, 0) / max(between, 1)
+    known = np.flatnonzero(np.isfinite(result.completion_s))
+    order = known[np.argsort(result.arrival_s[known], kind="stable")]
+    arrived_s, left_s = result.arrival_s[order], result.completion_s[order]
+    if not len(order) or arrived_s[0] == arrived_s[-1]:
+        return dict(offered)
+    grown = growth(arrived_s, left_s)
+    accepted = offered["offered_requests_per_s"] * (len(order) / len(result.arrival_s))
+    verdict = grown.overloaded
     return offered | {
-        "served_requests_per_s": accepted * (1 - share),
-        "queue_growth_per_s": accepted * share,
-        "overloaded": int(share > UNSERVED_SHARE and grown > between**0.5),
+        "served_requests_per_s": accepted * (1 - grown.share),
+        "queue_growth_per_s": accepted * grown.share,
+        "overloaded": None if verdict is None else int(verdict),
     }
 
 

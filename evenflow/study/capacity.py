@@ -1,8 +1,8 @@
 """The capacity of a deployment: the largest request rate that keeps its SLO, and what it costs.
 
 All rates see the same requests and the same draws of arrivals, stretched (common random numbers);
-a replication is another seed, and has a search of its own. The answer's files, words and picture
-are here too.
+a replication is another seed, of a trace file also its next rows, and has a search of its own. The
+answer's files, words and picture are here too.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 from evenflow.config.build import load_workload
-from evenflow.config.run import RunConfig
+from evenflow.config.run import RunConfig, with_
 from evenflow.errors import UsageError
 from evenflow.report import plots
 from evenflow.report.shown import Shown, Table
 from evenflow.report.style import colour
 from evenflow.report.tables import is_metric, number, write_json, write_table
-from evenflow.report.words import listed, refusals
+from evenflow.report.words import listed, refusals, too_short
 from evenflow.results.outcome import Served
 from evenflow.study.fair import Interval, Side, interval, marked, require_served, weak
 from evenflow.study.searches import (
@@ -48,6 +48,7 @@ from evenflow.study.slo import (
     S_PER_HOUR,
     Condition,
     check_slo,
+    keeps_up,
     levels_of,
     service_levels,
 )
@@ -58,16 +59,17 @@ from evenflow.study.trials import (
     Simulator,
     Study,
     Trial,
-    all_alike,
     dry_run,
+    replications,
     run,
-    seed_matters,
+    why_alike,
 )
 
 SHOWN = (
     "attainment",
     "gap_attainment",
     "request_goodput",
+    "served_requests_per_s",
     "request_throughput",
     "total_token_throughput",
     "median_queue_ms",
@@ -253,15 +255,24 @@ def capacity_of(
     Raises UsageError for a mistake in the configuration, arrivals without a rate, a metric that a
     run has not, and a run that fails. The result does not depend on who simulates.
     """
-    start, provenance = _prove(question)
-    replications = range(question.replications)
-    cases = [partial(_case, question.config, start, index) for index in replications]
-    probe, width = partial(_measure, question), 2 if question.replications == 1 else 1
-    searches = [bisect(start, question.tolerance, case, probe, width=width) for case in cases]
+    provenance = _prove(question)
+    parts = replications(question.replications)(question.config)
+    configs = [with_(question.config, part.patch) for part in parts]
+    starts = [_own_rate(config, question.beside) for config in configs]
+    cases = [
+        partial(_case, config, start, index)
+        for index, (config, start) in enumerate(zip(configs, starts, strict=True))
+    ]
+    probe, width = partial(_measure, question), 2 if len(cases) == 1 else 1
+    searches = [
+        bisect(start, question.tolerance, case, probe, width=width)
+        for case, start in zip(cases, starts, strict=True)
+    ]
     trials = run(question.study, simulator, side_by_side(searches))
     measured = _measured(question, trials)
     ends = tuple(
-        found([each for each in measured if each.replication == index]) for index in replications
+        found([each for each in measured if each.replication == index])
+        for index in range(len(cases))
     )
     answer = Capacity(question, ends, measured, provenance=provenance)
     if answer.rate is None:
@@ -272,9 +283,14 @@ def capacity_of(
 
 
 def _case(config: RunConfig, start: float, replication: int, rate: float) -> Case:
-    seed = {"workload.seed": config.workload.seed + replication}
-    patch = {**seed, **rate_patch(config.workload.arrivals, rate, start)}
+    """Return one replication, whose own rate is `start`, at another rate."""
+    workload = {f"workload.{key}": getattr(config.workload, key) for key in ("seed", "skip")}
+    patch = {**workload, **rate_patch(config.workload.arrivals, rate, start)}
     return Case({"replication": replication, "rate": rate}, patch)
+
+
+def _own_rate(config: RunConfig, beside: Path) -> float:
+    return own_rate(config.workload.arrivals, load_workload(config, beside).requests)
 
 
 def _measured(question: Question, trials: Iterable[Trial]) -> tuple[Measured, ...]:
@@ -292,24 +308,26 @@ def _measure(question: Question, trial: Trial) -> Measured:
         raise UsageError(f"at {rate:g} requests/s: {record.error}")
     served = trial.served
     require_served({"": served}, allowed=question.allow_refused)
-    failed = tuple(each.metric for each in question.slo if not each.holds(values))
+    failed = tuple(each.metric for each in question.slo if not _holds(each, values))
     in_system = served.share * rate * (values["mean_e2el_ms"] or 0.0) / 1e3
     about = trial.labels["replication"], values, trial.side, served
     return Measured(rate, failed, in_system, served.completed, *about)
 
 
-def _prove(question: Question) -> tuple[float, Mapping[str, Any]]:
+def _holds(condition: Condition, values: Mapping[str, Any]) -> bool:
+    return keeps_up(values) if condition is KEEPS_UP else condition.holds(values)
+
+
+def _prove(question: Question) -> Mapping[str, Any]:
     """Find mistakes before the first long run, by a run of the two smallest requests.
 
-    Return the rate (requests/s) to start from, and where results come from.
+    Return where results come from.
     """
     config = question.config
-    if question.replications > 1 and not seed_matters(config):
-        raise UsageError(
-            f"--replications {question.replications}: {all_alike(config)}, or one replication"
-        )
+    if why := why_alike(config, question.beside, question.replications):
+        raise UsageError(f"--replications {question.replications}: {why}")
     workload = load_workload(config, question.beside)
-    start = own_rate(config.workload.arrivals, workload.requests)
+    own_rate(config.workload.arrivals, workload.requests)
     outcome = dry_run(config, workload, question.beside)
     check_slo(question.slo, outcome, config)
     for each in question.slo:
@@ -318,7 +336,7 @@ def _prove(question: Question) -> tuple[float, Mapping[str, Any]]:
                 f"--slo {each.metric}: grows with the rate, so that no rate is the largest to keep "
                 "it; limit a latency, or attainment"
             )
-    return start, outcome.result.provenance
+    return outcome.result.provenance
 
 
 def _write(folder: Path, capacity: Capacity) -> None:
@@ -450,6 +468,7 @@ def _never(capacity: Capacity) -> str:
 
 def _doubts(capacity: Capacity, told: Mapping[str, Any]) -> list[str]:
     doubts = [weak("the run at this rate", at.side) for at, _ in capacity.at_knee()]
+    doubts += [[short] for at, _ in capacity.at_knee() if (short := too_short(at.values))]
     said = marked(dict.fromkeys(chain.from_iterable(doubts)))
     asked = min(at.served.asked for at, _ in capacity.at_knee())
     if asked < told["enough_requests"]:
@@ -465,7 +484,7 @@ def _doubts(capacity: Capacity, told: Mapping[str, Any]) -> list[str]:
 
 
 SHARES = {"attainment": "requests within limits", "gap_attainment": "token gaps within limit"}
-RATES = {"request_throughput": "served", "request_goodput": "served within limits"}
+RATES = {"served_requests_per_s": "served", "request_goodput": "goodput, with the drain"}
 
 
 def _draw_capacity(capacity: Capacity) -> Figure:

@@ -47,7 +47,6 @@ from evenflow.study.searches import (
     side_by_side,
 )
 from evenflow.study.slo import (
-    KEEPS_UP,
     LATENCY,
     Condition,
     check_slo,
@@ -63,8 +62,8 @@ from evenflow.study.trials import (
     Study,
     Trial,
     dry_run,
-    seed_matters,
-    seeds,
+    replications,
+    why_alike,
 )
 from evenflow.traces import Replay
 from evenflow.types import Request
@@ -213,7 +212,8 @@ class Question:
         """The run, and its summary with what the SLO of each part needs."""
         config = self.config
         more = levels_of(self.slo, config, *(c.metric for part in self.parts for c in part.slo))
-        return Study(self.document, self.beside, _seeds(config, self.ask), service_levels, more)
+        parts = _replications(config, self.ask)
+        return Study(self.document, self.beside, parts, service_levels, more)
 
     def case(
         self, setting: Setting, count: int, part: Stretch | None = None, patch: Patch | None = None
@@ -250,7 +250,7 @@ class Question:
         if trial.errors or trial.served.failed > self.served.failed:
             return math.inf
         shares = shares_beyond(slo or self.slo, trial.mean)
-        if slo is None and not KEEPS_UP.holds({KEEPS_UP.metric: trial.mean(KEEPS_UP.metric)}):
+        if slo is None and not trial.keeps_up:
             shares.append(1.0)
         return missed(shares)
 
@@ -270,8 +270,10 @@ def parse_budgets(text: str) -> tuple[int, ...]:
 def prepare(document: Document, beside: Path, ask: Ask) -> Question:
     """Return the checked question; UsageError naming what is wrong with the run or the wish."""
     make_importable([document.data, list(ask.schedulers or ())], Path.cwd(), beside)
-    document, is_cut = _with_requests(document, beside)
+    document, is_cut = _with_requests(document, beside, ask.replications)
     config = configured(document)
+    if why := why_alike(config, beside, ask.replications):
+        raise UsageError(f"--replications {ask.replications}: {why}")
     workload = load_workload(config, beside)
     document, rate = _asked_rate(document, config, workload, ask.rate)
     found = _layouts(document, config, workload, beside, ask)
@@ -302,10 +304,10 @@ def prepare(document: Document, beside: Path, ask: Ask) -> Question:
     )
 
 
-def _with_requests(document: Document, beside: Path) -> tuple[Document, bool]:
+def _with_requests(document: Document, beside: Path, replications: int) -> tuple[Document, bool]:
     """Return the run with no more than MOST_REQUESTS, unless it says how many; replicas given.
 
-    Also whether its trace has more.
+    Each replication takes as many of a file. Also whether the trace has more.
     """
     config = configured(document)
     patch: dict[str, Any] = {}
@@ -315,7 +317,8 @@ def _with_requests(document: Document, beside: Path) -> tuple[Document, bool]:
     if config.workload.requests is None:
         limit = None if config.workload.is_drawn else MOST_REQUESTS + 1
         total = len(config.workload.rows(beside, limit))
-        patch["workload.requests"] = min(total, MOST_REQUESTS)
+        most = total if config.workload.is_drawn else total // replications
+        patch["workload.requests"] = max(min(most, MOST_REQUESTS), 1)
     return patched(document, patch), total > MOST_REQUESTS
 
 
@@ -391,9 +394,9 @@ def _policies(config: RunConfig, ask: Ask) -> Iterator[tuple[str, dict[str, Any]
             yield name, params
 
 
-def _seeds(config: RunConfig, ask: Ask) -> Parts:
-    """Return the parts that a point is simulated on: seeds, as many as make a difference."""
-    return seeds(ask.replications if seed_matters(config) else 1)
+def _replications(config: RunConfig, ask: Ask) -> Parts:
+    """Return the replications of a point; those of a part of the requests begin as the whole's."""
+    return replications(ask.replications, window=config.workload.requests)
 
 
 def _served(deployment: Mapping[str, Any], config: RunConfig, beside: Path, ask: Ask) -> Served:
@@ -404,7 +407,7 @@ def _served(deployment: Mapping[str, Any], config: RunConfig, beside: Path, ask:
     most = deployment.get("max_model_len", math.inf)
     sizes = [
         each.prompt_tokens + each.output_tokens
-        for part in _seeds(config, ask)(config)
+        for part in _replications(config, ask)(config)
         for each in load_workload(with_(config, part.patch), beside).requests
     ]
     longer = [size for size in sizes if size > most]

@@ -21,6 +21,7 @@ from evenflow.config.run import RunConfig
 from evenflow.errors import UsageError, instead_of
 from evenflow.keys import Keys
 from evenflow.report.tables import is_number
+from evenflow.report.words import LOAD
 from evenflow.results.metrics import Limit, meets, request_metrics
 from evenflow.results.outcome import Outcome
 from evenflow.results.run import RunResult
@@ -100,6 +101,19 @@ def missed(shares: Iterable[float]) -> float:
 
 KEEPS_UP = Condition("overloaded", 0)
 """No run that is overloaded keeps an SLO: its latencies follow from how long it is."""
+
+
+def keeps_up(values: Mapping[str, Any]) -> bool:
+    """Say whether a run is not overloaded.
+
+    One too short to tell is not taken to be, unless, on average, all arrive before one is done and
+    that one waits for its first token most of the time.
+    """
+    if values.get("overloaded", 0) is not None:
+        return not values.get("overloaded", 0)
+    span_ms = 1e3 * values["completed"] / values[LOAD[0]]
+    latency_ms = values["mean_e2el_ms"]
+    return bool(latency_ms < span_ms or 2 * values["mean_ttft_ms"] < latency_ms)
 
 
 def larger_is_better(metric: str) -> bool:

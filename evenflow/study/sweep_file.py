@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -37,12 +37,13 @@ from evenflow.study.searches import (
 )
 from evenflow.study.slo import Condition, Objective, with_cost
 from evenflow.study.trials import (
-    Part,
+    Redrawn,
     Study,
-    all_alike,
     dry_run,
+    redrawn,
+    replications,
     seed_matters,
-    seeds,
+    why_alike,
 )
 
 TRIED = 32
@@ -94,8 +95,10 @@ class SweepConfig(Keys):
     """A point beyond them is in the tables, but is not called best."""
     replications: Points = 1
     """How many times each point is simulated, `workload.seed` one higher each time."""
-    replicate: Literal["seeds", "windows"] = "seeds"
-    """`windows` also takes the next `workload.requests` of the trace each time."""
+    replicate: Redrawn | None = None
+    """`windows` also takes the next `workload.requests` of the trace each time; null: that of a
+    file, and `seeds` of a sample, whose requests a seed draws.
+    """
     price: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Dollars of a GPU an hour; points then also have `dollars_per_hour` and
     `dollars_per_million_tokens`.
@@ -147,8 +150,7 @@ class Sweep:
     @cached_property
     def study(self) -> Study:
         """The run with what is varied in it; a mistake in a value names its line of SWEEP.yaml."""
-        count = self.config.replications
-        parts = seeds(count) if self.config.replicate == "seeds" else self._windows
+        parts = replications(self.config.replications, self.config.replicate)
         space, tied = self.config.parameters, self.config.tied
         places = {key: self.place("parameters", key) for key in space}
         for name in tied:
@@ -195,16 +197,6 @@ class Sweep:
     def place(self, *path: str | int) -> str:
         """Return where something was written."""
         return self.document.place(path)
-
-    def _windows(self, config: RunConfig) -> list[Part]:
-        own = config.workload
-        if own.requests is None:
-            raise UsageError(
-                f'{self.place("replicate")}: replicate: windows needs the key "run.workload.'
-                'requests"'
-            )
-        count = self.config.replications
-        return [Part(own.seed + i, own.skip + i * own.requests) for i in range(count)]
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
@@ -320,9 +312,12 @@ def _check_metrics(sweep: Sweep, point: Point) -> None:
 
 
 def _check_replications(sweep: Sweep, config: RunConfig) -> None:
-    alike = sweep.config.replicate == "seeds" and not seed_matters(config)
-    if sweep.config.replications > 1 and alike:
-        raise UsageError(
-            f"{sweep.place('replications')}: replications: {all_alike(config)}, or "
-            "replicate: windows, or replications: 1"
-        )
+    count, asked = sweep.config.replications, sweep.config.replicate
+    if why := why_alike(config, sweep.beside, count, asked):
+        other = ""
+        if redrawn(config, asked) == "seeds":
+            other = "replicate: windows, or "
+        elif seed_matters(config):
+            other = "replicate: seeds (the same rows, other arrivals), or "
+        place = sweep.place("replications")
+        raise UsageError(f"{place}: replications: {why}, or {other}replications: 1")

@@ -13,8 +13,8 @@ import pandas as pd
 
 from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import is_number, number
-from evenflow.report.words import metric_words, refusals
-from evenflow.study.fair import interval, paired_difference, signed, with_width
+from evenflow.report.words import metric_words, refusals, too_short
+from evenflow.study.fair import interval, marked, paired_difference, signed, with_width
 from evenflow.study.sweep_findings import Findings, cell
 from evenflow.study.trials import Trial, unfair
 from evenflow.study.unseen import verdict
@@ -72,8 +72,22 @@ def told(found: Findings) -> list[str]:
     said = [*lost, headline(found), *_lost_default(found), *edges(found)]
     if beyond := best.overload:
         said.append(f"The best point is overloaded: {beyond}.")
+    if short := too_short(best.load):
+        said.append(f"The best point is {short}.")
     said += [verdict(each, found.sweep, allow_refused=found.allow_refused) for each in found.checks]
-    return [*said, *unfair(trials)]
+    return [*said, *marked(_same_rows(found)), *unfair(trials)]
+
+
+def _same_rows(found: Findings) -> list[str]:
+    """Say so where all replications have the same requests, which intervals then say nothing of."""
+    config, sweep = found.trials[0].config, found.config
+    asked = sweep.replications > 1 and sweep.replicate == "seeds"
+    if config is None or not asked or config.workload.is_drawn:
+        return []
+    return [
+        f"all replications have the same rows of trace {config.workload.trace}: intervals are of "
+        "the arrivals alone; replicate: windows is right"
+    ]
 
 
 def _lost_default(found: Findings) -> list[str]:
@@ -199,6 +213,7 @@ def marks(found: Findings, index: int) -> list[str]:
     marks = {
         "default": index == found.default,
         "overloaded": trial.overload is not None,
+        "too short": too_short(trial.load) is not None,
         f"{served.completed:,} of {served.asked:,} requests": served.failed > 0,
     }
     return [mark for mark, applies in marks.items() if applies]

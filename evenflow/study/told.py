@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from evenflow.report.shown import Aside, Table
-from evenflow.report.words import metrics, overload, refusals, rows_left_out
+from evenflow.report.words import metrics, overload, refusals, rows_left_out, too_short
 from evenflow.results.outcome import Outcome
 from evenflow.study.fair import TOLD_SHARE, Side, doubts, marked
 
@@ -32,6 +32,8 @@ def _side_by_side(summaries: Mapping[str, Mapping[str, Any]]) -> Iterator[str | 
     for name, summary in summaries.items():
         if told := overload(summary):
             yield f"OVERLOADED, {name}: {told}"
+        if told := too_short(summary):
+            yield f"{name}: {told}"
 
 
 def left_out(provenance: Mapping[str, Any]) -> Iterator[Aside]:

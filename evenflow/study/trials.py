@@ -12,8 +12,9 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import pandas as pd
 
@@ -36,6 +37,7 @@ from evenflow.study.points import (
     workload_of,
 )
 from evenflow.study.runs import Job, run_job
+from evenflow.study.slo import keeps_up
 
 
 class Part(NamedTuple):
@@ -53,14 +55,51 @@ Parts: TypeAlias = Callable[[RunConfig], Sequence[Part]]
 """The parts that a run is simulated on; as many of every run of a study."""
 
 
-def seeds(count: int) -> Parts:
-    """Return parts whose seeds count up from the run's own."""
+Redrawn: TypeAlias = Literal["seeds", "windows"]
+"""What each replication draws: what a seed draws, or also the next rows of the trace."""
+
+
+def redrawn(config: RunConfig, asked: Redrawn | None = None) -> Redrawn:
+    """Return what replications draw: of a sample a seed draws all; of a file the rows differ too.
+
+    Replications of the same rows would say nothing of others.
+    """
+    return asked or ("seeds" if config.workload.is_drawn else "windows")
+
+
+def replications(count: int, asked: Redrawn | None = None, window: int | None = None) -> Parts:
+    """Return the parts of so many replications; their seeds count up from the run's own.
+
+    `window`: from how many requests on the next one begins; None: `workload.requests`.
+    """
 
     def parts(config: RunConfig) -> list[Part]:
-        own = config.workload
-        return [Part(own.seed + index, own.skip) for index in range(count)]
+        own, step = config.workload, 0
+        if redrawn(config, asked) == "windows":
+            step = window or own.requests or 0
+        return [Part(own.seed + index, own.skip + index * step) for index in range(count)]
 
     return parts
+
+
+def why_alike(
+    config: RunConfig, beside: Path, count: int, asked: Redrawn | None = None
+) -> str | None:
+    """Return why a run cannot have so many replications that differ, and what would be right."""
+    own = config.workload
+    if count == 1:
+        return None
+    if redrawn(config, asked) == "seeds":
+        return None if seed_matters(config) else _all_alike(config)
+    wanted = None if own.requests is None else count * own.requests
+    rows = len(own.rows(beside, wanted))
+    if wanted is not None and (own.is_drawn or rows >= wanted):
+        return None
+    right = f"workload.requests, at most {rows // count:,}" if rows >= count else "fewer"
+    return (
+        f"each takes the next workload.requests rows of trace {own.trace}, which has {rows:,}: "
+        f"give {right}"
+    )
 
 
 class Case(NamedTuple):
@@ -108,8 +147,28 @@ class Trial:
 
     @property
     def overload(self) -> str | None:
-        """How much more arrives than is served, on the mean, where any part is overloaded."""
-        return overload({key: self.mean(key) for key in LOAD})
+        """How much more arrives than is served, where most parts that can tell are overloaded."""
+        return overload(self.load)
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether it is not overloaded, as far as the parts can tell."""
+        keys = ("completed", "mean_ttft_ms", "mean_e2el_ms")
+        return keeps_up({key: self.mean(key) for key in keys} | self.load)
+
+    @property
+    def load(self) -> dict[str, Any]:
+        """What arrives and is served (LOAD), on the mean of the parts that are not too short.
+
+        `overloaded` is that of most of them; {} of runs that have none.
+        """
+        told = [each.values for each in self.records if "overloaded" in each.values]
+        sure = [values for values in told if values["overloaded"] is not None]
+        if not told:
+            return {}
+        *rates, verdict = LOAD
+        load: dict[str, Any] = {key: fmean(each[key] for each in sure or told) for key in rates}
+        return load | {verdict: round(fmean(each[verdict] for each in sure)) if sure else None}
 
 
 def unfair(trials: Mapping[str, Trial]) -> list[str]:
@@ -128,7 +187,7 @@ class Study:
 
     run: Document | RunConfig
     beside: Path
-    parts: Parts = field(default_factory=lambda: seeds(1))
+    parts: Parts = field(default_factory=lambda: replications(1))
     measure: Callable[..., dict[str, Any]] = summary
     more: tuple[tuple[str, Any], ...] = ()
     places: Mapping[str, str] = field(default_factory=dict)
@@ -345,7 +404,7 @@ def seed_matters(config: RunConfig) -> bool:
     )
 
 
-def all_alike(config: RunConfig) -> str:
+def _all_alike(config: RunConfig) -> str:
     """Say why replications of a run whose seed does not matter are of no use, and what would be."""
     return (
         "all would be alike, as the seed draws nothing of trace "

@@ -19,7 +19,7 @@ from evenflow.report.words import metric_words, refusals
 from evenflow.study.fair import Interval, paired_difference, signed
 from evenflow.study.slo import Condition
 from evenflow.study.sweep_file import Sweep
-from evenflow.study.trials import Case, Part, Simulator, Trial, seed_matters
+from evenflow.study.trials import Case, Part, Simulator, Trial, redrawn, seed_matters
 
 PARTS = 8
 """How many unseen parts of each kind, at most; of one alone there is no interval."""
@@ -43,13 +43,13 @@ class Check:
 def unseen(sweep: Sweep, config: RunConfig) -> dict[str, list[Part]]:
     """Return parts of a run that none of the sweep's replications has, by kind.
 
-    Fresh seeds draw other arrivals for the same requests, or another sample. Later windows begin
-    where the trace was read up to, `workload.requests` each, as far as it reaches.
+    Fresh seeds draw another sample; of a file, where the sweep does so, other arrivals. Later
+    windows begin where the trace was read up to, `workload.requests` each, as far as it reaches.
     """
     own, seen = config.workload, sweep.study.parts(config)
     seeds = range(seen[-1].seed + 1, seen[-1].seed + 1 + PARTS)
     found = {}
-    if seed_matters(config) and sweep.config.replicate == "seeds":
+    if seed_matters(config) and redrawn(config, sweep.config.replicate) == "seeds":
         found[SEEDS] = [Part(seed, own.skip) for seed in seeds]
     if (size := own.requests) is not None:
         read = seen[-1].skip - own.skip + size

@@ -1,0 +1,109 @@
+"""Whether a run keeps up with what arrives: a test of whether the number in the system grows.
+
+The number in the system are the requests that have arrived and are not done, from the end of the
+warm-up to the last arrival. Its variance is that of batches of equal time (batch means), which have
+the autocorrelation in them.
+
+A queue at `SUSTAINABLE` of its capacity that begins empty is, in the diffusion limit, a Brownian
+motion that falls and is reflected at zero. How probable it is that it grows as much as was seen is
+known (Harrison, Brownian Motion and Stochastic Flow Systems, 1985, section 1.8). Of a variance that
+is estimated, the normal distribution becomes Student's, and the exponential its mean over the
+distribution of the variance.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from evenflow.results.run import Floats
+
+SUSTAINABLE = 0.95
+"""A load that is no more than this share of the capacity is one that a deployment keeps up with."""
+
+FALSE_ALARMS = 0.01
+"""The share of runs at a sustainable load that are called overloaded, at most."""
+
+NOTICED = 0.15
+"""A run is too short to tell where the queue may grow by this share of what arrives unnoticed."""
+
+MISSED = 0.05
+"""In no more than this share of runs is a growth by so much called none."""
+
+STAYED = 0.05
+"""The warm-up ends when no more than this share of the first batch of requests is left."""
+
+FINER = (1, 2, 4)
+"""A queue that is often empty varies more in shorter batches: the largest variance counts."""
+
+
+class Growth(NamedTuple):
+    """By how many `requests` the number in the system grew while `arrivals` came.
+
+    `deviation` is what it varies by chance, infinite where that is not known, and `degrees` those
+    of freedom of it; `first` is the number to begin with.
+    """
+
+    requests: int
+    arrivals: int
+    first: int
+    deviation: float
+    degrees: int
+
+    @property
+    def share(self) -> float:
+        """The growth as a share of what arrives; 0 where the number falls."""
+        return max(self.requests, 0) / self.arrivals
+
+    @property
+    def overloaded(self) -> bool | None:
+        """Whether the queue grows without end; None: the run is too short to tell.
+
+        The number in service, which no queue keeps from varying, varies as Poisson's at most.
+        """
+        from scipy.special import stdtrit
+
+        if math.isinf(self.deviation):
+            return None
+        in_service = self.deviation * math.sqrt(self.first / self.arrivals)
+        by_chance = stdtrit(self.degrees, 1 - FALSE_ALARMS) * in_service
+        if self.requests > by_chance and self.chance < FALSE_ALARMS:
+            return True
+        most = self.requests + stdtrit(self.degrees, 1 - MISSED) * self.deviation
+        return None if most >= NOTICED * self.arrivals else False
+
+    @property
+    def chance(self) -> float:
+        """How probable a growth as large is at a load of SUSTAINABLE, the queue empty at first."""
+        from scipy.special import stdtr
+
+        grown, deviation, degrees = self.requests, self.deviation, self.degrees
+        if grown <= 0:
+            return 1.0
+        falls = (1 / SUSTAINABLE - 1) * self.arrivals
+        odds = (1 + 4 * falls * grown / deviation**2 / degrees) ** (-degrees / 2)
+        above, below = stdtr(degrees, [-(grown + falls) / deviation, (falls - grown) / deviation])
+        return float(above + odds * below)
+
+
+def growth(arrived_s: Floats, left_s: Floats) -> Growth:
+    """Return how the number in the system grows; from 0 where the warm-up outlasts the arrivals.
+
+    Times in seconds, a request each, two or more in the order of arrival. There are as many batches
+    as the square root of the requests; the variance is no less than that of Poisson arrivals.
+    """
+    batches = max(math.isqrt(len(arrived_s)), 2)
+    warm_s = float(np.quantile(left_s[:batches], 1 - STAYED, method="higher"))
+    finest = max(FINER)
+    edges_s = np.linspace(warm_s, max(warm_s, arrived_s[-1]), finest * batches + 1)
+    came = np.searchsorted(arrived_s, edges_s, "left")
+    there = came - np.searchsorted(np.sort(left_s), edges_s, "right")
+    if (arrivals := int(came[-1] - came[0])) < 1:
+        waiting = int((left_s[:-1] > arrived_s[-1]).sum())
+        return Growth(waiting, len(arrived_s) - 1, 0, math.inf, batches - 1)
+    steps = (np.diff(there[:: finest // finer]) for finer in FINER)
+    variance = max(arrivals, *(float(step.var(ddof=1)) * len(step) for step in steps))
+    grown, first = int(there[-1] - there[0]), int(there[0])
+    return Growth(grown, arrivals, first, math.sqrt(variance), batches - 1)

@@ -13,7 +13,7 @@ from typing import Any
 from evenflow.core.batch import Span
 from evenflow.costs import AffineCost, RooflineCost, StageCost, Work, decode_work, prefill_work
 from evenflow.costs.profile.cost import profile_cost
-from evenflow.costs.profile.file import OPERATORS, Header, LayerShapes, Point, Profile
+from evenflow.costs.profile.file import OPERATORS, Header, LayerShapes, Profile, ProfilePoint
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu
@@ -56,8 +56,8 @@ def grid_profile(spec: ModelSpec, layer_s: Callable[[Work], float]) -> Profile:
     return Profile(Header(*words, spec.name, shapes), tuple(found))
 
 
-def _point(operator: str, tokens: int, context: int | None, seconds: float) -> Point:
-    return Point(operator, tokens, context, None, 1, seconds, seconds, seconds, 1)
+def _point(operator: str, tokens: int, context: int | None, seconds: float) -> ProfilePoint:
+    return ProfilePoint(operator, tokens, context, None, 1, seconds, seconds, seconds, 1)
 
 
 def silicon(name: str, dtype: str | None = None, **deployed: Any) -> dict[str, StageCost]:

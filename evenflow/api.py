@@ -192,7 +192,7 @@ def capacity(
     """
     from evenflow.config.files import inputs_of
     from evenflow.config.run import configured
-    from evenflow.study.capacity import Question
+    from evenflow.study.capacity import CapacityQuestion
     from evenflow.study.capacity import capacity as study_capacity
     from evenflow.study.deployments import on_gpus, parse_gpus
     from evenflow.study.slo import dollars_per_hour, load_prices
@@ -204,7 +204,9 @@ def capacity(
     price = None if per_dollar is None else dollars_per_hour(config, load_prices(Path(per_dollar)))
     asked = (config, limits, file.parent, tolerance, replications, price, allow_refused)
     who = {"executor": executor, "workers": workers, "watch": watch}
-    return study_capacity(Question(*asked), _how(out, force, inputs_of(config, file), **who))
+    return study_capacity(
+        CapacityQuestion(*asked), _how(out, force, inputs_of(config, file), **who)
+    )
 
 
 def plan(

@@ -9,7 +9,7 @@ from evenflow.profiler.importers import import_files
 from evenflow.profiler.machine import most_beside, require_device
 from evenflow.profiler.profile import (
     Errors,
-    Settings,
+    ProfileSettings,
     StageOf,
     check_profile,
     profile,
@@ -22,7 +22,7 @@ __all__ = [
     "Errors",
     "Limits",
     "Mark",
-    "Settings",
+    "ProfileSettings",
     "Shape",
     "StageOf",
     "Subject",

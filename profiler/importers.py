@@ -16,7 +16,7 @@ from statistics import median
 from typing import NamedTuple
 
 from evenflow.costs.profile.cost import check_units
-from evenflow.costs.profile.file import Cells, Header, LayerShapes, Point, Profile
+from evenflow.costs.profile.file import Cells, Header, LayerShapes, Profile, ProfilePoint
 from evenflow.errors import UsageError
 from evenflow.specs.model import ModelSpec
 
@@ -76,7 +76,7 @@ def import_files(
     points = []
     for key, times in merged.items():
         seconds = median(times)
-        points.append(Point(*key, seconds, seconds, seconds, len(times)))
+        points.append(ProfilePoint(*key, seconds, seconds, seconds, len(times)))
     header = Header(
         device=device,
         device_kind="other",

@@ -27,7 +27,7 @@ from evenflow.children import end_with_parent, meeting
 from evenflow.core.scheduling import Plan, Prefill, View
 from evenflow.core.world import World
 from evenflow.costs import AffineCost
-from evenflow.costs.profile.file import Point
+from evenflow.costs.profile.file import ProfilePoint
 from evenflow.errors import UsageError
 from evenflow.files import load_tokenizer
 from evenflow.profiler.timed_runs import Key, flush_buffer, point
@@ -79,7 +79,7 @@ def host_points(
     *,
     token_bytes: int,
     repeats: int,
-) -> list[Point]:
+) -> list[ProfilePoint]:
     """Measure micro-batches of so many decodes, and of one prompt of so many tokens.
 
     Points of `cpu_message`, `cpu_schedule` and `cpu_prepare` against rows, of `cpu_prompt` against
@@ -138,11 +138,11 @@ def _world(costs: AffineCost, rows: Sequence[int], prompts: Sequence[int], repea
     )
 
 
-def _point(key: Key, seconds: Floats) -> Point:
+def _point(key: Key, seconds: Floats) -> ProfilePoint:
     return point(key, np.maximum(seconds[WARM_UP:], LEAST_S).tolist())
 
 
-def detokenise_points(tokenizer: Path, rows: Sequence[int], repeats: int) -> list[Point]:
+def detokenise_points(tokenizer: Path, rows: Sequence[int], repeats: int) -> list[ProfilePoint]:
     """Measure turning one token of each of so many requests into text (cpu_detokenise).
 
     `tokenizer` is a tokenizer.json. UsageError when it cannot be read, or the package is missing.
@@ -169,7 +169,7 @@ SAMPLES = "samples.json"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
-def copy_points(sizes_bytes: Sequence[int], repeats: int) -> list[Point]:
+def copy_points(sizes_bytes: Sequence[int], repeats: int) -> list[ProfilePoint]:
     """Measure copies within the one GPU there is, as `device_copy`; nothing where there are more,
     between which a pipeline that serves measures transfers."""
     import torch
@@ -182,7 +182,7 @@ def copy_points(sizes_bytes: Sequence[int], repeats: int) -> list[Point]:
 
 def all_reduce_points(
     device: str, ranks: int, sizes_bytes: Sequence[int], repeats: int, dtype: str = "float32"
-) -> list[Point]:
+) -> list[ProfilePoint]:
     """Measure all-reduces over `ranks` processes; UsageError where there are too few GPUs."""
     if device == "cuda":
         import torch
@@ -193,7 +193,7 @@ def all_reduce_points(
                 f"all-reduce over {ranks} ranks needs {ranks} GPUs, {gpus} found (NCCL refuses "
                 "two ranks on one); profile without --tensor-parallel, or where there are more"
             )
-    job = Job(BACKENDS[device], ranks, tuple(sizes_bytes), repeats, dtype)
+    job = MeasurementJob(BACKENDS[device], ranks, tuple(sizes_bytes), repeats, dtype)
     samples = _between_processes(job)
     return _points("all_reduce", sizes_bytes, samples, ranks)
 
@@ -217,7 +217,7 @@ def _copies_s(size_bytes: int, repeats: int) -> list[float]:
     return seconds[LINK_WARM_UP:]
 
 
-class Job(NamedTuple):
+class MeasurementJob(NamedTuple):
     """What the processes of a measurement are told."""
 
     backend: str
@@ -227,7 +227,7 @@ class Job(NamedTuple):
     dtype: str
 
 
-def _between_processes(job: Job) -> list[list[float]]:
+def _between_processes(job: MeasurementJob) -> list[list[float]]:
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         processes = [
@@ -243,7 +243,7 @@ def _between_processes(job: Job) -> list[list[float]]:
 
 def _points(
     operator: str, sizes_bytes: Sequence[int], samples: Sequence[Sequence[float]], ranks: int = 1
-) -> list[Point]:
+) -> list[ProfilePoint]:
     keys: list[Key] = [(operator, None, None, size) for size in sizes_bytes]
     return [point(key, seconds, ranks) for key, seconds in zip(keys, samples, strict=True)]
 
@@ -265,7 +265,7 @@ def _wait(processes: Sequence[Any], limit_s: float) -> None:
         raise UsageError(f"all_reduce: the processes that measure it ended with {codes}")
 
 
-def _rank(rank: int, job: Job, folder: str) -> None:
+def _rank(rank: int, job: MeasurementJob, folder: str) -> None:
     """Be one process of a measurement; rank 0 writes the seconds of each size to `folder`."""
     import torch
     from torch import distributed

@@ -19,12 +19,12 @@ from typing import NamedTuple
 import numpy as np
 
 from evenflow.costs.base import StageCost
-from evenflow.costs.profile.cost import ENDS, Parts, operator_counts, profile_cost
+from evenflow.costs.profile.cost import ENDS, StageParts, operator_counts, profile_cost
 from evenflow.costs.profile.file import (
     Header,
     LayerShapes,
-    Point,
     Profile,
+    ProfilePoint,
     read_profile,
     require_writable,
     write_profile,
@@ -45,7 +45,7 @@ from evenflow.profiler.timed_runs import (
     STAGE,
     CpuStopwatch,
     CudaStopwatch,
-    Journal,
+    ProfileJournal,
     Progress,
     Stopwatch,
     Subject,
@@ -75,7 +75,7 @@ HOST_REPEATS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ProfileSettings:
     """How to measure: `minutes` in all, on so many `threads`, a stage of so many `layers`.
 
     More layers where these would not be of all of the model's kinds. `max_tokens`, `max_rows` and
@@ -118,18 +118,18 @@ class Settings:
         )
 
 
-StageOf = Callable[[ModelSpec, Limits, Settings], Subject]
+StageOf = Callable[[ModelSpec, Limits, ProfileSettings], Subject]
 """Returns what runs the micro-batches within the limits through a stage of all the model's layers,
 with random weights, as one tensor-parallel rank holds them."""
 
-ServiceOf = Callable[[ModelSpec, Settings], Service | None]
+ServiceOf = Callable[[ModelSpec, ProfileSettings], Service | None]
 """Returns what serves a model for real on this machine; None where it cannot be."""
 
 
 def profile(
     spec: ModelSpec,
     out: Path,
-    settings: Settings,
+    settings: ProfileSettings,
     stage_of: StageOf,
     *,
     service_of: ServiceOf | None = None,
@@ -157,7 +157,7 @@ def profile(
         "ranks": settings.tensor_parallel,
     }
     began_s = perf_counter()
-    with Journal(out.with_name(f"{out.name}.journal"), facts) as journal:
+    with ProfileJournal(out.with_name(f"{out.name}.journal"), facts) as journal:
         points = _other_points(spec, limits, settings, service, tokenizer)
         with _in_service(spec, limits, settings, stage_of):
             subject = stage_of(spec, limits, settings)
@@ -192,7 +192,7 @@ def tokenizer_beside(name_or_path: str | Path) -> Path | None:
 
 @contextmanager
 def _in_service(
-    spec: ModelSpec, limits: Limits, settings: Settings, stage_of: StageOf
+    spec: ModelSpec, limits: Limits, settings: ProfileSettings, stage_of: StageOf
 ) -> Iterator[None]:
     """Have the measured stage's cores to ourselves, and the other stages compute on theirs."""
     shapes = random_shapes(limits, 100, np.random.default_rng(settings.seed))
@@ -205,7 +205,7 @@ def _in_service(
 
 
 def _grid_words(
-    by_shape: Mapping[Shape, Sequence[TimedRun]], layers: int, settings: Settings
+    by_shape: Mapping[Shape, Sequence[TimedRun]], layers: int, settings: ProfileSettings
 ) -> str:
     shapes, runs = len(by_shape), [run for runs in by_shape.values() for run in runs]
     disturbed = sum(run.disturbed for run in runs) / len(runs)
@@ -217,7 +217,7 @@ def _grid_words(
     )
 
 
-def _header(spec: ModelSpec, settings: Settings) -> Header:
+def _header(spec: ModelSpec, settings: ProfileSettings) -> Header:
     return Header(
         device=machine.device_name(settings.device),
         device_kind=settings.device,
@@ -234,19 +234,19 @@ def _header(spec: ModelSpec, settings: Settings) -> Header:
     )
 
 
-def _stopwatch(settings: Settings) -> Stopwatch:
+def _stopwatch(settings: ProfileSettings) -> Stopwatch:
     return CudaStopwatch() if settings.device == "cuda" else CpuStopwatch(settings.threads)
 
 
 def _other_points(
     spec: ModelSpec,
     limits: Limits,
-    settings: Settings,
+    settings: ProfileSettings,
     service: Service | None,
     tokenizer: Path | None,
-) -> list[Point]:
+) -> list[ProfilePoint]:
     """Measure what is not part of a stage: the host's time, and links."""
-    points: list[Point] = []
+    points: list[ProfilePoint] = []
     rows, prompts = ladder(1, limits.max_rows, 1), ladder(1, limits.max_tokens, 1)
     token_bytes = spec.hidden_size * spec.dtype_bytes
     if service is not None:
@@ -268,7 +268,7 @@ def _of_all_kinds(layers: int, shapes: ModelSpec | LayerShapes) -> int:
     return max(layers, shapes.dense_layers + 1, shapes.full_every)
 
 
-def tile_of(points: Sequence[Point], tiles: Sequence[int] = TILES) -> int:
+def tile_of(points: Sequence[ProfilePoint], tiles: Sequence[int] = TILES) -> int:
     """Return by which of `tiles` points of products are told best, each point from the others.
 
     1 where a straight line does it: no steps. The measure is the mean relative error.
@@ -315,7 +315,7 @@ def check_profile(
         raise UsageError(f'{path}: measured on "{header.device}"; this is "{here}"')
     limits = _limits_of(profile, tensor_parallel, path)
     spec = _spec_of(profile, layers, limits, path)
-    settings = Settings(
+    settings = ProfileSettings(
         header.device_kind,
         threads=header.threads,
         layers=layers,
@@ -430,7 +430,7 @@ def errors(
     without marks, so that what the marks of a profile cost counts as its error.
     """
     counts = operator_counts(spec)
-    parts = Parts(profile, spec, ranks, None, spec.name)
+    parts = StageParts(profile, spec, ranks, None, spec.name)
     there = [operator for operator in (*counts, *ENDS) if profile.of(operator, ranks)]
     predictors = {operator: _predictor(parts, operator) for operator in there}
     pairs: dict[str, list[_Pair]] = {}
@@ -516,7 +516,7 @@ def _between_halves(times: Sequence[float]) -> float:
     return float(abs(first / second - 1))
 
 
-def _predictor(parts: Parts, operator: str) -> Callable[[Shape], float]:
+def _predictor(parts: StageParts, operator: str) -> Callable[[Shape], float]:
     """Return what predicts the seconds of an operator, of one layer."""
     if operator.startswith("attention_prefill"):
         prefill = parts.attention(operator)

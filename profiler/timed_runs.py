@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from evenflow.costs.profile.file import Point
+from evenflow.costs.profile.file import ProfilePoint
 from evenflow.errors import UsageError
 from evenflow.profiler.shapes import LEVELS, Limits, Shape, grid
 from evenflow.sums import plain_sum
@@ -178,7 +178,7 @@ FIRST = b'{"facts": '
 """How a profile's journal begins."""
 
 
-class Journal:
+class ProfileJournal:
     """The runs of one profile, on disk from the moment they are taken: an interrupted measurement
     goes on where it was.
 
@@ -220,7 +220,7 @@ class Journal:
         self._file.close()
         self.path.unlink()
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> ProfileJournal:
         return self
 
     def __exit__(
@@ -308,7 +308,7 @@ def measure(
     limits: Limits,
     tiles: Sequence[int],
     stopwatch: Stopwatch,
-    journal: Journal,
+    journal: ProfileJournal,
     *,
     budget_s: float,
     rng: np.random.Generator,
@@ -426,7 +426,7 @@ def _key(name: str, shape: Shape) -> Key | None:
 
 def operator_points(
     by_shape: Mapping[Shape, Sequence[TimedRun]], counts: Mapping[str, int], ranks: int
-) -> list[Point]:
+) -> list[ProfilePoint]:
     """Return a point for each operator and size that was timed, of the marked, undisturbed runs.
 
     Tokens met in one context only say nothing of how attention grows with the context: they are
@@ -445,7 +445,7 @@ def operator_points(
     ]
 
 
-def point(key: Key, seconds: Sequence[float], ranks: int = 1) -> Point:
+def point(key: Key, seconds: Sequence[float], ranks: int = 1) -> ProfilePoint:
     """Return the median, P10 and P90 of repeats as a point."""
     p10_s, median_s, p90_s = (float(q) for q in np.percentile(seconds, (10, 50, 90)))
-    return Point(*key, ranks, median_s, p10_s, p90_s, len(seconds))
+    return ProfilePoint(*key, ranks, median_s, p10_s, p90_s, len(seconds))

@@ -7,12 +7,12 @@ neither torch nor ZeroMQ; its modules do.
 """
 
 from evenflow.errors import WorkerError
-from evenflow.runtime.serve import Served, Workers, serve
+from evenflow.runtime.serve import ServedRun, Workers, serve
 from evenflow.runtime.tokens import RandomTexts, Text
 
 __all__ = [
     "RandomTexts",
-    "Served",
+    "ServedRun",
     "Text",
     "WorkerError",
     "Workers",

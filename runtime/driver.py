@@ -26,7 +26,7 @@ from evenflow.results.recorder import Block, Blocks, Recorder
 from evenflow.results.run import Floats, RunResult
 from evenflow.runtime.front import Front, TraceReplay
 from evenflow.runtime.page_tables import StepWriter
-from evenflow.runtime.pipeline import Pipeline
+from evenflow.runtime.pipeline import WorkerPipeline
 from evenflow.runtime.tokens import TextOf, TokenBook
 from evenflow.runtime.wire import Free, Message, Returned
 from evenflow.sums import plain_sum
@@ -68,7 +68,7 @@ class _Steps:
     """
 
     def __init__(
-        self, world: World, pipeline: Pipeline, writer: StepWriter, clock: Callable[[], float]
+        self, world: World, pipeline: WorkerPipeline, writer: StepWriter, clock: Callable[[], float]
     ) -> None:
         self._costs = world.costs
         self._per_token_s = [hop.per_token_s for hop in world.hops] or [0.0] * (world.depth - 1)
@@ -138,7 +138,7 @@ class Driver:
         self,
         world: World,
         engines: abc.Sequence[Batcher],
-        pipeline: Pipeline,
+        pipeline: WorkerPipeline,
         *,
         text_of: TextOf | None = None,
         book: TokenBook | None = None,

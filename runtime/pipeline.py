@@ -34,7 +34,7 @@ from evenflow.runtime.wire import (
     open_socket,
     step_address,
 )
-from evenflow.runtime.worker import BEAT_S, Place, Settings, run_process
+from evenflow.runtime.worker import BEAT_S, Place, WorkerSettings, run_process
 
 STOP_LIMIT_S = 2.0
 
@@ -62,7 +62,7 @@ class KvLayers(NamedTuple):
     address: str
 
 
-class Pipeline:
+class WorkerPipeline:
     """Worker processes, one for each of `settings` or one for all `together`, in a `with` block.
 
     Each stage is as many of them as it has `ranks`, which come one after the other. `name` is said
@@ -73,7 +73,7 @@ class Pipeline:
 
     def __init__(
         self,
-        settings: Sequence[Settings],
+        settings: Sequence[WorkerSettings],
         page_tokens: int,
         total_pages: int,
         *,

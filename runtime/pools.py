@@ -55,7 +55,7 @@ def _due_s(calls: list[_Call]) -> float:
     return calls[0][0] if calls else float("inf")
 
 
-class Pool(Driver):
+class PoolDriver(Driver):
     """The driver of one pool of a `system`: what it has computed may go on elsewhere."""
 
     def __init__(self, *args: Any, system: PooledDriver, **options: Any) -> None:
@@ -127,10 +127,10 @@ class PooledDriver(Pools):
         self._book = None if text_of is None else TokenBook(text_of)
         self.stops = False
         self._awaited = 0  # messages until what travels is there
-        self.drivers: list[Pool] = []
+        self.drivers: list[PoolDriver] = []
 
-        def pool_of(name: str) -> Pool:
-            pool: Pool = drives[name](system=self, text_of=None, book=self._book)
+        def pool_of(name: str) -> PoolDriver:
+            pool: PoolDriver = drives[name](system=self, text_of=None, book=self._book)
             self.drivers.append(pool)
             pool.origin_s = self.drivers[0].origin_s
             return pool

@@ -17,7 +17,7 @@ from evenflow.costs.roofline import active_experts
 from evenflow.errors import UsageError
 from evenflow.profiler.machine import require_device
 from evenflow.profiler.outside import Service
-from evenflow.profiler.profile import DTYPES, Settings, profile, tokenizer_beside
+from evenflow.profiler.profile import DTYPES, ProfileSettings, profile, tokenizer_beside
 from evenflow.profiler.shapes import Limits, Shape
 from evenflow.profiler.timed_runs import Progress
 from evenflow.results.run import Around, RunResult, around_stages
@@ -95,7 +95,7 @@ class TimedStage:
         return rows
 
 
-def timed_stage(spec: ModelSpec, limits: Limits, settings: Settings) -> TimedStage:
+def timed_stage(spec: ModelSpec, limits: Limits, settings: ProfileSettings) -> TimedStage:
     """Return a stage of all layers of a model, with random weights, for the profiler."""
     stage = random_stage(
         spec,
@@ -110,7 +110,7 @@ def timed_stage(spec: ModelSpec, limits: Limits, settings: Settings) -> TimedSta
 
 
 def profile_model(
-    name_or_path: str | Path, out: Path, settings: Settings, progress: Progress | None = None
+    name_or_path: str | Path, out: Path, settings: ProfileSettings, progress: Progress | None = None
 ) -> Profile:
     """Measure and write a profile of a model: a name in the table, or the path of a config.json."""
     require_device(settings.device)
@@ -128,7 +128,7 @@ def profile_model(
     )
 
 
-def _require_8_bits(spec: ModelSpec, settings: Settings) -> None:
+def _require_8_bits(spec: ModelSpec, settings: ProfileSettings) -> None:
     """Raise UsageError unless torch multiplies a model's matrices in 8-bit floats on a device."""
     make = partial(torch.ones, dtype=torch.bfloat16, device=settings.device)
     for inputs, outputs in spec.linear_shapes(settings.tensor_parallel):
@@ -142,7 +142,7 @@ def _require_8_bits(spec: ModelSpec, settings: Settings) -> None:
             ) from None
 
 
-def service_of(model: str | Path, spec: ModelSpec, settings: Settings) -> Service | None:
+def service_of(model: str | Path, spec: ModelSpec, settings: ProfileSettings) -> Service | None:
     """Return two stages of a layer each: on a CPU, on two GPUs or, crossing none, on one.
 
     None without ZeroMQ, over which stages are told of micro-batches, and for a model that is not

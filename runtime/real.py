@@ -30,7 +30,7 @@ from evenflow.profiler.machine import device_name, driver_version
 from evenflow.report.folder import killed_runs, reading
 from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
-from evenflow.runtime import RandomTexts, Served, Workers, journal, serve
+from evenflow.runtime import RandomTexts, ServedRun, Workers, journal, serve
 from evenflow.runtime.records import LINK, Records, write_served
 from evenflow.runtime.serve import LAST, Journals, names_of
 from evenflow.runtimes import RuntimeOverheads
@@ -63,7 +63,7 @@ def serve_job(
     live: LiveServer | None = None,
     records: Records | None = None,
     title: str = "",
-) -> Served:
+) -> ServedRun:
     """Serve a job as `evenflow.runtime.serve` does; its result says where it comes from.
 
     `records` keep what happens, under a `title`; `journals` give what takes the entries of each
@@ -95,7 +95,7 @@ def serve_job(
     return replace(_sourced(served, source), pipelines=pipelines)
 
 
-def _sourced(served: Served, source: dict[str, Any]) -> Served:
+def _sourced(served: ServedRun, source: dict[str, Any]) -> ServedRun:
     return replace(served, result=replace(served.result, provenance=source))
 
 
@@ -152,7 +152,7 @@ def _refuse(why: str, *rows: tuple[str, bool, str]) -> None:
             raise UsageError(f"{key}: {why}, {right} is right")
 
 
-def outcome_of(job: Job, served: Served) -> Outcome:
+def outcome_of(job: Job, served: ServedRun) -> Outcome:
     """Return what a served job came to, as that of a simulated one."""
     result = served.result
     summary = summarize(result, job.config.goodput)
@@ -240,7 +240,7 @@ def serve_into(
     title: str,
     on_done: Callable[[int], None] | None = None,
     live: LiveServer | None = None,
-) -> tuple[Served, Outcome, list[str]]:
+) -> tuple[ServedRun, Outcome, list[str]]:
     """Serve a job and write its files as `simulate` does, with the journal beside them.
 
     Return what came of it, and what to say of files that could not be written. UsageError when the

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from evenflow.runtime.driver import Driver, Heard, System
     from evenflow.runtime.http.live import LiveServer
     from evenflow.runtime.tokens import TextOf
-    from evenflow.runtime.worker import Settings
+    from evenflow.runtime.worker import WorkerSettings
 
 Journals = Callable[[str | None], Callable[[Entry], None]]
 """Gives what takes the entries of the engine of a name, for None those of the only one."""
@@ -60,7 +60,7 @@ class Workers:
     activations.
     """
 
-    settings: Sequence[Settings]
+    settings: Sequence[WorkerSettings]
     together: bool = False
     text_of: TextOf | None = None
     patience_s: float = 30.0
@@ -74,9 +74,9 @@ class Workers:
 
     def start(self, world: World, name: str = "") -> AbstractContextManager[Any]:
         """Return the pipeline of workers for a world, to be entered; of several, it has a name."""
-        from evenflow.runtime.pipeline import Pipeline
+        from evenflow.runtime.pipeline import WorkerPipeline
 
-        return Pipeline(
+        return WorkerPipeline(
             self.settings,
             world.page_tokens,
             world.total_pages,
@@ -95,7 +95,7 @@ class Workers:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedRun:
     """What a real run came to, and the wall seconds it took.
 
     `failure`: why it ended early, None if it did not; `interrupted`: because the user asked for it.
@@ -112,7 +112,7 @@ class Served:
     driver_s: Floats
     free_pages: int
     heard: Heard
-    pipelines: Sequence[Served] = ()
+    pipelines: Sequence[ServedRun] = ()
 
     def facts(self) -> dict[str, Any]:
         """Return what summary.json says of the run itself."""
@@ -149,7 +149,7 @@ def serve(
     on_token: Callable[[int, int], None] | None = None,
     live: LiveServer | None = None,
     blocks: BlocksOf = lambda _: None,
-) -> Served:
+) -> ServedRun:
     """Serve the requests of a world by its workers in real time, or those of the clients of `live`.
 
     Of several pipelines, replicas or pools, `workers` are those of each by its name. `on_done` is
@@ -160,7 +160,7 @@ def serve(
     second: the first sends new clients away): what is finished is returned. UsageError where the
     workers do not start.
     """
-    from evenflow.runtime.pools import Pool
+    from evenflow.runtime.pools import PoolDriver
 
     own = workers if isinstance(workers, Mapping) else {"": workers}
     pooled = isinstance(world, PooledWorld)
@@ -176,7 +176,7 @@ def serve(
                 started = each.start(part, f"{name} pool" if pooled else name)
                 pipeline = stack.enter_context(started)
                 drives[name] = partial(
-                    Pool if pooled else each.driver(),
+                    PoolDriver if pooled else each.driver(),
                     each.seen(part),
                     engines,
                     pipeline,
@@ -237,14 +237,14 @@ def _served(
     result: RunResult,
     ends: tuple[float, str | None, bool],
     unfinished: int,
-) -> Served:
+) -> ServedRun:
     """Return what drivers came to, whose `result` is of all of them."""
     from evenflow.runtime.driver import Heard
 
     driver_s = np.concatenate([driver.driver_s for driver in drivers])
     free_pages = sum(driver.free_pages for driver in drivers)
     heard = Heard(*map(np.concatenate, zip(*(driver.heard for driver in drivers), strict=True)))
-    return Served(result, *ends, unfinished, driver_s, free_pages, heard)
+    return ServedRun(result, *ends, unfinished, driver_s, free_pages, heard)
 
 
 def engines_of(

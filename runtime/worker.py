@@ -114,7 +114,7 @@ class Worker(Protocol):
 
 
 @runtime_checkable
-class Holder(Protocol):
+class KvHolder(Protocol):
     """What holds keys and values that another pool goes on with; another thread calls it.
 
     `read_kv` returns those that a message names, `write_kv` puts them where one says.
@@ -125,7 +125,7 @@ class Holder(Protocol):
     def write_kv(self, cached: Cached, data: bytes) -> None: ...
 
 
-class Settings(Protocol):
+class WorkerSettings(Protocol):
     """What a worker is made from, in its own process."""
 
     def make(self, place: Place) -> Worker: ...
@@ -213,7 +213,7 @@ class _Intake(threading.Thread):
         elif isinstance(message, Activation):
             self._early.append(message)
         elif isinstance(message, (Move, Cached)):
-            assert isinstance(self._worker, Holder)
+            assert isinstance(self._worker, KvHolder)
             if isinstance(message, Cached):
                 self._worker.write_kv(message, data[0])
                 self._driver.send(encode(Arrived()))
@@ -279,14 +279,14 @@ class _Outlet:
             self._next.close()
 
 
-def run_process(stages: Sequence[tuple[Place, Settings]]) -> None:
+def run_process(stages: Sequence[tuple[Place, WorkerSettings]]) -> None:
     """Be these stages until the driver says stop or is gone. The entry point of a process."""
     end_with_parent(stages[0][0].folder)
     run_stages(stages)
     os._exit(0)  # all is closed; to take torch apart would take a second
 
 
-def run_stages(stages: Sequence[tuple[Place, Settings]]) -> None:
+def run_stages(stages: Sequence[tuple[Place, WorkerSettings]]) -> None:
     """Be these stages, a thread each, until the driver says stop."""
     threads = [threading.Thread(target=run_worker, args=stage, daemon=True) for stage in stages[1:]]
     for thread in threads:
@@ -296,7 +296,7 @@ def run_stages(stages: Sequence[tuple[Place, Settings]]) -> None:
         thread.join()
 
 
-def run_worker(place: Place, settings: Settings) -> None:
+def run_worker(place: Place, settings: WorkerSettings) -> None:
     """Be a stage until the driver says stop."""
     context: Context = zmq.Context()
     outlet = _Outlet(context, place)

@@ -18,8 +18,8 @@ from evenflow.core.world import Link, World
 from evenflow.results.run import RunResult
 from evenflow.runtimes import RuntimeOverheads, runtimes
 from evenflow.sim.arrivals import serve
-from evenflow.sim.clock import Clock
-from evenflow.sim.driver import Driver, Stages
+from evenflow.sim.clock import SimClock
+from evenflow.sim.driver import SimDriver, Stages
 from evenflow.sim.stages import StageProcesses
 from evenflow.sim.tandem import Tandem
 
@@ -93,7 +93,7 @@ def simulate_replicas(
         from evenflow.sim.timed import TimedPipeline
 
         pipeline = partial(TimedPipeline, timing=timing)
-    drivers: Sequence[Driver | None] = [None] * world.replicas
+    drivers: Sequence[SimDriver | None] = [None] * world.replicas
     for requests in world.before:
         earlier = replace(world, requests=requests)
         drivers = _serve(earlier, pipeline, None, drivers, whole=False)
@@ -105,13 +105,13 @@ def _serve(
     world: World,
     pipeline: Stages,
     on_done: Callable[[int], None] | None,
-    after: Sequence[Driver | None],
+    after: Sequence[SimDriver | None],
     *,
     whole: bool,
-) -> list[Driver]:
+) -> list[SimDriver]:
     """Serve the requests of a world with pipelines that go on where those of `after` ended."""
-    clock = Clock()
-    drivers: list[Driver] = []
+    clock = SimClock()
+    drivers: list[SimDriver] = []
 
     def tell(_: int) -> None:
         if on_done is not None:
@@ -119,7 +119,7 @@ def _serve(
 
     told = on_done if len(after) == 1 else tell
     for earlier in after:
-        made = Driver(world, pipeline, told, clock=clock, after=earlier, whole=whole)
+        made = SimDriver(world, pipeline, told, clock=clock, after=earlier, whole=whole)
         drivers.append(made)
     serve(clock, world, drivers, world.overheads, world.router)
     return drivers

@@ -15,7 +15,7 @@ from evenflow.core.request import Request
 from evenflow.core.routing import Router, router_of
 from evenflow.core.world import World
 from evenflow.runtimes import RuntimeOverheads
-from evenflow.sim.clock import Clock
+from evenflow.sim.clock import SimClock
 
 if TYPE_CHECKING:
     from evenflow.engines.pools import PooledWorld
@@ -37,7 +37,7 @@ class Entrance(Protocol):
 
 
 def serve(
-    clock: Clock,
+    clock: SimClock,
     world: World | PooledWorld,
     pipelines: Sequence[Entrance],
     overheads: RuntimeOverheads,
@@ -46,16 +46,16 @@ def serve(
     """Let a world's requests in, by front ends if there are any, and run until nothing is left."""
     if overheads.has_front_end:
         pipelines = [FrontEnd(clock, pipeline, overheads) for pipeline in pipelines]
-    Arrivals(clock, world.requests, world.concurrency, pipelines, router)
+    ArrivalSource(clock, world.requests, world.concurrency, pipelines, router)
     clock.run_out()
 
 
-class Arrivals:
+class ArrivalSource:
     """Lets `requests` in. `concurrency`: only as many at once; each that ends lets in the next."""
 
     def __init__(
         self,
-        clock: Clock,
+        clock: SimClock,
         requests: Sequence[Request],
         concurrency: int | None,
         pipelines: Sequence[Entrance],
@@ -116,7 +116,7 @@ class FrontEnd:
     which they hold up nobody (network, threads). Half is a convention: bursts on vLLM 0.8 fit it.
     """
 
-    def __init__(self, clock: Clock, pipeline: Entrance, overheads: RuntimeOverheads) -> None:
+    def __init__(self, clock: SimClock, pipeline: Entrance, overheads: RuntimeOverheads) -> None:
         self._clock = clock
         self._pipeline = pipeline
         self._half_s = overheads.front_end_s / 2

@@ -16,7 +16,7 @@ LAST = EventPriority(9)
 """After everything else of the same instant."""
 
 
-class Clock:
+class SimClock:
     """Calls at absolute times, in the queue of a SimPy `environment`, which may have processes.
 
     NOTE: `timeout(t - now)` may fire one bit away from `t`, and then two ways to compute the same

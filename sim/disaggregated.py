@@ -13,11 +13,11 @@ from evenflow.engines.handover import PoolBatcher
 from evenflow.engines.pools import PooledWorld, Pools
 from evenflow.results.run import RunResult
 from evenflow.sim.arrivals import serve
-from evenflow.sim.clock import LAST, Clock
-from evenflow.sim.driver import Driver, Stages
+from evenflow.sim.clock import LAST, SimClock
+from evenflow.sim.driver import SimDriver, Stages
 
 
-class Pool(Driver):
+class SimPool(SimDriver):
     """The driver of one pool: tells the system what finished here, and when there may be room.
 
     At one instant pools are asked in the order in which they are made, as in a real run.
@@ -71,12 +71,12 @@ class Disaggregated(Pools):
         on_done: Callable[[int], None] | None = None,
         batcher: Callable[..., PoolBatcher] = PoolBatcher,
     ) -> None:
-        self.clock = Clock()
-        self.made: list[Pool] = []
+        self.clock = SimClock()
+        self.made: list[SimPool] = []
 
-        def pool_of(name: str) -> Pool:
+        def pool_of(name: str) -> SimPool:
             kind = partial(batcher, keeps_pages=name != "decode")
-            return Pool(self, getattr(world, name), stages, kind)
+            return SimPool(self, getattr(world, name), stages, kind)
 
         super().__init__(world, self.clock, pool_of, on_done)
 

@@ -17,11 +17,11 @@ from evenflow.core.world import World
 from evenflow.results.recorder import Recorder
 from evenflow.results.run import RunResult
 from evenflow.sim.arrivals import serve
-from evenflow.sim.clock import LAST, Clock
+from evenflow.sim.clock import LAST, SimClock
 from evenflow.sim.stages import StageProcesses
 from evenflow.sim.tandem import Tandem
 
-Stages = Callable[[Clock, World, Recorder], Tandem | StageProcesses]
+Stages = Callable[[SimClock, World, Recorder], Tandem | StageProcesses]
 """Makes the stages of a pipeline."""
 
 BLOCK_BYTES = 1 << 23
@@ -29,7 +29,7 @@ BLOCK_BYTES = 1 << 23
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Driver:
+class SimDriver:
     """Runs one world through a pipeline. `on_done` is called with the number of requests done.
 
     With a `clock` of several pipelines, `run` is not called: requests come through `admit`.
@@ -43,13 +43,13 @@ class Driver:
         stages: Stages,
         on_done: Callable[[int], None] | None = None,
         batcher: Callable[..., Batcher] = Batcher,
-        clock: Clock | None = None,
+        clock: SimClock | None = None,
         *,
-        after: Driver | None = None,
+        after: SimDriver | None = None,
         whole: bool = True,
     ) -> None:
         self._world = world
-        self._clock = clock or Clock()
+        self._clock = clock or SimClock()
         self._recorder = Recorder(world.depth, whole=whole)
         self._on_done: list[Callable[[int], None]] = []
         if on_done is not None:

@@ -13,7 +13,7 @@ from simpy import Event, Store
 from evenflow.core.batch import MicroBatch
 from evenflow.core.world import World
 from evenflow.results.recorder import Recorder
-from evenflow.sim.clock import Clock
+from evenflow.sim.clock import SimClock
 
 Process = Generator[Event, "_Travel", None]
 
@@ -34,7 +34,7 @@ class StageProcesses:
     queues_ahead = False
     """Whether every later event of an instant is in the queue before the first one fires."""
 
-    def __init__(self, clock: Clock, world: World, recorder: Recorder) -> None:
+    def __init__(self, clock: SimClock, world: World, recorder: Recorder) -> None:
         self._clock = clock
         self._world = world
         self._recorder = recorder

@@ -14,7 +14,7 @@ from evenflow.compiled import mypyc_attr
 from evenflow.core.batch import MicroBatch
 from evenflow.core.world import World
 from evenflow.results.recorder import Recorder
-from evenflow.sim.clock import Clock
+from evenflow.sim.clock import SimClock
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -27,7 +27,7 @@ class Tandem:
     queues_ahead = True
     """Whether every later event of an instant is in the queue before the first one fires."""
 
-    def __init__(self, clock: Clock, world: World, recorder: Recorder) -> None:
+    def __init__(self, clock: SimClock, world: World, recorder: Recorder) -> None:
         if world.shares_link:
             raise ValueError("a shared link needs sim.stages")
         self._clock = clock

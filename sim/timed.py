@@ -17,9 +17,9 @@ from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.recorder import Recorder
 from evenflow.results.run import RunResult
 from evenflow.runtimes import RuntimeOverheads
-from evenflow.sim.clock import Clock
+from evenflow.sim.clock import SimClock
 from evenflow.sim.disaggregated import Disaggregated
-from evenflow.sim.driver import Driver
+from evenflow.sim.driver import SimDriver
 from evenflow.sim.tandem import Tandem
 
 GRID_PER_S = 2.0**30
@@ -56,7 +56,7 @@ class TimedPipeline(Tandem):
 
     def __init__(
         self,
-        clock: Clock,
+        clock: SimClock,
         world: World,
         recorder: Recorder,
         *,
@@ -124,4 +124,4 @@ def simulate_timed(
 
     if isinstance(world, PooledWorld):
         return Disaggregated(world, stages).run()
-    return Driver(world, stages).run()
+    return SimDriver(world, stages).run()

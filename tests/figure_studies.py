@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from evenflow.experiments.figures.make import FOLDER
-from evenflow.experiments.figures.schema import Plan, load_plan
-from evenflow.experiments.figures.study import Study
+from evenflow.experiments.figures.schema import FigurePlan, load_plan
+from evenflow.experiments.figures.study import FigureStudy
 from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
 from evenflow.sim import simulate
@@ -18,15 +18,15 @@ from evenflow.types import Request
 from tests.worlds import small_world
 
 
-def plan_of(name: str, *overrides: str, quick: bool = False) -> Plan:
+def plan_of(name: str, *overrides: str, quick: bool = False) -> FigurePlan:
     """Return a figure of ours with what is set by hand."""
     return load_plan(FOLDER / f"{name}.yaml", overrides, quick=quick)
 
 
-def study_of(name: str, folder: Path, *overrides: str, wrong: int | None = None) -> Study:
+def study_of(name: str, folder: Path, *overrides: str, wrong: int | None = None) -> FigureStudy:
     """Return the study of a figure of ours, its points under a folder."""
     store = Store(folder / "points")
-    return Study(plan_of(name, *overrides), store, ThreadPoolExecutor(1), wrong=wrong)
+    return FigureStudy(plan_of(name, *overrides), store, ThreadPoolExecutor(1), wrong=wrong)
 
 
 def outcome(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evenflow.costs.profile.file import Header, LayerShapes, Point, Profile
+from evenflow.costs.profile.file import Header, LayerShapes, Profile, ProfilePoint
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 from evenflow.costs.tables import TableCost
 from evenflow.specs.deployment import Deployment, split_layers
@@ -51,9 +51,9 @@ def point(
     *,
     seconds: float,
     ranks: int = 1,
-) -> Point:
+) -> ProfilePoint:
     """Return a point without spread."""
-    return Point(operator, tokens, context, size_bytes, ranks, seconds, seconds, seconds, 1)
+    return ProfilePoint(operator, tokens, context, size_bytes, ranks, seconds, seconds, seconds, 1)
 
 
 def prefill_s(tokens: int, context: int) -> float:
@@ -85,7 +85,7 @@ def header(spec: ModelSpec = TINY, **changed: object) -> Header:
     return Header(**(keys | changed))
 
 
-def points(ranks: int = 1) -> list[Point]:
+def points(ranks: int = 1) -> list[ProfilePoint]:
     """Return every operator that a prediction needs."""
     found = [
         point(operator, tokens, seconds=factor * (100 + tokens) * 1e-6, ranks=ranks)
@@ -103,7 +103,7 @@ def points(ranks: int = 1) -> list[Point]:
     return found
 
 
-def profile(found: list[Point] | None = None, **changed: object) -> Profile:
+def profile(found: list[ProfilePoint] | None = None, **changed: object) -> Profile:
     """Return a profile of these points, or of all that a prediction needs."""
     chosen = points() if found is None else found
     return Profile(header(**changed), tuple(sorted(chosen, key=lambda each: each.key)))

@@ -13,7 +13,7 @@ import evenflow.runtime.torch.settings
 from evenflow.cli.terminal import show
 from evenflow.config.build import build, load_workload
 from evenflow.config.run import RunConfig, load_config
-from evenflow.costs.profile.file import TIME_COLUMNS, Point, write_profile
+from evenflow.costs.profile.file import TIME_COLUMNS, ProfilePoint, write_profile
 from evenflow.profiler.outside import Service, host_points
 from evenflow.results.metrics import summarize
 from evenflow.runtime.real import notes_of, workers_of
@@ -87,12 +87,12 @@ def test_workers_take_the_dtype_of_the_model_and_compare_it_with_the_profile(
     assert notes_of({"workers": workers.facts}) == notes
 
 
-def measured_hops() -> list[Point]:
+def measured_hops() -> list[ProfilePoint]:
     """A byte takes a nanosecond, after 2 ms."""
     return [point("transfer", size_bytes=size, seconds=2e-3 + 1e-9 * size) for size in (128, 65536)]
 
 
-def mean_e2el_ms(folder: Path, found: list[Point], *keys: str) -> float:
+def mean_e2el_ms(folder: Path, found: list[ProfilePoint], *keys: str) -> float:
     write_profile(folder / "p.csv", profile(found, dtype="float16"))
     own = ["model=config.json", "gpu=null", "costs={kind: profile, path: p.csv}"]
     config = measured_config(folder, *own, *keys)
@@ -103,7 +103,7 @@ def mean_e2el_ms(folder: Path, found: list[Point], *keys: str) -> float:
 HOST = ("cpu_message", "cpu_schedule", "cpu_prepare", "cpu_sample", "cpu_detokenise")
 
 
-def measured_host() -> list[Point]:
+def measured_host() -> list[ProfilePoint]:
     """A millisecond each and 10 us a row; of a prompt alone 9 ms, and 10 us a token."""
     lines = [(name, 1e-3) for name in HOST] + [("cpu_prompt", 9e-3)]
     return [

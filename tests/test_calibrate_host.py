@@ -11,7 +11,13 @@ import pytest
 import yaml
 
 import evenflow as ef
-from evenflow.experiments.reproduce.calibrate import CONSTANTS, Fit, Found, Target, one_load
+from evenflow.experiments.reproduce.calibrate import (
+    CONSTANTS,
+    CalibrationTarget,
+    Fit,
+    FittedConstants,
+    one_load,
+)
 from evenflow.experiments.reproduce.forms import read_results
 from tests.command_line import evenflow, refusal
 from tests.test_reproduce import as_guidellm, as_vllm, seen_of
@@ -73,7 +79,7 @@ def test_a_mean_tells_nothing_and_it_says_so(folder: Path) -> None:
 
 
 def test_loads_that_are_alike_say_little_of_two_constants(measured: list[Path]) -> None:
-    paced, offline = (Target(read_results(path)[0], {}) for path in measured)
+    paced, offline = (CalibrationTarget(read_results(path)[0], {}) for path in measured)
     assert "one load of at most" in "".join(one_load([offline, offline]))
     assert not list(one_load([paced, offline]))
 
@@ -94,7 +100,7 @@ def test_what_cannot_be_compared_is_one_line(arguments: list[str], told: str, fo
 
 def test_what_results_cannot_tell_is_no_key_to_paste() -> None:
     fit = Fit([], {"holds": "engine"}, left_out=[*range(2, len(CONSTANTS))])
-    fit.best = Found(np.ones(len(CONSTANTS)), [])
+    fit.best = FittedConstants(np.ones(len(CONSTANTS)), [])
     assert fit.known() == {"holds": "engine", "schedule_s": 1e-3, "per_row_s": 5e-5}
     fit.left_out = [*range(len(CONSTANTS))]
     assert fit.known() == {}

@@ -15,7 +15,7 @@ from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
 from evenflow.study.capacity import (
     Capacity,
-    Question,
+    CapacityQuestion,
     capacity_of,
     facts,
     knee_rows,
@@ -44,7 +44,7 @@ def queue(folder: Path, *overrides: str, requests: int) -> RunConfig:
 
 
 def capacity(folder: Path, config: RunConfig, *slo: str, **more: Any) -> Capacity:
-    question = Question(config, tuple(parse_slo(slo)), folder, **more)
+    question = CapacityQuestion(config, tuple(parse_slo(slo)), folder, **more)
     with simulator(folder / "points") as who:
         return capacity_of(question, who, curve=(0.5, 2.0))
 

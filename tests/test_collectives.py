@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from evenflow.config.links import link_spec
 from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document
-from evenflow.costs import Fabric, Measured, Ring, TwoLevel
+from evenflow.costs import AllReduceTimes, Fabric, Ring, TwoLevel
 from evenflow.costs.silicon.tables import load_tables
 from evenflow.specs.gpu import LinkSpec, link
 from tests.command_line import refused
@@ -22,7 +22,7 @@ FAST = LinkSpec(100, 2)
 SLOW = LinkSpec(10, 30)
 RING = Ring(FAST)
 DIRECT = Ring(LinkSpec(100, 2, direct=True))
-POINTS = Measured([(1e3, 10e-6), (1e6, 100e-6), (2e6, 180e-6)], RING)
+POINTS = AllReduceTimes([(1e3, 10e-6), (1e6, 100e-6), (2e6, 180e-6)], RING)
 
 
 def test_an_all_to_all_sends_a_message_to_each_other_rank() -> None:
@@ -119,12 +119,12 @@ def test_measured_points_are_met_and_joined_by_straight_lines() -> None:
 )
 def test_wrong_points_are_refused(points: Any, message: str) -> None:
     with refused(message):
-        Measured(points)
+        AllReduceTimes(points)
 
 
 def test_experts_need_a_link_beside_measured_points() -> None:
     with refused("the all-to-all of experts needs a link besides"):
-        Measured([(1, 1.0)]).all_to_all_s(1, 2)
+        AllReduceTimes([(1, 1.0)]).all_to_all_s(1, 2)
     with refused("all_reduce: ranks_per_node is 0"):
         TwoLevel(FAST, SLOW, 0)
 

@@ -12,7 +12,7 @@ import pytest
 
 from evenflow.errors import UsageError
 from evenflow.experiments.recordings import of_engines, replay_engines, vllm
-from evenflow.experiments.recordings.journal import Event, Outcome, read, replay, simulated
+from evenflow.experiments.recordings.journal import Event, ReplayOutcome, read, replay, simulated
 from tests.command_line import evenflow
 from tools import engines_table
 
@@ -39,13 +39,13 @@ def test_vllm_decides_as_recorded(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def own() -> list[tuple[Path, Outcome | UsageError]]:
+def own() -> list[tuple[Path, ReplayOutcome | UsageError]]:
     return list(replay_engines(of_engines(engines_table.OWN), None))
 
 
 def test_engines_decide_as_in_our_own_recordings(own: list[tuple[Path, Any]]) -> None:
     for path, outcome in own:
-        assert isinstance(outcome, Outcome), path
+        assert isinstance(outcome, ReplayOutcome), path
         assert outcome.difference is None, path
         assert outcome.equal == outcome.steps > 20
         assert outcome.timed or path.name.startswith("gllm")

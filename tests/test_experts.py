@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from evenflow.costs import RooflineCost, decode_work, prefill_work
 from evenflow.costs.roofline import Rates, active_experts, all_to_all_bytes, experts_s
 from evenflow.costs.silicon.points import Peak, expert_times, least_s
-from evenflow.costs.silicon.tables import Experts, ExpertShape
+from evenflow.costs.silicon.tables import ExpertLayer, ExpertShape
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import LinkSpec, gpu
 from evenflow.specs.model import ModelSpec, Split, model
@@ -156,7 +156,7 @@ def test_experts_of_another_shape_keep_their_launches_and_their_rows_an_expert()
 
     bare_s = least_s(measured, 1, whole, 16, peak)
     times = {whole: {tokens: taken_s(measured, tokens) + bare_s for tokens in (1, 4, 64)}}
-    found, exact = expert_times(Experts(measured, "", times), other, whole, peak, peak)
+    found, exact = expert_times(ExpertLayer(measured, "", times), other, whole, peak, peak)
     assert not exact
     assert list(found) == [2, 8, 128]
     for tokens, seconds in found.items():

@@ -31,7 +31,7 @@ from evenflow.study.fair import (
 )
 from evenflow.study.points import Record
 from evenflow.study.slo import Condition
-from evenflow.study.trials import Part, Trial, table
+from evenflow.study.trials import Replication, Trial, table
 from evenflow.study.trials import unfair as unfair_of
 from tests.command_line import evenflow, rows_of
 
@@ -93,11 +93,11 @@ def trial(share: float = 0.0, **keys: Any) -> Trial:
 def test_a_metric_of_no_requests_is_no_number_of_a_trial() -> None:
     none = Record("", {"completed": 0, "failed": 9, "mean_ttft_ms": None}, why="too long")
     some = Record("", {"completed": 9, "failed": 0, "mean_ttft_ms": 5.0})
-    tried = Trial({"pages": 1}, (none, some), (Part(0, 0), Part(1, 0)))
+    tried = Trial({"pages": 1}, (none, some), (Replication(0, 0), Replication(1, 0)))
     assert [math.isnan(value) for value in tried.values("mean_ttft_ms")] == [True, False]
     assert math.isnan(tried.mean("mean_ttft_ms"))
     assert tried.served == Served(18, 9, "too long")
-    alone = replace(tried, records=(none,), parts=(Part(0, 0),))
+    alone = replace(tried, records=(none,), parts=(Replication(0, 0),))
     assert table([alone])["mean_ttft_ms"].dtype == float
     assert not Condition("mean_ttft_ms", 9.0).holds(none.values)
     assert not Condition("failed", 9.0).holds(none.values), "it served nothing"

@@ -19,7 +19,7 @@ from evenflow.study import plan_search
 from evenflow.study.advice import BOUNDS, Advice, advise
 from evenflow.study.deployments import launch_lines, layouts, most_tokens, pairs_of, parse_gpus
 from evenflow.study.plan import Planned, answered, facts, facts_of, rows, sentences
-from evenflow.study.plan_search import Ask, Question, parse_budgets, prepare
+from evenflow.study.plan_search import Ask, PlanQuestion, parse_budgets, prepare
 from evenflow.study.runs import Job, run_job
 from evenflow.study.slo import Condition, parse_slo
 from evenflow.study.trials import How
@@ -42,12 +42,12 @@ RUN: dict[str, Any] = {
 SLO = tuple(parse_slo(["p90_ttft_ms=1000", "p90_tpot_ms=60"]))
 
 
-def asked(run: dict[str, Any], slo: tuple[Condition, ...] = SLO, **wish: Any) -> Question:
+def asked(run: dict[str, Any], slo: tuple[Condition, ...] = SLO, **wish: Any) -> PlanQuestion:
     given = {"gpus": (1, 2, 3, 4), "schedulers": ("sarathi",), "budgets": (256, 1024)} | wish
     return prepare(Document("a.yaml", run, {}), Path(), Ask(slo=slo, **given))
 
 
-def planned(folder: Path, question: Question, workers: int = 1) -> Planned:
+def planned(folder: Path, question: PlanQuestion, workers: int = 1) -> Planned:
     with simulator(folder, workers) as who:
         return answered(question, who)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from evenflow.core.batch import Span
 from evenflow.costs import RooflineCost, Work, decode_work, prefill_work
 from evenflow.costs.profile.cost import check_device, check_units, profile_cost
-from evenflow.costs.profile.file import Point, Profile
+from evenflow.costs.profile.file import Profile, ProfilePoint
 from evenflow.costs.tables import Curve, Surface, never_falling
 from evenflow.errors import UsageError
 from evenflow.profiler import import_files
@@ -212,7 +212,7 @@ def test_missing_operators_are_named_or_filled_in() -> None:
     assert profile_cost(profile(), TINY, (4,), 2, roofline(2, ring)).times(prefill_work(8))[0] > 0
 
 
-def kept(keep: Callable[[Point], bool]) -> Profile:
+def kept(keep: Callable[[ProfilePoint], bool]) -> Profile:
     """Return the profile of only these points."""
     return profile([each for each in points() if keep(each)])
 

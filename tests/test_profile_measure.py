@@ -19,7 +19,7 @@ from evenflow.costs import decode_work  # noqa: E402
 from evenflow.costs.profile.cost import HOST, profile_cost  # noqa: E402
 from evenflow.costs.profile.file import OPERATORS, Profile, read_profile  # noqa: E402
 from evenflow.errors import UsageError  # noqa: E402
-from evenflow.profiler import Settings, check_profile  # noqa: E402
+from evenflow.profiler import ProfileSettings, check_profile  # noqa: E402
 from evenflow.profiler.outside import Service, detokenise_points  # noqa: E402
 from evenflow.profiler.profile import errors_table  # noqa: E402
 from evenflow.profiler.timed_runs import MIN_ROUNDS  # noqa: E402
@@ -47,7 +47,7 @@ CONFIG = {
     "max_position_embeddings": 64,
     "torch_dtype": "float32",
 }
-QUICK = Settings(minutes=0.001, max_tokens=32, max_rows=4, beside=0)
+QUICK = ProfileSettings(minutes=0.001, max_tokens=32, max_rows=4, beside=0)
 QUICKER = replace(QUICK, max_tokens=16, layers=1)
 NOT_MEASURED = {
     *("device_copy", "layer", "model_prefill", "all_reduce", "attention_decode_uneven"),
@@ -194,11 +194,11 @@ def test_products_of_8_bit_floats_are_measured_where_torch_has_them(
         raise NotImplementedError
 
     monkeypatch.setattr(torch, "_scaled_mm", lacking)
-    refused = mistake(lambda: profile_model(own, tmp_path / "no.csv", Settings()))
+    refused = mistake(lambda: profile_model(own, tmp_path / "no.csv", ProfileSettings()))
     assert "weights in fp8 need torch._scaled_mm of 64 x 128 on the cpu" in refused
 
 
-def unserved(model: Path, out: Path, settings: Settings) -> Profile:
+def unserved(model: Path, out: Path, settings: ProfileSettings) -> Profile:
     """Measure a profile without a pipeline that serves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timed, "service_of", lambda *_: None)
@@ -330,7 +330,7 @@ def test_shapes_that_are_no_model_name_the_file(profile_path: Path, tmp_path: Pa
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_is_refused_where_there_is_none(config: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no CUDA device"):
-        profile_model(config, tmp_path / "p.csv", Settings("cuda"))
+        profile_model(config, tmp_path / "p.csv", ProfileSettings("cuda"))
 
 
 @pytest.mark.gpu
@@ -338,7 +338,7 @@ def test_cuda_is_measured_by_the_same_code(config: Path, tmp_path: Path) -> None
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     out = tmp_path / "p.csv"
-    profile_model(config, out, Settings("cuda", minutes=0.05, max_tokens=32, max_rows=4))
+    profile_model(config, out, ProfileSettings("cuda", minutes=0.05, max_tokens=32, max_rows=4))
     assert read_profile(out).header.tile_tokens in (1, 64, 128, 256)
     assert check_profile(out, timed_stage, batches=6, repeats=3, layers=2)[-1].operator == "stage"
 

@@ -25,8 +25,8 @@ from evenflow.profiler.timed_runs import (
     GOOD_ROUNDS,
     MIN_ROUNDS,
     CpuStopwatch,
-    Journal,
     Mark,
+    ProfileJournal,
     TimedRun,
     by_marks,
     marks_share,
@@ -113,7 +113,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-def run(machine: Machine, journal: Journal, budget_s: float) -> list[Shape]:
+def run(machine: Machine, journal: ProfileJournal, budget_s: float) -> list[Shape]:
     return measure(
         machine,
         LIMITS,
@@ -128,7 +128,7 @@ def run(machine: Machine, journal: Journal, budget_s: float) -> list[Shape]:
 def test_the_budget_picks_the_grid_and_is_kept(machine: Machine, tmp_path: Path) -> None:
     levels = []
     for budget_s in (0.5, 0.8, 20.0):
-        with Journal(tmp_path / f"{budget_s}.journal", {}) as journal:
+        with ProfileJournal(tmp_path / f"{budget_s}.journal", {}) as journal:
             began_s = machine.now_s
             shapes = run(machine, journal, budget_s)
             assert machine.now_s - began_s == pytest.approx(budget_s, rel=0.05)
@@ -140,13 +140,13 @@ def test_the_budget_picks_the_grid_and_is_kept(machine: Machine, tmp_path: Path)
 
 
 def test_a_budget_of_nothing_takes_the_fewest_rounds(machine: Machine, tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal", {}) as journal:
+    with ProfileJournal(tmp_path / "journal", {}) as journal:
         shapes = run(machine, journal, 0.0)
         assert len(journal.runs) == MIN_ROUNDS * len(shapes)
 
 
 def test_rounds_are_whole_and_in_ever_new_order(machine: Machine, tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal", {}) as journal:
+    with ProfileJournal(tmp_path / "journal", {}) as journal:
         count = len(run(machine, journal, 0.0))
     rounds = [machine.order[start : start + count] for start in range(2 * count, 5 * count, count)]
     assert all(set(members) == set(rounds[0]) for members in rounds)
@@ -157,12 +157,12 @@ def test_an_interrupted_measurement_goes_on(machine: Machine, tmp_path: Path) ->
     path = tmp_path / "journal"
     coarse = len(grid(LIMITS, 0))
     machine.fail_after = 2 * coarse + 50
-    with pytest.raises(KeyboardInterrupt), Journal(path, {"what": 1}) as journal:
+    with pytest.raises(KeyboardInterrupt), ProfileJournal(path, {"what": 1}) as journal:
         run(machine, journal, 0.5)
     with path.open("a") as file:
         file.write('{"shot": [3, {"li')  # killed while it wrote
     machine.fail_after = None
-    with Journal(path, {"what": 1}) as journal:
+    with ProfileJournal(path, {"what": 1}) as journal:
         assert len(journal.runs) == 50
         shapes = run(machine, journal, 0.5)
         # Twice warmed up, but measured once.
@@ -180,23 +180,23 @@ def test_a_file_that_is_no_journal_is_refused_and_stays(tmp_path: Path, data: by
     path = tmp_path / "journal"
     path.write_bytes(data)
     with pytest.raises(UsageError, match="not a profile's journal"):
-        Journal(path, {})
+        ProfileJournal(path, {})
     assert path.read_bytes() == data
     (tmp_path / "link").symlink_to(path)
     with pytest.raises(UsageError, match="is a link"):
-        Journal(tmp_path / "link", {})
+        ProfileJournal(tmp_path / "link", {})
 
 
 def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal", {"model": "a"}):
+    with ProfileJournal(tmp_path / "journal", {"model": "a"}):
         pass
     with pytest.raises(UsageError, match="interrupted profile of something else"):
-        Journal(tmp_path / "journal", {"model": "b"})
+        ProfileJournal(tmp_path / "journal", {"model": "b"})
 
 
 def test_a_journal_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written"):
-        Journal(tmp_path / "none" / "journal", {})
+        ProfileJournal(tmp_path / "none" / "journal", {})
 
 
 # -- points and predictions -----------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_a_journal_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def profile_of(machine: Machine, path: Path) -> Profile:
     spec = model("Qwen2.5-14B")
-    with Journal(path, {}) as journal:
+    with ProfileJournal(path, {}) as journal:
         shapes = run(machine, journal, 2.0)
         counts = operator_counts(replace(spec, num_layers=LAYERS))
         points = operator_points(runs_by_shape(shapes, journal.runs), counts, 1)

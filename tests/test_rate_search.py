@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenflow.study.searches import Found, Probe, found, next_rates
+from evenflow.study.searches import Probe, RateFound, found, next_rates
 
 SERVICE_S = 2.0
 TOLERANCES = st.sampled_from([0.002, 0.02, 0.1, 0.5])
@@ -21,7 +21,7 @@ def ended(
     tolerance: float,
     width: int = 1,
     requests: int = 10**9,
-) -> tuple[Found, list[Probe]]:
+) -> tuple[RateFound, list[Probe]]:
     """Search with a run in which every request takes SERVICE_S seconds."""
     probes: list[Probe] = []
     while rates := next_rates(probes, start, tolerance, width):

@@ -41,7 +41,7 @@ def test_both_drivers_do_the_same_at_the_same_time(world: World) -> None:
         patch.setattr(evenflow.runtime.driver, "LOOK_S", 64 * TICK_S)
         patch.setattr(evenflow.runtime.driver, "FLUSH_S", 40 * TICK_S)
         real, batcher = drive(world)
-    simulated = driver.Driver(world, Tandem, batcher=RecordingBatcher)
+    simulated = driver.SimDriver(world, Tandem, batcher=RecordingBatcher)
     expected, result = simulated.run(), real.result()
     assert result.status == expected.status
     for name in ("request_id", "first_token_s", "completion_s", "preemptions"):
@@ -88,7 +88,7 @@ def test_an_eager_policy_is_asked_as_often_as_in_the_simulation() -> None:
     kind = "token_throttling"
     world = small_world(requests, kind, params, times_s=times_s, dispatch="eager", **sizes)
     real, _ = drive(world)
-    expected = driver.Driver(world, Tandem).run()
+    expected = driver.SimDriver(world, Tandem).run()
     np.testing.assert_array_equal(real.result().completion_s, expected.completion_s)
 
 
@@ -107,7 +107,7 @@ def test_decodes_run_ahead_as_in_the_simulation(
     rule = {"depth": depth, "max_in_flight": depth + 1, "times_s": (0.01, 1e-5)}
     world = small_world(requests, name, params, **sizes, **rule)
     real, batcher = drive(world)
-    simulated = driver.Driver(world, Tandem, batcher=RecordingBatcher)
+    simulated = driver.SimDriver(world, Tandem, batcher=RecordingBatcher)
     expected = simulated.run()
     assert expected.preemptions.any() == (name == "vllm_v1")
     np.testing.assert_allclose(real.result().completion_s, expected.completion_s)

@@ -28,9 +28,9 @@ from evenflow.results.bubbles import attribute
 from evenflow.runtime import Workers, serve
 from evenflow.runtime.driver import Driver
 from evenflow.runtime.emulated import EmulatedSettings, Faults, emulated_token, wait_until
-from evenflow.runtime.pipeline import Pipeline
+from evenflow.runtime.pipeline import WorkerPipeline
 from evenflow.runtime.wire import Failed, driver_address, encode, open_socket
-from evenflow.runtime.worker import Settings
+from evenflow.runtime.worker import WorkerSettings
 from evenflow.schedulers import POLICIES
 from evenflow.sim import World
 from evenflow.types import Request
@@ -55,7 +55,7 @@ def world_of(name: str = "sarathi", requests: Sequence[Request] = REQUESTS) -> W
 
 
 def driver_of(
-    workers: Pipeline,
+    workers: WorkerPipeline,
     world: World | None = None,
     owner: Batcher | None = None,
     **more: Any,
@@ -64,11 +64,11 @@ def driver_of(
     return Driver(world, [owner or world.batcher()], workers, **more)
 
 
-def pipeline(*faults: tuple[int, Settings], **more: float) -> Pipeline:
-    settings: list[Settings] = [EmulatedSettings()] * DEPTH
+def pipeline(*faults: tuple[int, WorkerSettings], **more: float) -> WorkerPipeline:
+    settings: list[WorkerSettings] = [EmulatedSettings()] * DEPTH
     for stage, other in faults:
         settings[stage] = other
-    return Pipeline(settings, 16, PAGES, **more)
+    return WorkerPipeline(settings, 16, PAGES, **more)
 
 
 def made_up(requests: Iterable[Request]) -> dict[int, list[int]]:
@@ -110,7 +110,9 @@ def test_a_stage_prepares_ahead_or_once_the_activations_are_there(metadata: str)
     owner = world.batcher(RecordingBatcher)
     tokens: dict[int, list[int]] = defaultdict(list)
     coupled = metadata == "with_activations"
-    with Pipeline([EmulatedSettings(), SlowToPrepare()], 16, PAGES, coupled=coupled) as workers:
+    with WorkerPipeline(
+        [EmulatedSettings(), SlowToPrepare()], 16, PAGES, coupled=coupled
+    ) as workers:
         driver = driver_of(workers, world, owner, on_token=lambda i, token: tokens[i].append(token))
         driver.run()
     assert replay(owner.journal, world.batcher()) is None
@@ -149,7 +151,9 @@ def check_causes(result: object) -> None:
 
 
 def run_and_fail(
-    workers: Pipeline, during: Callable[[Pipeline], None] | None = None, patience_s: float = 30.0
+    workers: WorkerPipeline,
+    during: Callable[[WorkerPipeline], None] | None = None,
+    patience_s: float = 30.0,
 ) -> Driver:
     def when_one_is_done(count: int) -> None:
         if during is not None and count == 1:
@@ -220,7 +224,7 @@ def test_nobody_is_silent_while_the_driver_itself_is_stopped(
         (Failing("leave"), r"stage 1 .* ended with status 0"),
     ],
 )
-def test_a_worker_that_fails_or_leaves_is_an_error(worker: Settings, message: str) -> None:
+def test_a_worker_that_fails_or_leaves_is_an_error(worker: WorkerSettings, message: str) -> None:
     with pytest.raises(WorkerError, match=message), pipeline((1, worker)) as workers:
         driver_of(workers).run()
 
@@ -258,7 +262,7 @@ def say_late(context: zmq.Context[zmq.Socket[bytes]], ended: int) -> None:
     ],
 )
 def test_a_worker_that_does_not_start_is_an_error(
-    settings: Settings, limit_s: float, message: str, monkeypatch: pytest.MonkeyPatch
+    settings: WorkerSettings, limit_s: float, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evenflow.runtime.pipeline.SILENT_LIMIT_S", 2.0)
     with pytest.raises(WorkerError, match=message):

@@ -24,11 +24,11 @@ from evenflow.engines.handover import PoolBatcher
 from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.experiments.validation import validate
 from evenflow.results.run import RunResult
-from evenflow.runtime import Served, Workers
+from evenflow.runtime import ServedRun, Workers
 from evenflow.runtime import serve as serve_world
 from evenflow.runtime.driver import Driver, Replicas
 from evenflow.runtime.emulated import EmulatedSettings
-from evenflow.runtime.pipeline import Pipeline
+from evenflow.runtime.pipeline import WorkerPipeline
 from evenflow.runtime.real import job_of
 from evenflow.sim import World, simulate_replicas
 from evenflow.types import Prefix, Request
@@ -67,7 +67,7 @@ def named(world: World | PooledWorld) -> dict[str, World]:
 
 def serve(
     world: World | PooledWorld, workers: dict[str, Workers] | None = None, **more: Any
-) -> tuple[Served, dict[int, list[int]], set[str]]:
+) -> tuple[ServedRun, dict[int, list[int]], set[str]]:
     """Serve a world, by emulated workers unless there are others; decisions must replay.
 
     Return what came of it, the tokens, and what the engines are called.
@@ -108,15 +108,17 @@ def test_real_replicas_do_what_simulated_ones_do(router: Router, concurrency: in
 
 
 @pytest.fixture
-def started(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> list[Pipeline]:
+def started(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> list[WorkerPipeline]:
     """Return where the pipelines that are started will be; nothing stays behind."""
-    pipelines: list[Pipeline] = []
-    enter = Pipeline.__enter__
-    monkeypatch.setattr(Pipeline, "__enter__", lambda self: pipelines.append(self) or enter(self))
+    pipelines: list[WorkerPipeline] = []
+    enter = WorkerPipeline.__enter__
+    monkeypatch.setattr(
+        WorkerPipeline, "__enter__", lambda self: pipelines.append(self) or enter(self)
+    )
     return pipelines
 
 
-def test_emulated_replicas_serve_as_the_router_says(started: list[Pipeline]) -> None:
+def test_emulated_replicas_serve_as_the_router_says(started: list[WorkerPipeline]) -> None:
     world = replicas_of("round_robin", REQUESTS[:12], replicas=2, virtual_engines=2)
     served, tokens, names = serve(world)
     assert names == {f"replica-{part}/engine-{engine}" for part in (0, 1) for engine in (0, 1)}
@@ -130,7 +132,9 @@ def test_emulated_replicas_serve_as_the_router_says(started: list[Pipeline]) -> 
 
 
 @pytest.mark.parametrize("mixed", [None, pool("sarathi", 1, 12)], ids=["two pools", "three"])
-def test_emulated_pools_serve_as_policies_say(mixed: World | None, started: list[Pipeline]) -> None:
+def test_emulated_pools_serve_as_policies_say(
+    mixed: World | None, started: list[WorkerPipeline]
+) -> None:
     decode = pool("token_throttling", 2, 14)
     world = PooledWorld(FEW, pool("sarathi", 1, 24), decode, mixed, LINK, borrow_tokens=64)
     served, tokens, _ = serve(world)
@@ -168,7 +172,7 @@ def check_transfers(result: RunResult, link: TransferLink | None = None) -> None
     ids=["replicas", "pools"],
 )
 def test_a_worker_that_is_killed_is_named_and_ends_all_pipelines(
-    world: World | PooledWorld, name: str, started: list[Pipeline]
+    world: World | PooledWorld, name: str, started: list[WorkerPipeline]
 ) -> None:
     def kill(count: int) -> None:
         if count >= 2:  # several may be done at once

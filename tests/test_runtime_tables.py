@@ -21,7 +21,7 @@ from evenflow.errors import WorkerError
 from evenflow.runtime.page_tables import PageTable, StepWriter
 from evenflow.runtime.tokens import RandomTexts, Text, TokenBook
 from evenflow.runtime.wire import Draw, Growth, Piece, Shared, Step, decode, encode
-from evenflow.sim.driver import Driver
+from evenflow.sim.driver import SimDriver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import Chunk, MicroBatch, Prefix, Request
 from tests.amounts import many
@@ -95,7 +95,7 @@ def test_workers_hold_what_the_batcher_holds(world: World) -> None:
     rules = EngineRules.of(world.make_scheduler())  # what no real run takes is left out
     assume(not rules.cuts and not rules.ahead)
     plain = replace(world, decoding=ONE_TOKEN, kv=KvCache)
-    Driver(plain, Tandem, batcher=Told).run()
+    SimDriver(plain, Tandem, batcher=Told).run()
 
 
 def test_a_page_that_a_row_has_already_may_be_replaced_by_that_of_another() -> None:
@@ -103,7 +103,7 @@ def test_a_page_that_a_row_has_already_may_be_replaced_by_that_of_another() -> N
     requests = [Request(i, 0.0, 100, 3, prefix=Prefix((7,), 100, 100)) for i in range(3)]
     sizes = {"depth": 3, "total_pages": 40, "prefix_cache": True}
     world = small_world(requests, "sarathi", {"token_budget": 20}, **sizes)
-    driver = Driver(world, Tandem, batcher=Told)
+    driver = SimDriver(world, Tandem, batcher=Told)
     driver.run()
     assert isinstance(driver.engines[0], Told)
     assert any(pages.start for pages in driver.engines[0].shared)
@@ -115,7 +115,7 @@ def test_a_page_left_for_that_of_another_is_free_before_its_row_is_served_again(
     requests += [Request(2, 0.0, 150, 1), Request(3, 0.0, 1, 1)]
     sizes = {"depth": 2, "total_pages": 32, "prefix_cache": True, "loop": EngineLoop}
     world = small_world(requests, "sglang", {}, **sizes)
-    Driver(world, Tandem, batcher=Told).run()
+    SimDriver(world, Tandem, batcher=Told).run()
 
 
 def step(**parts: Any) -> Step:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from evenflow.runtime.front import LiveFront
-from evenflow.runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError, Serving
+from evenflow.runtime.http.answers import Answers, Delta, Generation, Reply, ServiceError, Serving
 from evenflow.runtime.http.live import Clients
 from evenflow.runtime.http.text import Codec
 from evenflow.runtime.wire import Draw
@@ -25,7 +25,7 @@ def asked(max_tokens: int = 3, *, stop: Sequence[str] = (), temperature: float =
     return Generation([1, 2], max_tokens, temperature, 5, 0.9, 11, stop)
 
 
-async def pieces_of(reply: Reply) -> list[Piece]:
+async def pieces_of(reply: Reply) -> list[Delta]:
     return [piece async for piece in reply.pieces()]
 
 
@@ -104,7 +104,7 @@ def test_tokens_become_the_pieces_of_each_answer() -> None:
 
 
 def test_a_stop_string_in_the_last_text_is_found() -> None:
-    async def main() -> list[Piece]:
+    async def main() -> list[Delta]:
         answers = Driver().answers
         reply = answers.submit([asked(1, stop=["7 "])])
         answers.token(0, 7)

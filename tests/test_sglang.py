@@ -20,9 +20,9 @@ from evenflow.experiments.recordings import sglang
 from evenflow.experiments.recordings.journal import first_line, lines
 from evenflow.experiments.recordings.journal import replay as replay_journal
 from evenflow.results.bubbles import attribute
-from evenflow.schedulers.sglang import Room, SGLang
+from evenflow.schedulers.sglang import PrefillAdder, SGLang
 from evenflow.sim import World, simulate
-from evenflow.sim.driver import Driver
+from evenflow.sim.driver import SimDriver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import Request
 from tests.amounts import many
@@ -55,7 +55,7 @@ def test_sglang_decides_as_recorded(path: Path) -> None:
 @given(sglang_worlds(st.just(1), overlap=True))
 def test_nothing_is_lost_but_what_is_chosen_too_early(world: World) -> None:
     """Who ends by itself decodes once more; what is in flight of who is retracted is dropped."""
-    driver = Driver(world, Tandem, batcher=AuditedBatcher)
+    driver = SimDriver(world, Tandem, batcher=AuditedBatcher)
     result = driver.run()
     wanted = {request.request_id: request.output_tokens for request in world.requests}
     got = zip(result.request_id.tolist(), result.output_tokens.tolist(), result.status, strict=True)
@@ -66,7 +66,7 @@ def test_nothing_is_lost_but_what_is_chosen_too_early(world: World) -> None:
     (engine,) = driver.engines
     require_idle(engine)
     assert replay(engine.journal, world.batcher()) is None
-    assert_same(result, Driver(world, Tandem).run())
+    assert_same(result, SimDriver(world, Tandem).run())
     bubbles = attribute(result)
     assert sum(bubbles.totals().values()) == pytest.approx(bubbles.idle_s, abs=1e-9)
 
@@ -76,7 +76,7 @@ def test_of_two_prompts_cut_at_once_the_first_decodes_after_what_it_has(
     chunk: int, computed: int
 ) -> None:
     """Of 115 tokens; each chunk counts whole pages of 16, and only the last prompt goes on."""
-    result = Driver(cut_short(chunk), Tandem).run()
+    result = SimDriver(cut_short(chunk), Tandem).run()
     assert result.prefill_tokens.sum() == computed
     assert result.status == ["completed"] * 5
 
@@ -110,9 +110,9 @@ def test_prompts_of_one_pass_count_against_the_pool_one_after_the_other() -> Non
     assert taken == [True, True, False]
 
 
-def room_of(pages: int, *decodes: Decode) -> Room:
+def room_of(pages: int, *decodes: Decode) -> PrefillAdder:
     view = small_world([], "sglang", {}, total_pages=pages, loop=EngineLoop).batcher().view
-    return Room(view, 64, 64, 0, 0.5, decodes)
+    return PrefillAdder(view, 64, 64, 0, 0.5, decodes)
 
 
 @pytest.mark.parametrize(("pages", "fits"), [(9, False), (10, True)])

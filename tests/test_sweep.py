@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from benchmarks.coverage import covered
 from evenflow.errors import UsageError
 from evenflow.study.points import Record, Store
-from evenflow.study.searches import Range
+from evenflow.study.searches import NumberRange
 from evenflow.study.slo import pareto_front
 from evenflow.study.sweep import checked, run_sweep
 from evenflow.study.sweep_file import Sweep, check, load_sweep
@@ -26,7 +26,7 @@ from evenflow.study.sweep_findings import Findings
 from evenflow.study.sweep_page import write_findings
 from evenflow.study.sweep_plots import main_effects, sensitivity
 from evenflow.study.sweep_words import best_table, headline, told
-from evenflow.study.trials import Part, Trial
+from evenflow.study.trials import Replication, Trial
 from evenflow.study.unseen import SEEDS, WINDOWS, Check, unseen, verdict
 from tests.command_line import rows_of, write_trace
 from tests.sweeps import GRID, RUN, simulator, sweep
@@ -71,7 +71,7 @@ def test_the_points_that_a_method_lists(tmp_path: Path, method: str, points: lis
     ],
 )
 def test_the_grid_of_a_range(given_range: dict[str, Any], expected: list[float]) -> None:
-    assert Range(**given_range).grid() == expected
+    assert NumberRange(**given_range).grid() == expected
 
 
 def test_the_default_is_what_the_run_or_its_policy_says(tmp_path: Path) -> None:
@@ -259,7 +259,11 @@ def test_sensitivity_is_relative_to_the_default_within_a_replication(tmp_path: P
     for budget, runs in points.items():
         values = [{f"mean_{name}_ms": value for name, value in run.items()} for run in runs]
         records = tuple(Record(f"{budget}{index}", each) for index, each in enumerate(values))
-        trials.append(Trial({"scheduler.token_budget": budget}, records, (Part(0, 0), Part(1, 0))))
+        trials.append(
+            Trial(
+                {"scheduler.token_budget": budget}, records, (Replication(0, 0), Replication(1, 0))
+            )
+        )
     (panel,) = sensitivity(Findings(asked, trials, 1))
     assert (panel.parameter, panel.values) == ("scheduler.token_budget", [64, 128])
     assert panel.default == 1
@@ -306,7 +310,7 @@ def test_a_point_that_serves_little_is_no_answer(tmp_path: Path) -> None:
 
 def trial(label: int, *values: dict[str, Any]) -> Trial:
     records = tuple(Record(f"{label}{index}", each) for index, each in enumerate(values))
-    parts = tuple(Part(index, 0) for index in range(len(values)))
+    parts = tuple(Replication(index, 0) for index in range(len(values)))
     return Trial({"scheduler.token_budget": label}, records, parts)
 
 
@@ -352,7 +356,7 @@ def test_an_overloaded_best_point_says_so_and_all_points_have_their_latencies(
     assert [re.findall("<td>(.*?)</td>", row) for row in rows][1] == ["128", "8", "-", "3.5", "-"]
 
 
-def parts_of(asked: Sweep) -> dict[str, list[Part]]:
+def parts_of(asked: Sweep) -> dict[str, list[Replication]]:
     return unseen(asked, asked.study.config({}))
 
 
@@ -362,24 +366,28 @@ def test_unseen_parts_begin_after_the_sweep(
     monkeypatch.setattr("evenflow.study.unseen.PARTS", 3)
     write_trace(tmp_path / "trace.csv", *(f"{i},{10 + i},3" for i in range(100)))
 
-    def parts(keys: dict[str, Any], **workload: Any) -> dict[str, list[Part]]:
+    def parts(keys: dict[str, Any], **workload: Any) -> dict[str, list[Replication]]:
         own = {"trace": "trace.csv", "seed": 7, **workload}
         return parts_of(sweep(tmp_path, run={**RUN, "workload": own}, **keys))
 
     poisson = {"kind": "poisson", "rate": 1.0}
-    seeds = [Part(9, 5), Part(10, 5), Part(11, 5)]  # swept on 7 and 8
+    seeds = [Replication(9, 5), Replication(10, 5), Replication(11, 5)]  # swept on 7 and 8
     drawn = {"replicate": "seeds"}
     assert parts(drawn, requests=30, skip=5, arrivals=poisson) == {
         SEEDS: seeds,
-        WINDOWS: [Part(9, 35), Part(10, 65)],
+        WINDOWS: [Replication(9, 35), Replication(10, 65)],
     }
     assert parts(drawn, requests=45, skip=5, arrivals=poisson) == {SEEDS: seeds}  # one is none
     windows: dict[str, Any] = {}
-    later = {WINDOWS: [Part(9, 20), Part(10, 30), Part(11, 40)]}
+    later = {WINDOWS: [Replication(9, 20), Replication(10, 30), Replication(11, 40)]}
     assert parts(windows, requests=10) == parts(windows, requests=10, arrivals=poisson) == later
     assert parts({"replications": 1}) == {}
     sample = {"trace": "azure-conv-sample", "requests": 10, "arrivals": "offline"}
-    assert parts({}, **sample)[WINDOWS] == [Part(9, 10), Part(10, 20), Part(11, 30)]
+    assert parts({}, **sample)[WINDOWS] == [
+        Replication(9, 10),
+        Replication(10, 20),
+        Replication(11, 30),
+    ]
 
 
 def gains(*pairs: tuple[float, float]) -> Check:

@@ -9,7 +9,7 @@ import yaml
 
 from evenflow.config.build import build, load_workload
 from evenflow.config.run import load_config
-from evenflow.config.systems import System, markdown, systems
+from evenflow.config.systems import PublishedSystem, markdown, systems
 from evenflow.costs import prefill_work
 from evenflow.results.metrics import summarize
 from evenflow.sim import simulate
@@ -19,12 +19,12 @@ EXAMPLES = ROOT / "examples" / "systems"
 EACH = pytest.mark.parametrize("system", systems(), ids=lambda system: system.name)
 
 
-def example(system: System) -> Path:
+def example(system: PublishedSystem) -> Path:
     return EXAMPLES / f"{system.name}.yaml"
 
 
 @EACH
-def test_a_system_serves_every_request(system: System) -> None:
+def test_a_system_serves_every_request(system: PublishedSystem) -> None:
     config = load_config(example(system), ["workload.requests=12", "workload.arrivals=offline"])
     built = build(config, load_workload(config, ROOT).requests, ROOT)
     summary = summarize(simulate(built.world))
@@ -32,7 +32,9 @@ def test_a_system_serves_every_request(system: System) -> None:
 
 
 @EACH
-def test_the_example_is_the_common_deployment_with_the_keys_of_the_table(system: System) -> None:
+def test_the_example_is_the_common_deployment_with_the_keys_of_the_table(
+    system: PublishedSystem,
+) -> None:
     common = yaml.safe_load(example(systems()[0]).read_text(encoding="utf-8"))
     plain = {"scheduler": "sarathi", "runtime": "ideal"}
     expected = common | plain | yaml.safe_load(system.keys)

@@ -17,7 +17,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install -e '.[runtime]'")
 
 from evenflow.errors import WorkerError
 from evenflow.runtime.driver import Driver
-from evenflow.runtime.pipeline import Pipeline
+from evenflow.runtime.pipeline import WorkerPipeline
 from evenflow.runtime.torch.settings import TorchSettings
 from evenflow.runtime.worker import Place
 from tests.command_line import START_S, complaint, gone, group, spawn
@@ -43,11 +43,11 @@ def torch_run(run: Path) -> Path:
     return run
 
 
-def kill(workers: Pipeline) -> None:
+def kill(workers: WorkerPipeline) -> None:
     os.kill(workers.process_ids[1], signal.SIGKILL)
 
 
-def stop_and_kill(workers: Pipeline) -> None:
+def stop_and_kill(workers: WorkerPipeline) -> None:
     """Let stage 0 send to a stage that takes nothing and then dies."""
     os.kill(workers.process_ids[1], signal.SIGSTOP)
     time.sleep(0.2)
@@ -74,7 +74,7 @@ def test_a_worker_that_is_killed_is_named_and_the_rest_is_saved(
 
 
 def broken_run(
-    settings: Sequence[TorchSettings], ranks: int, break_it: Callable[[Pipeline], None]
+    settings: Sequence[TorchSettings], ranks: int, break_it: Callable[[WorkerPipeline], None]
 ) -> tuple[Driver, float, str]:
     """Serve until two requests are done, break it; return what it took until the error, and it."""
     broken_s: list[float] = []

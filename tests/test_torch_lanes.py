@@ -21,7 +21,7 @@ from evenflow.profiler import outside  # noqa: E402
 from evenflow.runtime import Workers  # noqa: E402
 from evenflow.runtime.real import job_of, notes_of, workers_of  # noqa: E402
 from evenflow.runtime.torch import carriers, settings  # noqa: E402
-from evenflow.runtime.torch.carriers import Sent  # noqa: E402
+from evenflow.runtime.torch.carriers import SentPages  # noqa: E402
 from evenflow.runtime.torch.inputs import batch_inputs  # noqa: E402
 from evenflow.runtime.torch.model import Rope  # noqa: E402
 from evenflow.runtime.torch.sample import drawn_by, sample  # noqa: E402
@@ -135,7 +135,7 @@ def test_all_pairs_have_met_before_anything_is_served(monkeypatch: pytest.Monkey
         monkeypatch.setenv(name, "lo")  # so that it is as before afterwards
     stages = [
         threading.Thread(
-            target=Sent, args=(Place(n, 4, 16, 4, ""), "nccl", torch.empty(0), 8), name=str(n)
+            target=SentPages, args=(Place(n, 4, 16, 4, ""), "nccl", torch.empty(0), 8), name=str(n)
         )
         for n in range(4)
     ]

@@ -15,7 +15,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install -e '.[runtime]'")
 from evenflow.core.loop import Loop
 from evenflow.core.replay import RecordingBatcher, replay
 from evenflow.engines.loop import EngineLoop
-from evenflow.runtime.pipeline import Pipeline
+from evenflow.runtime.pipeline import WorkerPipeline
 from evenflow.runtime.tokens import UNKNOWN, RandomTexts, Text, TokenBook
 from evenflow.types import Prefix, Request
 from tests.command_line import complaint, evenflow, summary_of, tokens_of, write_inputs
@@ -221,7 +221,7 @@ def test_virtual_engines_write_what_one_writes(llama: tuple[Path, Any]) -> None:
         world = replace(world_of(name, 2, params, virtual_engines=2), total_pages=2 * FEW_PAGES)
         engines: list[Any] = [world.batcher(RecordingBatcher) for _ in range(2)]
         settings = settings_of(folder, 2, transport="one_process")
-        with Pipeline(settings, PAGE_TOKENS, world.total_pages, together=True) as pipeline:
+        with WorkerPipeline(settings, PAGE_TOKENS, world.total_pages, together=True) as pipeline:
             assert serve(pipeline, world, *engines) == expected
         assert any(engine.queues.preemptions for engine in engines)
         for engine in engines:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.config.run import RunConfig
-from evenflow.study.uncertainty import COSTS, HOST, Range, Z, range_of, stated
+from evenflow.study.uncertainty import COSTS, HOST, MetricInterval, Z, range_of, stated
 
 shares = st.floats(0.001, 0.4)
 
@@ -48,8 +48,10 @@ def test_nine_seeds_cover_a_tenth_run_nine_times_of_ten() -> None:
 
 def test_half_the_width_of_an_interval_below_one_is_a_share_too() -> None:
     """0.25 to 1 is twice or half of 0.5, as a rate of requests may be."""
-    assert Range(0.25, 1.0, 0.0, 0.0, 1.0).half_width == 1.0
-    assert math.isnan(Range(0.0, 1.0, 0.0, 0.0, 1.0).half_width), "what exp has rounded to 0"
+    assert MetricInterval(0.25, 1.0, 0.0, 0.0, 1.0).half_width == 1.0
+    assert math.isnan(MetricInterval(0.0, 1.0, 0.0, 0.0, 1.0).half_width), (
+        "what exp has rounded to 0"
+    )
 
 
 @pytest.mark.parametrize("value", [0.0, math.nan, -1.0])

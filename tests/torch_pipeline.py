@@ -14,7 +14,7 @@ import pytest
 import evenflow.runtime.pipeline
 from evenflow.core.batcher import Batcher
 from evenflow.runtime.driver import Driver
-from evenflow.runtime.pipeline import Pipeline
+from evenflow.runtime.pipeline import WorkerPipeline
 from evenflow.runtime.tokens import RandomTexts, TextOf
 from evenflow.runtime.torch.settings import TorchSettings, cut, torch_settings
 from evenflow.runtime.worker import run_stages
@@ -82,10 +82,10 @@ def settings_of(folder: Path, stages: int, ranks: int = 1, **more: Any) -> list[
     return torch_settings(str(folder), spans, **({"threads": 1} | more))
 
 
-def pipeline_of(settings: Sequence[TorchSettings], **more: Any) -> Pipeline:
+def pipeline_of(settings: Sequence[TorchSettings], **more: Any) -> WorkerPipeline:
     """Return a pipeline of these stages with PAGES pages."""
     together = settings[0].transport == "one_process"
-    return Pipeline(settings, PAGE_TOKENS, PAGES, together=together, **more)
+    return WorkerPipeline(settings, PAGE_TOKENS, PAGES, together=together, **more)
 
 
 def world_of(name: str, stages: int, params: dict[str, Any] | None = None, **more: Any) -> World:
@@ -96,7 +96,7 @@ def world_of(name: str, stages: int, params: dict[str, Any] | None = None, **mor
 
 
 def serve(
-    pipeline: Pipeline,
+    pipeline: WorkerPipeline,
     world: World,
     *engines: Batcher,
     text_of: TextOf = TEXTS,

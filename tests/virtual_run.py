@@ -14,7 +14,7 @@ from evenflow.engines.handover import RecordingPoolBatcher
 from evenflow.engines.pools import PooledWorld
 from evenflow.results.run import Around, RunResult, around_stages
 from evenflow.runtime.driver import Driver
-from evenflow.runtime.pools import Pool, PooledDriver
+from evenflow.runtime.pools import PoolDriver, PooledDriver
 from evenflow.runtime.wire import Free, Message, Returned, Step
 from evenflow.sim import World
 from evenflow.types import Request
@@ -166,7 +166,9 @@ def serve_pools_noisily(world: PooledWorld, seed: int = 0) -> tuple[Any, dict[st
             pipeline = NoisyPipeline(pool, seed + len(drives), 0.0, beside)
             kind: Any = partial(RecordingPoolBatcher, keeps_pages=name != "decode")
             engines[name] = pool.batcher(kind)
-            drives[name] = partial(Pool, pool, [engines[name]], pipeline, clock=beside[0].clock)
+            drives[name] = partial(
+                PoolDriver, pool, [engines[name]], pipeline, clock=beside[0].clock
+            )
     driver = PooledDriver(world, drives)
     driver.run()
     result = driver.result()

@@ -28,7 +28,7 @@ from evenflow.costs import RooflineCost, StageCost, Work, decode_work, prefill_w
 from evenflow.costs.roofline import Rates, linear_s
 from evenflow.costs.silicon.cost import GPUS, silicon_cost, silicon_source
 from evenflow.errors import UsageError
-from evenflow.experiments.reproduce import Case, cases_of, chosen, data_folder
+from evenflow.experiments.reproduce import MeasuredCase, cases_of, chosen, data_folder
 from evenflow.experiments.reproduce.calibrate import CONSTANTS, Fit, nearest_of
 from evenflow.profiler import import_files
 from evenflow.report.plots import finish, key, panels
@@ -37,8 +37,7 @@ from evenflow.results.run import Floats
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, gpu
 from evenflow.specs.model import ModelSpec, model
-from evenflow.study.trials import Case as Tried
-from evenflow.study.trials import How, Study
+from evenflow.study.trials import How, Study, Variant
 from tools.published_facts import facts_table, published_facts
 
 HEADS = (
@@ -313,7 +312,7 @@ GOAL = 0.05
 class Goals:
     """The metrics of a measured run that have a goal."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: MeasuredCase) -> None:
         self.case = case
         self.patch = dict(case.config.document().data)
 
@@ -353,7 +352,7 @@ def _host(given: argparse.Namespace) -> None:
         best = nearest_of(study, [Fit(part, {"holds": given.holds}, left_out)], How())
         runtime = best.runtime(best.best.units)
         with How().simulator("host", len(runs)) as simulator:
-            tried = [Tried({}, {**run.patch, "runtime": runtime}) for run in runs]
+            tried = [Variant({}, {**run.patch, "runtime": runtime}) for run in runs]
             trials = simulator.trials(study, tried)
     known = [each for each in best.constants() if each.ends is not None and each.name in given.find]
     words = "".join(f"{each.name}: {each.value:.3g}, " for each in known)

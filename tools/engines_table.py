@@ -15,8 +15,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from evenflow.errors import UsageError
-from evenflow.experiments.recordings import ENGINES, Engine, engine_of, of_engines, replay_engines
-from evenflow.experiments.recordings.journal import Event, Outcome, first_line
+from evenflow.experiments.recordings import (
+    ENGINES,
+    RecordedEngine,
+    engine_of,
+    of_engines,
+    replay_engines,
+)
+from evenflow.experiments.recordings.journal import Event, ReplayOutcome, first_line
 from evenflow.report.tables import markdown_table
 
 ROOT = Path(__file__).parent.parent
@@ -27,9 +33,11 @@ SHARED = Path(os.environ.get("EVENFLOW_SHARED", ROOT.parent / "shared")) / "engi
 HEADS = ("engine", "version", "recorded", "stages", "journals", "steps equal", "requests to 1 ns")
 
 
-def rows(journals: Iterable[tuple[Path, Outcome | UsageError]]) -> str:
+def rows(journals: Iterable[tuple[Path, ReplayOutcome | UsageError]]) -> str:
     """Return a line of the table for each engine, version and mode."""
-    found: dict[tuple[str, str, str], list[tuple[Event, Outcome | UsageError]]] = defaultdict(list)
+    found: dict[tuple[str, str, str], list[tuple[Event, ReplayOutcome | UsageError]]] = defaultdict(
+        list
+    )
     for path, outcome in journals:
         config = first_line(path)
         engine = engine_of(path)
@@ -38,7 +46,7 @@ def rows(journals: Iterable[tuple[Path, Outcome | UsageError]]) -> str:
     lines = []
     for key, group in sorted(found.items()):
         stages = sorted({config.get("pp", config.get("depth", 1)) for config, _ in group})
-        done = [outcome for _, outcome in group if isinstance(outcome, Outcome)]
+        done = [outcome for _, outcome in group if isinstance(outcome, ReplayOutcome)]
         equal, steps = sum(each.equal for each in done), sum(each.steps for each in done)
         timed = sum(each.timed for each in done)
         refused = f", {len(group) - len(done)} not modelled" * (len(done) < len(group))
@@ -54,7 +62,7 @@ def rules() -> str:
     return markdown_table(heads, map(_rules_of, ENGINES.values()))
 
 
-def _rules_of(engine: Engine) -> tuple[str, ...]:
+def _rules_of(engine: RecordedEngine) -> tuple[str, ...]:
     compared = "; ".join(f"*{name}*: {rule}" for name, rule in engine.form.RULES.items())
     return engine.name, f"`{engine.policy}`", compared, engine.form.NOT_COVERED
 

@@ -31,7 +31,7 @@ from evenflow.costs.profile.file import read_profile
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 from evenflow.costs.tables import TableCost
 from evenflow.errors import UsageError
-from evenflow.profiler import Settings, check_profile, require_device
+from evenflow.profiler import ProfileSettings, check_profile, require_device
 from evenflow.profiler.machine import device_name
 from evenflow.profiler.profile import errors_table
 from evenflow.specs.deployment import Deployment
@@ -59,7 +59,7 @@ SMALL = ModelSpec(
 
 
 def report(
-    models: Sequence[str], out: Path, settings: Settings, batches: int, scale: Scale
+    models: Sequence[str], out: Path, settings: ProfileSettings, batches: int, scale: Scale
 ) -> dict[str, Any]:
     """Measure each model, `settings.minutes` each, into `out`; serve the first; return all."""
     require_device(settings.device)
@@ -82,7 +82,7 @@ def _serve(out: Path, name: str, profile: str, scale: Scale) -> dict[str, Any]:
     return serve_and_validate(out, scale, name, out / profile)
 
 
-def _measure(name: str, out: Path, settings: Settings, batches: int) -> dict[str, Any]:
+def _measure(name: str, out: Path, settings: ProfileSettings, batches: int) -> dict[str, Any]:
     from evenflow.runtime.profiled import profile_model, timed_stage
 
     path = out / f"{Path(name).stem}.csv.gz"
@@ -432,7 +432,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=2, help="of each validation")
     parser.add_argument("--stages", type=int, nargs="+", default=(1, 2, 4), help="to serve with")
     given = parser.parse_args(arguments)
-    settings = Settings(
+    settings = ProfileSettings(
         given.device,
         given.minutes,
         max_tokens=given.max_tokens,

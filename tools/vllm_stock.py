@@ -30,12 +30,12 @@ def served(run: Path, overrides: list[str]) -> dict[str, Any]:
     world, workers = servable(built), workers_of(job.config, built, job.beside)
     assert isinstance(workers, EngineWorkers)
     assert workers.text_of is not None
-    from evenflow.runtime.vllm.engine import Engine
+    from evenflow.runtime.vllm.engine import VllmEngine
 
     tokens: dict[int, list[tuple[float, int]]] = defaultdict(list)
     front = TraceReplay(world.requests, world.concurrency)
     batcher, entered = world.batcher(), dict[int, float]()
-    with Engine(arguments(workers.engine, world), own_scheduler=True) as engine:
+    with VllmEngine(arguments(workers.engine, world), own_scheduler=True) as engine:
         started_s = time.monotonic()
         while front or engine.is_busy:
             now_s = time.monotonic() - started_s

@@ -200,7 +200,7 @@ def timestamp(column: str, value: object) -> int:
     return (since.days * 86400 + since.seconds) * NANOSECONDS_PER_S + nanoseconds
 
 
-class Table(NamedTuple):
+class TraceTable(NamedTuple):
     """A format with one request a row, in named columns, or at paths of keys (`usage.tokens`).
 
     All of `columns` must be in the file: `time`, the column of arrival times (None: the format has
@@ -262,20 +262,20 @@ class Table(NamedTuple):
         return self.parse_time(self.time, value)
 
 
-FORMATS: Mapping[str, Table | ShareGpt] = MappingProxyType(
+FORMATS: Mapping[str, TraceTable | ShareGpt] = MappingProxyType(
     {
-        "azure": Table(
+        "azure": TraceTable(
             "ContextTokens", "GeneratedTokens", "TIMESTAMP", NANOSECONDS_PER_S, timestamp
         ),
-        "vidur": Table(
+        "vidur": TraceTable(
             "num_prefill_tokens", "num_decode_tokens", "arrived_at", time_required=False
         ),
-        "burstgpt": Table(
+        "burstgpt": TraceTable(
             "Request tokens", "Response tokens", "Timestamp", no_output="failed: no response"
         ),
-        "distserve": Table("prompt_len", "output_len", "start_time"),
-        "splitwise-sim": Table("prompt_size", "token_size", "arrival_timestamp"),
-        "bailian": Table(
+        "distserve": TraceTable("prompt_len", "output_len", "start_time"),
+        "splitwise-sim": TraceTable("prompt_size", "token_size", "arrival_timestamp"),
+        "bailian": TraceTable(
             "input_length",
             "output_length",
             "timestamp",
@@ -283,7 +283,7 @@ FORMATS: Mapping[str, Table | ShareGpt] = MappingProxyType(
             block_tokens=16,
             marks=("chat_id",),
         ),
-        "mooncake": Table(
+        "mooncake": TraceTable(
             "input_length",
             "output_length",
             "timestamp",
@@ -291,7 +291,9 @@ FORMATS: Mapping[str, Table | ShareGpt] = MappingProxyType(
             blocks="hash_ids",
             block_tokens=512,
         ),
-        "llmservingsim": Table("input_toks", "output_toks", "arrival_time_ns", NANOSECONDS_PER_S),
+        "llmservingsim": TraceTable(
+            "input_toks", "output_toks", "arrival_time_ns", NANOSECONDS_PER_S
+        ),
         "sharegpt": ShareGpt(),
     }
 )
@@ -334,7 +336,7 @@ def reader_of(
     name: str | None = None,
     columns: Mapping[str, str] | None = None,
     time_unit: str | None = None,
-) -> tuple[str, Table | ShareGpt]:
+) -> tuple[str, TraceTable | ShareGpt]:
     """Return the name of a file's format and its reader, in the unit of time that was given.
 
     The format is seen from the first record unless `name` or a mapping of `columns` is given.
@@ -353,7 +355,7 @@ def reader_of(
         found, reader = _seen(source, columns or {}, mapped=bool(columns) or name == LOG)
     if time_unit is None:
         return found, reader
-    if not isinstance(reader, Table) or reader.time is None:
+    if not isinstance(reader, TraceTable) or reader.time is None:
         raise source.error(f"time_unit: {found} has no times")
     ticks_per_s, parse_time = UNITS[time_unit]
     return found, reader._replace(ticks_per_s=ticks_per_s, parse_time=parse_time)
@@ -361,12 +363,12 @@ def reader_of(
 
 def _seen(
     source: Source, columns: Mapping[str, str], *, mapped: bool
-) -> tuple[str, Table | ShareGpt]:
+) -> tuple[str, TraceTable | ShareGpt]:
     """Return the format whose columns the first record has: a known one, or a log's."""
     record = columns_of(source)
     if not mapped:
         for name, reader in FORMATS.items():
-            if isinstance(reader, Table) and all(has(record, each) for each in reader.columns):
+            if isinstance(reader, TraceTable) and all(has(record, each) for each in reader.columns):
                 return name, reader
     log = log_table(record, columns)
     if log is not None:
@@ -385,7 +387,7 @@ def usual(record: Record, role: str) -> str | None:
     return next((name for name in ROLES[role] if has(record, name)), None)
 
 
-def log_table(record: Record, columns: Mapping[str, str]) -> Table | None:
+def log_table(record: Record, columns: Mapping[str, str]) -> TraceTable | None:
     """Return what reads a log: by a mapping of roles to columns, else by usual names.
 
     A time's unit is what its column's name ends in, else seen from each value. None where lengths
@@ -396,12 +398,12 @@ def log_table(record: Record, columns: Mapping[str, str]) -> Table | None:
         return None
     unit = (arrival or "").rpartition("_")[2]
     ticks_per_s, parse_time = UNITS.get(unit, AUTO)
-    return Table(prompt, output, arrival, ticks_per_s, parse_time)
+    return TraceTable(prompt, output, arrival, ticks_per_s, parse_time)
 
 
 def unknown(record: Record) -> str:
     """Say that no format has a record's columns, and what the nearest one has besides."""
-    tables = {n: each.columns for n, each in FORMATS.items() if isinstance(each, Table)}
+    tables = {n: each.columns for n, each in FORMATS.items() if isinstance(each, TraceTable)}
     lack = {n: [c for c in columns if not has(record, c)] for n, columns in tables.items()}
     nearest = max(tables, key=lambda n: (len(tables[n]) - len(lack[n]), -len(lack[n])))
     return (

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.files import local_file
-from evenflow.traces.formats import UNITS, UNREADABLE, Row, ShareGpt, Table, encoder, reader_of
+from evenflow.traces.formats import UNITS, UNREADABLE, Row, ShareGpt, TraceTable, encoder, reader_of
 from evenflow.traces.lines import Source, fingerprint, open_trace
 from evenflow.types import Prefix
 
@@ -191,7 +191,7 @@ def load_trace(
 
 def read_trace(
     source: Source,
-    named: tuple[str, Table | ShareGpt],
+    named: tuple[str, TraceTable | ShareGpt],
     limit: int | None,
     bounds: LengthFilter | None,
     keep_text: bool = False,

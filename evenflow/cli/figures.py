@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from concurrent import futures
 
     from evenflow.experiments.figures.claims import Answer
-    from evenflow.experiments.figures.schema import Plan
+    from evenflow.experiments.figures.schema import FigurePlan
     from evenflow.experiments.figures.study import Drawing
     from evenflow.study.points import Store
 
@@ -83,7 +83,7 @@ def figures_command(
 
 
 def _made(
-    plan: Plan, out: Path, store: Store, pool: futures.Executor, *, intervals: bool
+    plan: FigurePlan, out: Path, store: Store, pool: futures.Executor, *, intervals: bool
 ) -> Drawing:
     """Make a figure, say where it is and what is unfair of it; with the intervals of its claims."""
     from evenflow.cli.terminal import progress

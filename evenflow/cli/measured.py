@@ -85,7 +85,7 @@ def _profiled(run: Path, set_: list[str], profile: Path) -> list[str]:
     from evenflow.config.run import load_config
     from evenflow.config.workers import TorchWorkers
     from evenflow.config.yaml_file import find
-    from evenflow.profiler import Settings, most_beside
+    from evenflow.profiler import ProfileSettings, most_beside
 
     override = f"costs={{kind: profile, path: {json.dumps(str(profile))}}}"
     config = load_config(run, [*set_, override])
@@ -93,7 +93,7 @@ def _profiled(run: Path, set_: list[str], profile: Path) -> list[str]:
         raise UsageError("--profile: measures what torch workers compute; workers: torch is right")
     if not profile.exists():
         workers, most = config.workers, config.max_model_len
-        settings = Settings(
+        settings = ProfileSettings(
             workers.device,
             threads=workers.threads,
             tensor_parallel=config.tensor_parallel,

@@ -14,7 +14,6 @@ from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
     from evenflow.costs.profile.file import Profile
-    from evenflow.profiler import Settings
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="What another tool measured.")]
 Beside = Annotated[
@@ -61,10 +60,12 @@ def measure_command(
         return
     if model is None or out is None:
         raise UsageError("profile: give --model PATH (a config.json) and --out FILE")
-    from evenflow.profiler import Settings
+    from evenflow.profiler import ProfileSettings
 
     bounds = (max_tokens, max_rows, max_context)
-    settings = Settings(device, minutes, threads, layers, tensor_parallel, *bounds, beside=beside)
+    settings = ProfileSettings(
+        device, minutes, threads, layers, tensor_parallel, *bounds, beside=beside
+    )
     profile = measured(model, out, settings)
     echo(f"{profile.header.device}: {profile.header.grid}; {len(profile.points)} points")
     echo(out)
@@ -134,7 +135,7 @@ def check_command(
     echo(LEGEND + errors_table(rows))
 
 
-def measured(model: str, out: Path, settings: Settings) -> Profile:
+def measured(model: str, out: Path, settings: ProfileSettings) -> Profile:
     """Measure the profile of a model that the runtime computes; show how far it is."""
     from evenflow.profiler import require_device
 

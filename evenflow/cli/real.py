@@ -15,7 +15,7 @@ from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
     from evenflow.results.outcome import Outcome
-    from evenflow.runtime import Served
+    from evenflow.runtime import ServedRun
 
 
 def run_command(
@@ -142,7 +142,7 @@ def _tell(outcome: Outcome, folder: Path) -> None:
     echo(folder)
 
 
-def _end(served: Served, done: str, lost: Sequence[str]) -> None:
+def _end(served: ServedRun, done: str, lost: Sequence[str]) -> None:
     """Say why a run ended early, and what could not be written; exit with the status of that.
 
     Before it, what makes the run unlike the costs that it is compared with.

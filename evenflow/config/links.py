@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from evenflow.core.world import Link
-from evenflow.costs import Fabric, Measured, Ring, TwoLevel
+from evenflow.costs import AllReduceTimes, Fabric, Ring, TwoLevel
 from evenflow.errors import UsageError
 from evenflow.keys import Count, Keys, NameOr, NonNegative, Positive, expect, needed
 from evenflow.specs.gpu import LinkSpec, link, machine
@@ -208,7 +208,9 @@ class Wires(NamedTuple):
             fabric = self.nodes.fabric(spec, ranks) if self.nodes and spans else Ring(spec)
         if points is None:
             return fabric
-        return Measured([(size, microseconds * 1e-6) for size, microseconds in points], fabric)
+        return AllReduceTimes(
+            [(size, microseconds * 1e-6) for size, microseconds in points], fabric
+        )
 
     def hops(
         self, stages: int, ranks: int, token_bytes: float

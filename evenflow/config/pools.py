@@ -139,7 +139,7 @@ def system(scheduler: SchedulerConfig) -> DistServeConfig:
     return given
 
 
-def catalogue() -> list[schedulers.Entry]:
+def catalogue() -> list[schedulers.PolicyEntry]:
     """Return the policies and systems with their parameters, defaults and sources."""
     pooled = [schedulers.entry(name, cls, tuple(_flat(cls))) for name, cls in POOLED.items()]
     return schedulers.catalogue() + pooled

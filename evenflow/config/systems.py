@@ -16,7 +16,7 @@ from evenflow.errors import UsageError, instead_of
 from evenflow.report.tables import markdown_table
 
 
-class System(NamedTuple):
+class PublishedSystem(NamedTuple):
     """A system: its `keys` are YAML laid over a run with four GPUs; `name` is its example's."""
 
     name: str
@@ -31,13 +31,13 @@ class System(NamedTuple):
 
 
 @cache
-def systems() -> tuple[System, ...]:
+def systems() -> tuple[PublishedSystem, ...]:
     """Return the systems in the order of the document."""
     path = Path(__file__).with_name("systems.yaml")
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
     sentences = {name: text for name, text in data.items() if name != "systems"}
     return tuple(
-        System(name, **{**facts, "checked": facts["checked"].format(**sentences)})
+        PublishedSystem(name, **{**facts, "checked": facts["checked"].format(**sentences)})
         for name, facts in data["systems"].items()
     )
 
@@ -48,7 +48,7 @@ def keys_of_system(name: str) -> dict[str, Any]:
     return system.patch()
 
 
-def parse_systems(text: str) -> list[System]:
+def parse_systems(text: str) -> list[PublishedSystem]:
     """Return the systems of a comma-separated list; UsageError with the known ones for another."""
     by_name = {system.name: system for system in systems()}
     names = [name.strip() for name in text.split(",") if name.strip()]

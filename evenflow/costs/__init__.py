@@ -5,18 +5,18 @@ Knows specifications and the numbers of a micro-batch; no clock, no policy, no r
 
 from evenflow.core.batch import Work
 from evenflow.costs.base import AffineCost, BatchShape, StageCost, decode_work, prefill_work
-from evenflow.costs.collectives import Fabric, Measured, Ring, TwoLevel
+from evenflow.costs.collectives import AllReduceTimes, Fabric, Ring, TwoLevel
 from evenflow.costs.estimates import balanced_layers, estimates, token_budget_for
 from evenflow.costs.modifiers import DraftedCost, GraphCost, RanksCost, ScaledCost, SwapCost
 from evenflow.costs.roofline import RooflineCost
 
 __all__ = [
     "AffineCost",
+    "AllReduceTimes",
     "BatchShape",
     "DraftedCost",
     "Fabric",
     "GraphCost",
-    "Measured",
     "RanksCost",
     "Ring",
     "RooflineCost",

@@ -98,7 +98,7 @@ class TwoLevel:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Measured:
+class AllReduceTimes:
     """All-reduce times measured at some message sizes, on the number of ranks in question.
 
     `points` are (bytes, seconds) by size. Between two points the time is a straight line; below the

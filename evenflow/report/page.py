@@ -137,7 +137,7 @@ def compact(values: Any, digits: int = 5) -> list[float]:
     return [float(f"{value:.{digits}g}") for value in np.asarray(values).tolist()]
 
 
-class Drawing:
+class PlotlyFigure:
     """A Plotly figure of one panel as it grows, `height` pixels high and as wide as its place.
 
     `keys` go into Plotly's layout.
@@ -224,7 +224,7 @@ def parallel(columns: Mapping[str, Column], names: Sequence[str], best: Collecti
 
     NaN breaks a line.
     """
-    drawing = Drawing(380, hovermode="closest", margin={"l": 30, "r": 70})
+    drawing = PlotlyFigure(380, hovermode="closest", margin={"l": 30, "r": 70})
     places, marks = zip(*map(_axis, columns.values()), strict=True)
     order = [*(i for i in range(len(names)) if i not in best), *best]
     for index in order:

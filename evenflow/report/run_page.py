@@ -27,7 +27,7 @@ from evenflow.report.data import (
     used_share,
 )
 from evenflow.report.page import (
-    Drawing,
+    PlotlyFigure,
     beside,
     compact,
     figure,
@@ -213,7 +213,7 @@ def causes_by_stage(runs: Mapping[str, Outcome]) -> dict[str, Any]:
 
 
 def _stacked(names: list[str], parts: Floats, height: int) -> dict[str, Any]:
-    drawing = Drawing(height, barmode="stack", bargap=0.25, margin={"l": 10})
+    drawing = PlotlyFigure(height, barmode="stack", bargap=0.25, margin={"l": 10})
     drawing.axis("x", "share of stage time (%)", range=[0, 100])
     drawing.axis("y", autorange="reversed", automargin=True)
     for (part, shade), percent in zip(PARTS.items(), 100 * parts.T, strict=True):
@@ -262,14 +262,14 @@ def tokens(runs: Mapping[str, Outcome]) -> list[str]:
     return parts
 
 
-def _height(drawing: Drawing) -> float:
+def _height(drawing: PlotlyFigure) -> float:
     """Return how high the highest of the stacked bars are."""
     return float(np.max(np.sum([bars["y"] for bars in drawing.data], axis=0), initial=0.0))
 
 
-def _token_bars(result: RunResult, edges: Ints, places: Floats | Ints) -> Drawing:
+def _token_bars(result: RunResult, edges: Ints, places: Floats | Ints) -> PlotlyFigure:
     """Stacked bars: mean tokens of micro-batches [edges[i], edges[i+1]), from places[i] on."""
-    drawing = Drawing(210, barmode="stack", bargap=0)
+    drawing = PlotlyFigure(210, barmode="stack", bargap=0)
     counts = np.diff(edges)
     if not counts.all() or not len(counts):
         return drawing
@@ -290,7 +290,7 @@ def _token_bars(result: RunResult, edges: Ints, places: Floats | Ints) -> Drawin
 def whole_run(run: Outcome, longest_s: float) -> dict[str, Any]:
     """Draw what each stage's time goes to over the whole run: shares of short parts of it."""
     depth = run.result.depth
-    drawing = Drawing(120 + 34 * depth, hovermode=False)
+    drawing = PlotlyFigure(120 + 34 * depth, hovermode=False)
     slider = {"visible": True, "thickness": 0.14}
     drawing.axis("x", "time (s)", range=[0, longest_s], rangeslider=slider)
     _stage_axis(drawing, depth, scale=100, range=[100 * depth - 50, -50])
@@ -304,7 +304,7 @@ def whole_run(run: Outcome, longest_s: float) -> dict[str, Any]:
     return drawing.figure
 
 
-def _stage_axis(drawing: Drawing, depth: int, scale: int = 1, **keys: Any) -> None:
+def _stage_axis(drawing: PlotlyFigure, depth: int, scale: int = 1, **keys: Any) -> None:
     names = [f"stage {stage}" for stage in range(depth)]
     stages = [scale * stage for stage in range(depth)]
     drawing.axis("y", fixedrange=True, tickvals=stages, ticktext=names, showgrid=False, **keys)
@@ -315,7 +315,9 @@ def occupancy(run: Outcome) -> dict[str, Any]:
     result = run.result
     shown = steady(run, WINDOW_BATCHES + 2 * MARGIN_BATCHES)
     start, stop = _span(result, shown)
-    drawing = Drawing(120 + 34 * result.depth, barmode="overlay", bargap=0.1, hovermode="closest")
+    drawing = PlotlyFigure(
+        120 + 34 * result.depth, barmode="overlay", bargap=0.1, hovermode="closest"
+    )
     slider = {"visible": True, "thickness": 0.14, "range": [start, stop]}
     window = list(_span(result, steady(run, WINDOW_BATCHES)))
     drawing.axis("x", "time (s)", range=window, rangeslider=slider)
@@ -329,7 +331,7 @@ def _span(result: RunResult, batches: slice) -> tuple[float, float]:
     return float(result.start_s[batches].min()), float(result.end_s[batches].max())
 
 
-def _busy(drawing: Drawing, result: RunResult, shown: slice) -> None:
+def _busy(drawing: PlotlyFigure, result: RunResult, shown: slice) -> None:
     prefill, decode = result.prefill_tokens[shown], result.decode_tokens[shown]
     share = np.round(prefill / np.maximum(prefill + decode, 1), 1).tolist()
     about = np.stack([np.arange(shown.start, shown.stop), prefill, decode], axis=1)
@@ -347,7 +349,7 @@ def _busy(drawing: Drawing, result: RunResult, shown: slice) -> None:
     )
 
 
-def _idle(drawing: Drawing, run: Outcome, start: float, stop: float) -> None:
+def _idle(drawing: PlotlyFigure, run: Outcome, start: float, stop: float) -> None:
     """Idle intervals inside [start, stop] as slim bars, a trace a cause."""
     bubbles = run.idle
     begin = np.maximum(np.asarray(bubbles.start_s), start)
@@ -379,7 +381,7 @@ def latency(runs: Mapping[str, Outcome]) -> list[str]:
     limits = slo(runs)
     parts = []
     for key, (title, scale, column) in shown.items():
-        drawing = Drawing(290)
+        drawing = PlotlyFigure(290)
         for index, (name, own) in enumerate(metrics.items()):
             values, share = cumulative(scale * column(own))
             drawing.line(name, index, values, 100 * share)
@@ -403,7 +405,7 @@ def _scale(values: Floats) -> dict[str, Any]:
 
 def queues(runs: Mapping[str, Outcome]) -> list[str]:
     """Draw how many requests wait for their first token, and how many generate, over time."""
-    left, right = Drawing(280), Drawing(280)
+    left, right = PlotlyFigure(280), PlotlyFigure(280)
     for index, (name, run) in enumerate(runs.items()):
         result = run.result
         served = ~np.isnan(result.first_token_s)
@@ -429,7 +431,7 @@ def queues(runs: Mapping[str, Outcome]) -> list[str]:
 
 def kv_usage(runs: Mapping[str, Outcome]) -> dict[str, Any]:
     """Draw the used share of the KV pages over time: mean of each bin, and its range."""
-    drawing = Drawing(280)
+    drawing = PlotlyFigure(280)
     drawing.axis("x", "time (s)", range=[0, max(span_s(r.result) for r in runs.values())])
     drawing.axis("y", "KV pages used (%)", range=[0, 101])
     for index, (name, run) in enumerate(runs.items()):

@@ -39,7 +39,7 @@ FINER = (1, 2, 4)
 """A queue that is often empty varies more in shorter batches: the largest variance counts."""
 
 
-class Growth(NamedTuple):
+class QueueGrowth(NamedTuple):
     """By how many `requests` the number in the system grew while `arrivals` came.
 
     `deviation` is what it varies by chance, infinite where that is not known, and `degrees` those
@@ -88,7 +88,7 @@ class Growth(NamedTuple):
         return float(above + odds * below)
 
 
-def growth(arrived_s: Floats, left_s: Floats) -> Growth:
+def growth(arrived_s: Floats, left_s: Floats) -> QueueGrowth:
     """Return how the number in the system grows; from 0 where the warm-up outlasts the arrivals.
 
     Times in seconds, a request each, two or more in the order of arrival. There are as many batches
@@ -102,8 +102,8 @@ def growth(arrived_s: Floats, left_s: Floats) -> Growth:
     there = came - np.searchsorted(np.sort(left_s), edges_s, "right")
     if (arrivals := int(came[-1] - came[0])) < 1:
         waiting = int((left_s[:-1] > arrived_s[-1]).sum())
-        return Growth(waiting, len(arrived_s) - 1, 0, math.inf, batches - 1)
+        return QueueGrowth(waiting, len(arrived_s) - 1, 0, math.inf, batches - 1)
     steps = (np.diff(there[:: finest // finer]) for finer in FINER)
     variance = max(arrivals, *(float(step.var(ddof=1)) * len(step) for step in steps))
     grown, first = int(there[-1] - there[0]), int(there[0])
-    return Growth(grown, arrivals, first, math.sqrt(variance), batches - 1)
+    return QueueGrowth(grown, arrivals, first, math.sqrt(variance), batches - 1)

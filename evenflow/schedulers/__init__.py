@@ -43,7 +43,7 @@ FACTS = ("max_model_len", *GIVEN)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PolicyEntry:
     """A policy as `evenflow schedulers` shows it: parameters are (name, default) pairs."""
 
     name: str
@@ -105,21 +105,21 @@ def create(
         raise UsageError(f"scheduler {name}: {error}") from error
 
 
-def catalogue() -> list[Entry]:
+def catalogue() -> list[PolicyEntry]:
     """Return the policies with their parameters, defaults and sources."""
-    found: list[Entry] = []
+    found: list[PolicyEntry] = []
     for name in POLICIES:
         listed = parameters(cls := policy(name)).items()
         found.append(entry(name, cls, tuple((key, value.default) for key, value in listed)))
     return found
 
 
-def entry(name: str, cls: type, listed: tuple[tuple[str, Any], ...]) -> Entry:
+def entry(name: str, cls: type, listed: tuple[tuple[str, Any], ...]) -> PolicyEntry:
     """Return what a list of schedulers says of `cls`, from its docstring."""
     paragraphs = docstring(cls).split("\n\n")
     source = next((text for text in paragraphs if text.startswith("Source: ")), "")
     source = source.removeprefix("Source: ").replace("\n", " ").split(". ")[0].rstrip(".")
-    return Entry(name, paragraphs[0].replace("\n", " "), source, listed)
+    return PolicyEntry(name, paragraphs[0].replace("\n", " "), source, listed)
 
 
 def _imported(name: str) -> type[Scheduler]:

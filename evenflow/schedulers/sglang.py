@@ -162,7 +162,7 @@ class SGLang(Policy):
             chunk = self.chunk_after(partial.computed)
         riding = running if self.mixed_chunk else 0
         limits = chunk - riding, self.max_prefill_tokens
-        room = Room(view, *limits, riding, self.new_token_ratio, view.decodes)
+        room = PrefillAdder(view, *limits, riding, self.new_token_ratio, view.decodes)
         if partial is not None:
             tokens = room.next_chunk_of(partial)
             pages = view.pages_for(partial.computed + tokens) - partial.pages
@@ -179,7 +179,9 @@ class SGLang(Policy):
             return view.waiting
         return (prompt for prompt in view.waiting if prompt.arrival_s <= self._received_s)
 
-    def _admit(self, room: Room, places: int, num_waiting: int) -> Generator[Upkeep, None, bool]:
+    def _admit(
+        self, room: PrefillAdder, places: int, num_waiting: int
+    ) -> Generator[Upkeep, None, bool]:
         """Take prompts that wait until one does not fit; return whether the slot is full then."""
         waiting = self._received(room.view)
         for _ in range(num_waiting):
@@ -291,7 +293,7 @@ class SGLang(Policy):
 
 
 @dataclass(slots=True)
-class Room:
+class PrefillAdder:
     """What a pass over the prompts has left, in tokens, and what it has taken (PrefillAdder).
 
     Of prompts it takes `chunk` and `inputs` at most, both charged whole pages. Of `free` tokens,

@@ -36,7 +36,7 @@ from evenflow.study.deployments import (
 )
 from evenflow.study.runs import Job
 from evenflow.study.slo import larger_is_better
-from evenflow.study.trials import Case, How, Study
+from evenflow.study.trials import How, Study, Variant
 
 SHOWN = 3
 HELPS = 0.005
@@ -118,12 +118,12 @@ def advise(job: Job, outcome: Outcome, how: How) -> Advice:
     return replace(advice, changed=dict(ordered))
 
 
-def changes(document: Document, beside: Path) -> Iterator[Case]:
+def changes(document: Document, beside: Path) -> Iterator[Variant]:
     """Yield the changes: where the layers are, the policy and its budget, links."""
     config = configured(document)
     found = [*_layouts(document, config, beside), *_policies(config), *faster_links(config)]
     for words, patch in found:
-        yield Case({"change": words}, patch)
+        yield Variant({"change": words}, patch)
 
 
 def _layouts(document: Document, config: RunConfig, beside: Path) -> Iterator[tuple[str, Patch]]:

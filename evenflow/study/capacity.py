@@ -34,8 +34,8 @@ from evenflow.results.outcome import Served
 from evenflow.study.fair import Interval, Side, interval, marked, require_served, weak
 from evenflow.study.searches import (
     LEAST_TOLERANCE,
-    Found,
     Probe,
+    RateFound,
     bisect,
     found,
     own_rate,
@@ -54,11 +54,11 @@ from evenflow.study.slo import (
 )
 from evenflow.study.told import left_out
 from evenflow.study.trials import (
-    Case,
     How,
     Simulator,
     Study,
     Trial,
+    Variant,
     dry_run,
     replications,
     run,
@@ -87,7 +87,7 @@ CURVE = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CapacityQuestion:
     """What is asked: a configuration, its SLO, how exactly, and over how many seeds.
 
     The capacity is known within `tolerance` (0.02: 2 %) of itself. Seeds count up from that of the
@@ -120,7 +120,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured(Probe):
+class CapacityProbe(Probe):
     """A probe of one replication, with the numbers of its run."""
 
     replication: int
@@ -142,9 +142,9 @@ class Capacity(Shown):
     `provenance` says where they come from.
     """
 
-    question: Question
-    searches: tuple[Found, ...]
-    measured: tuple[Measured, ...]
+    question: CapacityQuestion
+    searches: tuple[RateFound, ...]
+    measured: tuple[CapacityProbe, ...]
     curve: tuple[float, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -177,7 +177,7 @@ class Capacity(Shown):
         least = min(self.measured, key=lambda each: each.rate)
         return Served.of_all(at.served for at, _ in self.at_knee() or [(least, least)])
 
-    def enough_requests(self, searches: Iterable[Found]) -> int:
+    def enough_requests(self, searches: Iterable[RateFound]) -> int:
         """Return how many requests to ask for, so that their number does not matter much."""
         return math.ceil(max(each.enough_requests for each in searches) / (self.served.share or 1))
 
@@ -193,7 +193,7 @@ class Capacity(Shown):
         return interval(rates) if len(rates) == len(self.searches) else None
 
     @property
-    def contradictions(self) -> list[Measured]:
+    def contradictions(self) -> list[CapacityProbe]:
         """The rates that pass above one that fails, or fail below one that passes: noise."""
         return [
             each
@@ -211,7 +211,7 @@ class Capacity(Shown):
             yield Table(heads, knee_rows(self), of_words=True)
         yield from left_out(self.provenance)
 
-    def at_knee(self) -> list[tuple[Measured, Measured]]:
+    def at_knee(self) -> list[tuple[CapacityProbe, CapacityProbe]]:
         """Return, for each search that found a rate, the runs at it and at the next that fails."""
         runs = {(each.replication, each.rate): each for each in self.measured}
         return [
@@ -221,7 +221,7 @@ class Capacity(Shown):
         ]
 
 
-def capacity(question: Question, how: How) -> Capacity:
+def capacity(question: CapacityQuestion, how: How) -> Capacity:
     """Return the largest rate that keeps the SLO and at which the queue does not grow.
 
     UsageError as for `capacity_of`, and for a search that ran out of requests before it found a
@@ -235,7 +235,7 @@ def capacity(question: Question, how: How) -> Capacity:
     return answer
 
 
-def _check_long_enough(question: Question, answer: Capacity) -> None:
+def _check_long_enough(question: CapacityQuestion, answer: Capacity) -> None:
     for end in answer.searches:
         if end.status == "too_short":
             ran = max(each.rate for each in answer.measured if not each.failed)
@@ -248,7 +248,7 @@ def _check_long_enough(question: Question, answer: Capacity) -> None:
 
 
 def capacity_of(
-    question: Question, simulator: Simulator, curve: Sequence[float] = CURVE
+    question: CapacityQuestion, simulator: Simulator, curve: Sequence[float] = CURVE
 ) -> Capacity:
     """Return the largest rate that keeps the SLO, and the metrics at `curve` times that rate.
 
@@ -282,25 +282,25 @@ def capacity_of(
     return replace(answer, measured=_measured(question, trials), curve=rates)
 
 
-def _case(config: RunConfig, start: float, replication: int, rate: float) -> Case:
+def _case(config: RunConfig, start: float, replication: int, rate: float) -> Variant:
     """Return one replication, whose own rate is `start`, at another rate."""
     workload = {f"workload.{key}": getattr(config.workload, key) for key in ("seed", "skip")}
     patch = {**workload, **rate_patch(config.workload.arrivals, rate, start)}
-    return Case({"replication": replication, "rate": rate}, patch)
+    return Variant({"replication": replication, "rate": rate}, patch)
 
 
 def _own_rate(config: RunConfig, beside: Path) -> float:
     return own_rate(config.workload.arrivals, load_workload(config, beside).requests)
 
 
-def _measured(question: Question, trials: Iterable[Trial]) -> tuple[Measured, ...]:
+def _measured(question: CapacityQuestion, trials: Iterable[Trial]) -> tuple[CapacityProbe, ...]:
     """Return each rate of each replication once, by replication and rate."""
     runs = [_measure(question, trial) for trial in trials]
     by_place = {(each.replication, each.rate): each for each in runs}
     return tuple(by_place[place] for place in sorted(by_place))
 
 
-def _measure(question: Question, trial: Trial) -> Measured:
+def _measure(question: CapacityQuestion, trial: Trial) -> CapacityProbe:
     """Return what a rate came to, by Little's law and the SLO."""
     (record,) = trial.records
     rate, values = trial.labels["rate"], record.values
@@ -311,14 +311,14 @@ def _measure(question: Question, trial: Trial) -> Measured:
     failed = tuple(each.metric for each in question.slo if not _holds(each, values))
     in_system = served.share * rate * (values["mean_e2el_ms"] or 0.0) / 1e3
     about = trial.labels["replication"], values, trial.side, served
-    return Measured(rate, failed, in_system, served.completed, *about)
+    return CapacityProbe(rate, failed, in_system, served.completed, *about)
 
 
 def _holds(condition: Condition, values: Mapping[str, Any]) -> bool:
     return keeps_up(values) if condition is KEEPS_UP else condition.holds(values)
 
 
-def _prove(question: Question) -> Mapping[str, Any]:
+def _prove(question: CapacityQuestion) -> Mapping[str, Any]:
     """Find mistakes before the first long run, by a run of the two smallest requests.
 
     Return where results come from.

@@ -23,7 +23,7 @@ import pandas as pd
 
 from evenflow.config.build import load_workload, reads_text
 from evenflow.config.run import RunConfig, with_
-from evenflow.config.systems import System, systems
+from evenflow.config.systems import PublishedSystem, systems
 from evenflow.config.yaml_file import Patch, flat, value_of
 from evenflow.errors import LostProcessError, UsageError
 from evenflow.report.folder import reading
@@ -64,7 +64,7 @@ class Comparison(Shown):
     """What schedulers and published systems came to, in the order given."""
 
     outcomes: Sequence[Outcome]
-    systems: Sequence[System] = ()
+    systems: Sequence[PublishedSystem] = ()
 
     @property
     def summaries(self) -> dict[str, dict[str, Any]]:
@@ -168,7 +168,7 @@ def _patch(entry: object, config: RunConfig) -> tuple[str, Patch]:
         return entry.label, _patch(entry.entry, config)[1]
     if isinstance(entry, GivenPolicy):
         return entry.label, {"scheduler": {"name": entry.name}}
-    if isinstance(entry, System):
+    if isinstance(entry, PublishedSystem):
         return entry.name, entry.patch()
     if isinstance(entry, str):
         _refuse_system(entry)
@@ -196,7 +196,7 @@ def run_all(
     on_progress: Callable[[Sequence[int]], None] | None = None,
     form: Format = "csv",
     *,
-    published: Sequence[System] = (),
+    published: Sequence[PublishedSystem] = (),
 ) -> Comparison:
     """Simulate all jobs, each in a process of its own, and write a folder of each.
 

@@ -204,7 +204,7 @@ def dispatch_of(scheduler: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineCommand:
     """An engine's command, and its flags by what they say; engines.yaml explains each key."""
 
     name: str
@@ -219,10 +219,10 @@ class Engine:
 
 
 @cache
-def engines() -> tuple[Engine, ...]:
+def engines() -> tuple[EngineCommand, ...]:
     """Return the engines of engines.yaml."""
     text = Path(__file__).with_name("engines.yaml").read_text(encoding="utf-8")
-    return tuple(Engine(name, **keys) for name, keys in yaml.safe_load(text).items())
+    return tuple(EngineCommand(name, **keys) for name, keys in yaml.safe_load(text).items())
 
 
 def run_yaml(document: Document, beside: Path, final: Path) -> str:
@@ -275,7 +275,7 @@ def launch_lines(
 
 
 def _command(
-    engine: Engine, config: RunConfig, layers: Sequence[int], length: int | None
+    engine: EngineCommand, config: RunConfig, layers: Sequence[int], length: int | None
 ) -> tuple[str, list[str]]:
     """Return an engine's command for one replica, and what of the run it does not say."""
     values = {
@@ -314,7 +314,7 @@ def _machines(config: RunConfig) -> int | None:
     return -(-config.pipeline_gpus // config.nodes.gpus)
 
 
-def _unsaid(engine: Engine, config: RunConfig, values: Mapping[str, Any]) -> Iterator[str]:
+def _unsaid(engine: EngineCommand, config: RunConfig, values: Mapping[str, Any]) -> Iterator[str]:
     """Yield what of a run's deployment an engine's flags do not say."""
     for key, value in values.items():
         if value and key not in engine.flags:
@@ -329,7 +329,7 @@ def _unsaid(engine: Engine, config: RunConfig, values: Mapping[str, Any]) -> Ite
         yield "speculative"
 
 
-def _policy(engine: Engine, config: RunConfig) -> tuple[list[str], list[str]]:
+def _policy(engine: EngineCommand, config: RunConfig) -> tuple[list[str], list[str]]:
     """Return the flags of a run's policy, or of the engine's own with the same budget."""
     name, own = config.scheduler.name, next(iter(engine.policies))
     given = {**defaults(name), **config.scheduler.params}

@@ -21,7 +21,7 @@ from evenflow.study.fair import require_served
 from evenflow.study.plan_search import (
     CHANGE,
     Ask,
-    Question,
+    PlanQuestion,
     climb,
     contenders,
     name_of,
@@ -52,7 +52,7 @@ class Planned(Shown):
     took. `prediction`: how far the numbers of the best may be off, where that was asked.
     """
 
-    question: Question
+    question: PlanQuestion
     trials: Sequence[Trial]
     kept: Sequence[Trial] = ()
     misses: Sequence[Trial] = ()
@@ -116,7 +116,7 @@ def plan(document: Document, beside: Path, ask: Ask, how: How) -> Planned:
     return planned
 
 
-def answered(question: Question, who: Simulator) -> Planned:
+def answered(question: PlanQuestion, who: Simulator) -> Planned:
     """Return the plan that simulations of a checked question come to."""
     study = question.study
     trials = run(study, who, search(question))
@@ -162,7 +162,7 @@ def facts_of(planned: Planned, trial: Trial) -> dict[str, Any]:
     return facts
 
 
-def binding(question: Question, trial: Trial) -> Condition:
+def binding(question: PlanQuestion, trial: Trial) -> Condition:
     """Return the limit that is nearest, or missed by most."""
     return max(question.slo, key=lambda each: each.excess_share(trial.mean(each.metric)))
 
@@ -347,7 +347,7 @@ def rows(planned: Planned) -> tuple[list[str], list[list[str]]]:
     return [*heads, *_heads(question)], found
 
 
-def _heads(question: Question) -> list[str]:
+def _heads(question: PlanQuestion) -> list[str]:
     return [metric_words(each.metric).replace(" (", "\n(") for each in question.slo] + ["busy"]
 
 

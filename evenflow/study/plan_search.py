@@ -56,11 +56,11 @@ from evenflow.study.slo import (
     shares_beyond,
 )
 from evenflow.study.trials import (
-    Case,
     Parts,
     Search,
     Study,
     Trial,
+    Variant,
     dry_run,
     replications,
     why_alike,
@@ -171,7 +171,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PlanQuestion:
     """What is asked, checked: the run at the rate that is asked, what may be, on which requests.
 
     `parts` are those of the trace that a point has to pass, the whole last. `rate` is that of the
@@ -217,7 +217,7 @@ class Question:
 
     def case(
         self, setting: Setting, count: int, part: Stretch | None = None, patch: Patch | None = None
-    ) -> Case:
+    ) -> Variant:
         """Return a point on a part of the requests (None: all), with other keys changed too."""
         part = part or self.parts[-1]
         labels = {
@@ -228,7 +228,7 @@ class Question:
             **(patch or {}),
         }
         of_part = {"workload.requests": part.requests, "workload.skip": part.skip}
-        return Case(labels, {**setting.patch(count), **of_part, **(patch or {})})
+        return Variant(labels, {**setting.patch(count), **of_part, **(patch or {})})
 
     def point(self, trial: Trial) -> tuple[Setting, int]:
         """Return the setting of a trial, and how many replicas of it there were."""
@@ -267,7 +267,7 @@ def parse_budgets(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def prepare(document: Document, beside: Path, ask: Ask) -> Question:
+def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
     """Return the checked question; UsageError naming what is wrong with the run or the wish."""
     make_importable([document.data, list(ask.schedulers or ())], Path.cwd(), beside)
     document, is_cut = _with_requests(document, beside, ask.replications)
@@ -290,7 +290,7 @@ def prepare(document: Document, beside: Path, ask: Ask) -> Question:
         raise UsageError(
             f"--gpus: no number of replicas has so many GPUs: the smallest pipeline has {least}"
         )
-    return Question(
+    return PlanQuestion(
         ask=ask,
         document=document,
         beside=beside,
@@ -462,7 +462,7 @@ class _Best:
     gpus: int
 
 
-def search(question: Question) -> Search:
+def search(question: PlanQuestion) -> Search:
     """Ask for points until no cheaper one can keep the SLO; `exhaustive`: for all of them."""
     settings = list(question.settings.values())
     if question.ask.exhaustive:
@@ -474,7 +474,7 @@ def search(question: Question) -> Search:
         yield from side_by_side([_fewest(question, setting, best) for setting in chunk])
 
 
-def _fewest(question: Question, setting: Setting, best: _Best) -> Search:
+def _fewest(question: PlanQuestion, setting: Setting, best: _Best) -> Search:
     """Find the fewest replicas that keep the SLO, if those are no more GPUs than the best has."""
     counts, low = list(setting.counts), 0  # none below `low` keeps it, all that are left may
     at = None
@@ -493,8 +493,8 @@ def _fewest(question: Question, setting: Setting, best: _Best) -> Search:
 
 
 def _keeps(
-    question: Question, setting: Setting, count: int
-) -> Generator[Sequence[Case], list[Trial], bool]:
+    question: PlanQuestion, setting: Setting, count: int
+) -> Generator[Sequence[Variant], list[Trial], bool]:
     """Say whether a point keeps the SLO, on one part of the requests after the other."""
     for part in question.parts:
         (trial,) = yield [question.case(setting, count, part)]
@@ -508,7 +508,7 @@ def name_of(trial: Trial) -> str:
     return f"{trial.labels['replicas']} x {trial.labels['setting']}"
 
 
-def ranked(question: Question, trials: Sequence[Trial]) -> list[Trial]:
+def ranked(question: PlanQuestion, trials: Sequence[Trial]) -> list[Trial]:
     """Return the points that keep the SLO, the cheapest first, of those the widest margin first."""
     kept = {}
     for trial in trials:
@@ -517,13 +517,13 @@ def ranked(question: Question, trials: Sequence[Trial]) -> list[Trial]:
     return sorted(kept.values(), key=lambda each: (each.labels["gpus"], -question.margin(each)))
 
 
-def contenders(question: Question, kept: Sequence[Trial]) -> list[Trial]:
+def contenders(question: PlanQuestion, kept: Sequence[Trial]) -> list[Trial]:
     """Return the best of the cheapest points."""
     same = [each for each in kept if each.labels["gpus"] == kept[0].labels["gpus"]]
     return same[:CONTENDERS]
 
 
-def climb(question: Question, trials: Sequence[Trial]) -> Search:
+def climb(question: PlanQuestion, trials: Sequence[Trial]) -> Search:
     """Find the rate up to which the best of some points keeps the SLO.
 
     A point after the first is asked only for a rate above that of the best so far.
@@ -540,7 +540,7 @@ def climb(question: Question, trials: Sequence[Trial]) -> Search:
         best = max(each.rate for each in probes if each.passes)
 
 
-def _probe(question: Question, trial: Trial) -> Probe:
+def _probe(question: PlanQuestion, trial: Trial) -> Probe:
     rate = rate_of(question, trial)
     failed = () if question.excess(trial) <= 0 else ("slo",)
     latency_ms = trial.mean("mean_e2el_ms")
@@ -548,14 +548,14 @@ def _probe(question: Question, trial: Trial) -> Probe:
     return Probe(rate, failed, in_system, int(trial.mean("completed")))
 
 
-def _at_rate(question: Question, trial: Trial, rate: float) -> Case:
+def _at_rate(question: PlanQuestion, trial: Trial, rate: float) -> Variant:
     """Return the point of a trial with the run's arrivals at another rate."""
     assert question.rate is not None
     patch = rate_patch(question.config.workload.arrivals, rate, question.rate)
     return question.case(*question.point(trial), None, patch)
 
 
-def rate_of(question: Question, trial: Trial) -> float:
+def rate_of(question: PlanQuestion, trial: Trial) -> float:
     """Return the rate that a trial was simulated at."""
     arrivals = question.config.workload.arrivals
     assert question.rate is not None
@@ -565,7 +565,7 @@ def rate_of(question: Question, trial: Trial) -> float:
     return float(trial.labels.get("workload.arrivals.rate", question.rate))
 
 
-def up_to(question: Question, trials: Sequence[Trial]) -> dict[str, float]:
+def up_to(question: PlanQuestion, trials: Sequence[Trial]) -> dict[str, float]:
     """Return the highest rate at which each point was seen to keep the SLO, by name."""
     found: dict[str, float] = {}
     for trial in trials:
@@ -576,7 +576,7 @@ def up_to(question: Question, trials: Sequence[Trial]) -> dict[str, float]:
     return found
 
 
-def nearest(question: Question, trials: Sequence[Trial]) -> Search:
+def nearest(question: PlanQuestion, trials: Sequence[Trial]) -> Search:
     """Simulate on all requests the settings that miss least, one a layout, as large as may be."""
     misses = {}
     for trial in trials:
@@ -591,7 +591,7 @@ def nearest(question: Question, trials: Sequence[Trial]) -> Search:
     yield [question.case(each, each.counts[-1]) for each in settings]
 
 
-def remedies(question: Question, misses: Sequence[Trial]) -> Search:
+def remedies(question: PlanQuestion, misses: Sequence[Trial]) -> Search:
     """Simulate what may make the nearest points keep the SLO: other GPUs or more, less traffic."""
     best = misses[:CONTENDERS]
     cases = [_changed(question, each, "", {}, times) for each in best for times in TIMES]
@@ -622,8 +622,10 @@ def _other_gpu(config: RunConfig, name: str) -> tuple[str, Patch]:
     return f"{name} over {fastest}", {"gpu": name, "link": fastest, **own}
 
 
-def _changed(question: Question, trial: Trial, words: str, patch: Patch, times: int = 1) -> Case:
+def _changed(
+    question: PlanQuestion, trial: Trial, words: str, patch: Patch, times: int = 1
+) -> Variant:
     """Return a point with so many times the replicas and other keys changed."""
     setting, count = question.point(trial)
     plain = question.case(setting, times * count)
-    return Case({**plain.labels, CHANGE: words}, {**plain.patch, **patch})
+    return Variant({**plain.labels, CHANGE: words}, {**plain.patch, **patch})

@@ -21,7 +21,7 @@ from evenflow.config.yaml_file import Patch
 from evenflow.errors import MOST_RUNS, UsageError, require_package
 from evenflow.keys import Keys, expect, short_form
 from evenflow.report.tables import is_number
-from evenflow.study.trials import Case, Search, Trial
+from evenflow.study.trials import Search, Trial, Variant
 from evenflow.traces import AnyArrivals, Replay
 from evenflow.traces.trace import random_stream
 from evenflow.types import Request
@@ -36,7 +36,7 @@ DIGITS = 6
 Points = Annotated[int, Field(ge=1, le=MOST_RUNS)]
 
 
-class Range(Keys):
+class NumberRange(Keys):
     """Numbers from `low` to `high`."""
 
     low: Finite
@@ -84,9 +84,9 @@ def _distinct(values: list[Any]) -> bool:
 
 Parameter = Annotated[
     Annotated[list[Any], expect(_distinct, "at least one value, each once"), Tag("list")]
-    | Annotated[Range, Tag("range")],
+    | Annotated[NumberRange, Tag("range")],
     Discriminator(lambda value: "list" if isinstance(value, list) else "range"),
-    expect(lambda v: isinstance(v, list | dict | Range), "a list of values, or {low, high}"),
+    expect(lambda v: isinstance(v, list | dict | NumberRange), "a list of values, or {low, high}"),
 ]
 Space: TypeAlias = Mapping[str, Parameter]
 """What is varied, by dotted key."""
@@ -139,7 +139,7 @@ class Random(Keys):
 
         def drawn(name: str, parameter: Parameter) -> list[Any]:
             shares = random_stream(self.seed, name).random(self.points).tolist()
-            if isinstance(parameter, Range):
+            if isinstance(parameter, NumberRange):
                 return list(map(parameter.at, shares))
             return [parameter[int(share * len(parameter))] for share in shares]
 
@@ -177,7 +177,7 @@ Method = Annotated[Grid | OneAtATime | Random | Optuna, short_form("kind"), Disc
 
 def values_of(parameter: Parameter) -> list[Any]:
     """Return the values of a parameter that a grid takes; of a range without steps, its ends."""
-    if not isinstance(parameter, Range):
+    if not isinstance(parameter, NumberRange):
         return parameter
     return [parameter.at(0), parameter.at(1)] if parameter.steps is None else parameter.grid()
 
@@ -200,7 +200,7 @@ Score: TypeAlias = tuple[Sequence[float], Mapping[str, float]]
 def optuna(
     method: Optuna,
     goals: Sequence[str],
-    propose: Callable[[Any], Case],
+    propose: Callable[[Any], Variant],
     score: Callable[[Trial], Score],
 ) -> Search:
     """Let Optuna propose cases, batch by batch, from what the earlier batches came to.
@@ -241,7 +241,7 @@ def optuna(
 
 def proposed(asked: Any, name: str, parameter: Parameter) -> Any:
     """Ask Optuna for one value; a list of numbers is in order, one of anything else is not."""
-    if isinstance(parameter, Range):
+    if isinstance(parameter, NumberRange):
         return parameter.at(asked.suggest_float(name, 0.0, 1.0))
     if all(type(value) in (int, float) for value in parameter):
         return sorted(parameter)[asked.suggest_int(name, 0, len(parameter) - 1)]
@@ -309,7 +309,7 @@ Status = Literal["found", "never", "too_short"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RateFound:
     """What a search for a rate ended with.
 
     `found`: `rate` passes and `fails_at`, within the tolerance above it, does not. `never`: even
@@ -329,12 +329,12 @@ class Found:
 def bisect(
     start: float,
     tolerance: float,
-    case: Callable[[float], Case],
+    case: Callable[[float], Variant],
     probe: Callable[[Trial], ProbeT],
     *,
     width: int = 1,
     probes: Sequence[ProbeT] = (),
-) -> Generator[Sequence[Case], list[Trial], list[ProbeT]]:
+) -> Generator[Sequence[Variant], list[Trial], list[ProbeT]]:
     """Find the largest rate that passes: bracket it by doubling, then narrow the bracket.
 
     Up to `width` rates are probed at once; `probes` are known before. Returns all probes. It
@@ -376,17 +376,17 @@ def next_rates(
     return [rate for rate in sorted({rounded(rate) for rate in rates}) if rate not in known]
 
 
-def found(probes: Sequence[Probe]) -> Found:
+def found(probes: Sequence[Probe]) -> RateFound:
     """Return what the probes of an ended search say."""
     low, high = _bracket(probes)
     failed = () if high is None else high.failed
     fails_at = None if high is None else high.rate
     if low is None:
-        return Found("never", None, fails_at, failed, 0)
+        return RateFound("never", None, fails_at, failed, 0)
     enough = math.ceil(ENOUGH_TIMES * low.in_system)
     if low.crowded:
-        return Found("too_short", None, fails_at, failed, enough)
-    return Found("found", low.rate, fails_at, failed, enough)
+        return RateFound("too_short", None, fails_at, failed, enough)
+    return RateFound("found", low.rate, fails_at, failed, enough)
 
 
 def _bracket(probes: Sequence[Probe]) -> tuple[Probe | None, Probe | None]:

@@ -20,7 +20,7 @@ from evenflow.study.sweep_file import Sweep, SweepConfig, check
 from evenflow.study.sweep_findings import answers
 from evenflow.study.sweep_page import write_findings
 from evenflow.study.sweep_words import Swept, replications_words, setting
-from evenflow.study.trials import STORE, Case, How, Search, Simulator, Trial, run
+from evenflow.study.trials import STORE, How, Search, Simulator, Trial, Variant, run
 
 
 def sweep(asked: Sweep, how: How, *, on_unseen: bool = False, allow_refused: bool = False) -> Swept:
@@ -77,12 +77,12 @@ def _search(asked: Sweep, known: Sequence[Patch], allow_refused: bool) -> Search
     """Ask for the points known beforehand, then for those that Optuna proposes."""
     config, method = asked.config, asked.config.method
     if known:
-        yield [Case(patch, patch) for patch in known]
+        yield [Variant(patch, patch) for patch in known]
     if isinstance(method, Optuna):
 
-        def propose(asked: Any) -> Case:
+        def propose(asked: Any) -> Variant:
             values = {name: proposed(asked, name, each) for name, each in config.parameters.items()}
-            return Case(values, values)
+            return Variant(values, values)
 
         def score(trial: Trial) -> Score:
             if answers(trial, allow_refused):

@@ -26,10 +26,10 @@ from evenflow.study.searches import (
     Finite,
     Grid,
     Method,
+    NumberRange,
     Optuna,
     Parameter,
     Points,
-    Range,
     distinct,
     expected,
     identity,
@@ -108,7 +108,7 @@ class SweepConfig(Keys):
     def _steps_where_needed(self) -> Self:
         if self.method.kind in ("grid", "one_at_a_time"):
             for name, parameter in self.parameters.items():
-                if isinstance(parameter, Range) and parameter.steps is None:
+                if isinstance(parameter, NumberRange) and parameter.steps is None:
                     key = f'"parameters.{name}.steps", or a list of values'
                     raise needed(f"method: {self.method.kind}", key)
         return self
@@ -242,7 +242,7 @@ def _run_document(
 
 def _default(sweep: Sweep, config: RunConfig, name: str, parameter: Parameter) -> Any:
     """Return the run's own value of a key; KeyError where there is none."""
-    for value in [] if isinstance(parameter, Range) else parameter:
+    for value in [] if isinstance(parameter, NumberRange) else parameter:
         try:
             if sweep.study.config({name: value}) == config:
                 return value

@@ -32,7 +32,7 @@ NEUTRAL = "#9AA5B1"
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class ParameterPanel:
     """A parameter, its values in order, and for each metric its mean and half-width at each.
 
     `default` is the position of the run's own value. `scattered`: each point has its own value
@@ -46,7 +46,7 @@ class Panel:
     scattered: bool = False
 
 
-def sensitivity(found: Findings) -> list[Panel]:
+def sensitivity(found: Findings) -> list[ParameterPanel]:
     """Return a panel a parameter: metrics relative to the default, all other parameters as there.
 
     Ratios are taken within a replication. A parameter of which no other value was simulated beside
@@ -67,11 +67,11 @@ def sensitivity(found: Findings) -> list[Panel]:
         if len(near) > 1:
             values = [found.trials[index].labels[name] for index in near]
             means = {metric: spread(ratio.loc[near]) for metric, ratio in ratios.items()}
-            panels.append(Panel(name, values, near.index(default), means))
+            panels.append(ParameterPanel(name, values, near.index(default), means))
     return panels
 
 
-def main_effects(found: Findings, metric: str) -> list[Panel]:
+def main_effects(found: Findings, metric: str) -> list[ParameterPanel]:
     """Return a panel a parameter: the metric's mean over all points with a value.
 
     Points are averaged within a replication first: the interval is that of the replications. Of
@@ -81,7 +81,7 @@ def main_effects(found: Findings, metric: str) -> list[Panel]:
     return [_main_effect(found, name, metric, values) for name in found.config.parameters]
 
 
-def _main_effect(found: Findings, name: str, metric: str, values: pd.DataFrame) -> Panel:
+def _main_effect(found: Findings, name: str, metric: str, values: pd.DataFrame) -> ParameterPanel:
     points = _in_order(found, _compared(found, name), name)
     labels = {index: found.trials[index].labels[name] for index in points}
     keys = found.keys[name].loc[points]
@@ -92,7 +92,7 @@ def _main_effect(found: Findings, name: str, metric: str, values: pd.DataFrame) 
     own = None if found.default is None else found.keys[name].loc[found.default]
     default = next((place for place, first in enumerate(groups) if keys[first] == own), None)
     of_each = [labels[first] for first in groups]
-    return Panel(name, of_each, default, {metric: spread(means)}, scattered)
+    return ParameterPanel(name, of_each, default, {metric: spread(means)}, scattered)
 
 
 def _beside_default(found: Findings, name: str) -> list[int]:
@@ -133,7 +133,7 @@ def pictures(found: Findings) -> dict[str, Figure]:
     return drawn
 
 
-def _draw_sensitivity(around: Sequence[Panel]) -> Figure:
+def _draw_sensitivity(around: Sequence[ParameterPanel]) -> Figure:
     """Draw a panel a parameter: metrics relative to the default, as gLLM's figure 16."""
     figure, grid = plots.panels(len(around), 3.0, 3.4, columns=COLUMNS, sharey=True)
     for axes, panel in zip(grid, around, strict=True):
@@ -148,7 +148,7 @@ def _draw_sensitivity(around: Sequence[Panel]) -> Figure:
     return figure
 
 
-def _draw_main_effects(rows: Sequence[Sequence[Panel]]) -> Figure:
+def _draw_main_effects(rows: Sequence[Sequence[ParameterPanel]]) -> Figure:
     """Draw a row a metric and a panel a parameter: the mean over all points with a value."""
     width = len(rows[0])
     figure, grid = plots.panels(len(rows) * width, 3.1, 2.9, columns=width, sharey="row")
@@ -175,7 +175,7 @@ def _draw_front(found: Findings) -> Figure:
     return figure
 
 
-def _draw_means(axes: Axes, panel: Panel, metric: str, index: int, words: str) -> None:
+def _draw_means(axes: Axes, panel: ParameterPanel, metric: str, index: int, words: str) -> None:
     at = panel.values if panel.scattered else range(len(panel.values))
     means = panel.means[metric]
     reach = 0 * means.half_width if panel.scattered else means.half_width
@@ -183,7 +183,7 @@ def _draw_means(axes: Axes, panel: Panel, metric: str, index: int, words: str) -
     plots.whiskers(axes, at, means["mean"], reach, index, joined=joined, label=words)
 
 
-def _finish(axes: Axes, panel: Panel) -> None:
+def _finish(axes: Axes, panel: ParameterPanel) -> None:
     if panel.scattered:
         if 0 < panel.values[0] < panel.values[-1] / 10:
             axes.set_xscale("log")

@@ -40,7 +40,7 @@ from evenflow.study.runs import Job, run_job
 from evenflow.study.slo import keeps_up
 
 
-class Part(NamedTuple):
+class Replication(NamedTuple):
     """The requests of one replication: a seed, and how many of the trace are skipped before."""
 
     seed: int
@@ -51,7 +51,7 @@ class Part(NamedTuple):
         return {"workload.seed": self.seed, "workload.skip": self.skip}
 
 
-Parts: TypeAlias = Callable[[RunConfig], Sequence[Part]]
+Parts: TypeAlias = Callable[[RunConfig], Sequence[Replication]]
 """The parts that a run is simulated on; as many of every run of a study."""
 
 
@@ -73,11 +73,11 @@ def replications(count: int, asked: Redrawn | None = None, window: int | None = 
     `window`: from how many requests on the next one begins; None: `workload.requests`.
     """
 
-    def parts(config: RunConfig) -> list[Part]:
+    def parts(config: RunConfig) -> list[Replication]:
         own, step = config.workload, 0
         if redrawn(config, asked) == "windows":
             step = window or own.requests or 0
-        return [Part(own.seed + index, own.skip + index * step) for index in range(count)]
+        return [Replication(own.seed + index, own.skip + index * step) for index in range(count)]
 
     return parts
 
@@ -102,7 +102,7 @@ def why_alike(
     )
 
 
-class Case(NamedTuple):
+class Variant(NamedTuple):
     """What is tried: a patch of the run; `labels` name it in tables, as columns."""
 
     labels: Mapping[str, Any]
@@ -118,7 +118,7 @@ class Trial:
 
     labels: Mapping[str, Any]
     records: tuple[Record, ...]
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Replication, ...] = ()
     config: RunConfig | None = None
 
     @property
@@ -270,7 +270,7 @@ class Simulator:
         self._done += more
         self._on_done(self._done)
 
-    def trials(self, study: Study, cases: Sequence[Case]) -> list[Trial]:
+    def trials(self, study: Study, cases: Sequence[Variant]) -> list[Trial]:
         """Simulate cases, each on all parts of the study."""
         return self.trials_of([(case.labels, study.points_of(case.patch)) for case in cases])
 
@@ -281,7 +281,7 @@ class Simulator:
         trials = []
         for index, (labels, points) in enumerate(rows):
             workloads = [point.config.workload for point in points]
-            parts = tuple(Part(each.seed, each.skip) for each in workloads)
+            parts = tuple(Replication(each.seed, each.skip) for each in workloads)
             of_row = tuple(records[index :: len(rows)])
             trials.append(Trial(labels, of_row, parts, points[0].config))
         return trials
@@ -340,7 +340,7 @@ class How:
                 write(scratch)
 
 
-Search: TypeAlias = Generator[Sequence[Case], list[Trial], Any]
+Search: TypeAlias = Generator[Sequence[Variant], list[Trial], Any]
 """A search yields a batch of cases, is sent their trials, and ends when it has seen enough."""
 
 

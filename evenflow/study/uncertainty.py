@@ -27,7 +27,7 @@ from evenflow.report.tables import number, percent, write_table
 from evenflow.report.words import metric_words
 from evenflow.specs.gpu import gpu, gpus
 from evenflow.study.fair import student_quantile
-from evenflow.study.trials import Case, How, Study, Trial
+from evenflow.study.trials import How, Study, Trial, Variant
 
 LEVEL = 0.9
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -101,15 +101,15 @@ def factors(config: RunConfig, error: Stated, index: int) -> Patch:
     }
 
 
-def cases(config: RunConfig, error: Stated) -> Iterator[Case]:
+def cases(config: RunConfig, error: Stated) -> Iterator[Variant]:
     """Yield the nine runs that tell the interval."""
     for index in range(len(COSTS)):
         seed = {"workload.seed": config.workload.seed + index}
-        yield Case({"run": index}, {**seed, **factors(config, error, index)})
+        yield Variant({"run": index}, {**seed, **factors(config, error, index)})
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class MetricInterval:
     """A metric's 90 % interval, and the share of its variance that is due to each cause."""
 
     low: float
@@ -124,7 +124,7 @@ class Range:
         return math.sqrt(self.high / self.low) - 1 if self.low > 0 else math.nan
 
 
-def range_of(values: Sequence[float]) -> Range | None:
+def range_of(values: Sequence[float]) -> MetricInterval | None:
     """Return the interval that nine values tell; None where they do not, as of zeros.
 
     Their logs are a straight line of the two errors, which are normal, and a rest that is taken as
@@ -141,7 +141,7 @@ def range_of(values: Sequence[float]) -> Range | None:
     parts = np.array([costs**2, host**2, (t / Z) ** 2 * float(rest @ rest) / (n - 3) * (1 + 1 / n)])
     half = Z * math.sqrt(float(parts.sum()))
     shares = parts / parts.sum() if half > 0 else parts
-    return Range(math.exp(middle - half), math.exp(middle + half), *map(float, shares))
+    return MetricInterval(math.exp(middle - half), math.exp(middle + half), *map(float, shares))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -150,7 +150,7 @@ class Prediction(Shown):
 
     error: Stated
     base: Trial
-    ranges: dict[str, Range]
+    ranges: dict[str, MetricInterval]
 
     @property
     def table(self) -> pd.DataFrame:
@@ -178,7 +178,7 @@ def predict(document: Document, beside: Path, how: How) -> Prediction:
     """Simulate a run and the nine that tell its intervals; UsageError as for the run."""
     config = configured(document)
     error = stated(config, beside)
-    asked = [Case({"run": "as it is"}, {}), *cases(config, error)]
+    asked = [Variant({"run": "as it is"}, {}), *cases(config, error)]
     with how.simulator("runs of the intervals", len(asked)) as who:
         base, *others = who.trials(Study(document, beside), asked)
     for trial in (base, *others):
@@ -188,7 +188,7 @@ def predict(document: Document, beside: Path, how: How) -> Prediction:
     return Prediction(error, base, ranges_of(values))
 
 
-def ranges_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Range]:
+def ranges_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, MetricInterval]:
     """Return the interval of each metric that the nine runs tell one of; none of no runs."""
     if not runs:
         return {}

@@ -19,7 +19,7 @@ from evenflow.report.words import metric_words, refusals
 from evenflow.study.fair import Interval, paired_difference, signed
 from evenflow.study.slo import Condition
 from evenflow.study.sweep_file import Sweep
-from evenflow.study.trials import Case, Part, Simulator, Trial, redrawn, seed_matters
+from evenflow.study.trials import Replication, Simulator, Trial, Variant, redrawn, seed_matters
 
 PARTS = 8
 """How many unseen parts of each kind, at most; of one alone there is no interval."""
@@ -40,7 +40,7 @@ class Check:
         return paired_difference(self.best.values(metric), self.default.values(metric))
 
 
-def unseen(sweep: Sweep, config: RunConfig) -> dict[str, list[Part]]:
+def unseen(sweep: Sweep, config: RunConfig) -> dict[str, list[Replication]]:
     """Return parts of a run that none of the sweep's replications has, by kind.
 
     Fresh seeds draw another sample; of a file, where the sweep does so, other arrivals. Later
@@ -50,14 +50,14 @@ def unseen(sweep: Sweep, config: RunConfig) -> dict[str, list[Part]]:
     seeds = range(seen[-1].seed + 1, seen[-1].seed + 1 + PARTS)
     found = {}
     if seed_matters(config) and redrawn(config, sweep.config.replicate) == "seeds":
-        found[SEEDS] = [Part(seed, own.skip) for seed in seeds]
+        found[SEEDS] = [Replication(seed, own.skip) for seed in seeds]
     if (size := own.requests) is not None:
         read = seen[-1].skip - own.skip + size
         wanted = read + PARTS * size
         rows = wanted if own.is_drawn else len(own.rows(sweep.beside, wanted))
         count = max(rows - read, 0) // size
         starts = (own.skip + read + index * size for index in range(count))
-        found[WINDOWS] = list(map(Part, seeds, starts))
+        found[WINDOWS] = list(map(Replication, seeds, starts))
     return {kind: parts for kind, parts in found.items() if len(parts) > 1}
 
 
@@ -78,7 +78,7 @@ def require_unseen(sweep: Sweep) -> int:
 
 def check(sweep: Sweep, best: Patch, default: Patch, simulator: Simulator) -> list[Check]:
     """Simulate the best point and the default on unseen parts, of each kind that both have."""
-    cases = [Case(best, best), Case(default, default)]
+    cases = [Variant(best, best), Variant(default, default)]
     first, second = (unseen(sweep, sweep.study.config(case.patch)) for case in cases)
     checks = []
     for kind in (each for each in first if each in second):
@@ -88,7 +88,7 @@ def check(sweep: Sweep, best: Patch, default: Patch, simulator: Simulator) -> li
     return checks
 
 
-def _parts(sweep: Sweep, kind: str, count: int, config: RunConfig) -> list[Part]:
+def _parts(sweep: Sweep, kind: str, count: int, config: RunConfig) -> list[Replication]:
     return unseen(sweep, config)[kind][:count]
 
 

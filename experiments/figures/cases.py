@@ -23,8 +23,8 @@ from evenflow.errors import MOST_RUNS, UsageError, is_count
 from evenflow.experiments.figures.formulas import filled
 from evenflow.experiments.figures.iterations import REFERENCE, iteration, world_of
 from evenflow.experiments.figures.schema import Layer, OwnAxis, gpu_name, layered, without_links
-from evenflow.experiments.figures.study import Study
-from evenflow.study.capacity import Question, capacity_of
+from evenflow.experiments.figures.study import FigureStudy
+from evenflow.study.capacity import CapacityQuestion, capacity_of
 from evenflow.study.slo import Condition
 
 LAYERS = ("pair", "deployment", "dataset", "trace", "slo", "load", "rate", "system")
@@ -35,7 +35,7 @@ HARDWARE = frozenset({"gpu", "stages", "tensor_parallel", "link", "nodes"})
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """A model on its GPUs: keys of a run, the limit on P99 TBT and the token budget by SLO."""
 
     label: str
@@ -55,7 +55,7 @@ class Case:
     values: Mapping[str, Any] = field(default_factory=dict)
     layers: Mapping[str, Layer] = field(default_factory=dict)
     gpus: int | None = None
-    served: Served | None = None
+    served: ServedModel | None = None
     tbt_s: float | None = None
 
     def at(self, axis: str, value: Any, keys: Layer | None = None, **more: Any) -> Case:
@@ -67,7 +67,7 @@ class Case:
         """Return the case at each value of one more axis, with the keys that it stands for."""
         return [self.at(axis, value, keys) for value, keys in values.items()]
 
-    def config(self, study: Study) -> RunConfig:
+    def config(self, study: FigureStudy) -> RunConfig:
         """Return the run of the case; without an axis of systems it is the figure's first one."""
         layers = dict(self.layers)
         label = self.values.get("system", next(iter(study.labels), None))
@@ -79,7 +79,7 @@ class Case:
         return study.config(*(layers[name] for name in names))
 
 
-def cases_of(study: Study, vary: Iterable[str] | None = None) -> list[Case]:
+def cases_of(study: FigureStudy, vary: Iterable[str] | None = None) -> list[Case]:
     """Return the figure's cases, the last axis fastest."""
     found = [Case()]
     for name in study.plan.keys.vary if vary is None else vary:
@@ -95,7 +95,7 @@ def cases_of(study: Study, vary: Iterable[str] | None = None) -> list[Case]:
     return found
 
 
-def _slos(study: Study, case: Case) -> Iterator[Case]:
+def _slos(study: FigureStudy, case: Case) -> Iterator[Case]:
     """Each limit of the deployment, with the token budget under it for Sarathi's policy."""
     assert case.served is not None  # a deployment has its limits
     for label, limit_s in case.served.slo_s.items():
@@ -103,7 +103,7 @@ def _slos(study: Study, case: Case) -> Iterator[Case]:
         yield case.at("slo", label, {"scheduler": budget}, tbt_s=limit_s)
 
 
-def _limits(study: Study, case: Case) -> Iterator[Case]:
+def _limits(study: FigureStudy, case: Case) -> Iterator[Case]:
     """Limits equally spaced from the strict to the relaxed one."""
     assert case.served is not None  # a deployment has its limits
     ends = case.served.slo_s["strict"], case.served.slo_s["relaxed"]
@@ -113,7 +113,7 @@ def _limits(study: Study, case: Case) -> Iterator[Case]:
         yield case.at("slo_s", limit_s, tbt_s=limit_s)
 
 
-def _parameters(study: Study, case: Case) -> Iterator[Case]:
+def _parameters(study: FigureStudy, case: Case) -> Iterator[Case]:
     """One parameter of the policy at a time, from `study.vary`."""
     name = study.policy(study.labels[0])
     for parameter, values in study.numbers["vary"].items():
@@ -122,7 +122,7 @@ def _parameters(study: Study, case: Case) -> Iterator[Case]:
             yield case.at("parameter", parameter, keys).at("value", value)
 
 
-AXES: Mapping[str, Callable[[Study, Case], Iterable[Case]]] = {
+AXES: Mapping[str, Callable[[FigureStudy, Case], Iterable[Case]]] = {
     "pair": lambda study, case: case.each("pair", pairs(study)),
     "trace": lambda study, case: case.each("trace", traces(study)),
     "system": lambda study, case: case.each("system", {label: {} for label in study.labels}),
@@ -138,7 +138,7 @@ AXES: Mapping[str, Callable[[Study, Case], Iterable[Case]]] = {
 }
 
 
-def _own(study: Study, case: Case, name: str, axis: OwnAxis) -> Iterator[Case]:
+def _own(study: FigureStudy, case: Case, name: str, axis: OwnAxis) -> Iterator[Case]:
     """An axis of the figure's own: numbers of its study, as values of one key or as keys."""
     of = axis.of or f"{name}s"
     given = study.numbers.get(of, {})
@@ -163,7 +163,7 @@ def poisson(rate: float) -> Layer:
     return {"workload": {"arrivals": {"kind": "poisson", "rate": float(rate)}}}
 
 
-def _under_load(study: Study, under: list[Case]) -> Iterator[Case]:
+def _under_load(study: FigureStudy, under: list[Case]) -> Iterator[Case]:
     """Each case at shares of the rate that the figure's first system carries when saturated.
 
     Where that cannot run there is no case. `load` is what the rate, of two digits, is of it.
@@ -179,7 +179,7 @@ def _under_load(study: Study, under: list[Case]) -> Iterator[Case]:
             yield case.at("load", load, poisson(rate)).at("rate", rate)
 
 
-def rates(study: Study, saturated_per_s: float) -> list[float]:
+def rates(study: FigureStudy, saturated_per_s: float) -> list[float]:
     """Return the figure's rates in requests per second, given the rate of saturation."""
     given = study.numbers["rates"]
     if given is not None:
@@ -190,7 +190,7 @@ def rates(study: Study, saturated_per_s: float) -> list[float]:
 # -- what the axes are made of, under what is set by hand ------------------------------------------
 
 
-def pairs(study: Study) -> dict[str, Layer]:
+def pairs(study: FigureStudy) -> dict[str, Layer]:
     """Return the keys of each of `study.pairs`, [GPU, model, machine], by its label in the figure.
 
     Without a machine it is the GPU's own.
@@ -213,7 +213,7 @@ def pairs(study: Study) -> dict[str, Layer]:
     return found
 
 
-def traces(study: Study) -> dict[str, Layer]:
+def traces(study: FigureStudy) -> dict[str, Layer]:
     """Return the keys of the figure's traces by label: a trace, or a trace's longest request.
 
     A trace that the run has itself is the only one.
@@ -228,7 +228,7 @@ def traces(study: Study) -> dict[str, Layer]:
     }
 
 
-def datasets(study: Study) -> dict[str, Layer]:
+def datasets(study: FigureStudy) -> dict[str, Layer]:
     """Return the keys of the figure's data sets by label; a trace set by hand is the only one."""
     by_hand = study.plan.by_hand
     trace = by_hand.get("workload", {}).get("trace")
@@ -239,7 +239,7 @@ def datasets(study: Study) -> dict[str, Layer]:
     }
 
 
-def served(study: Study) -> list[Served]:
+def served(study: FigureStudy) -> list[ServedModel]:
     """Return the figure's deployments.
 
     A limit that is not given, or not for the hardware set by hand, is by Sarathi-Serve's rule:
@@ -252,7 +252,7 @@ def served(study: Study) -> list[Served]:
     return [_served(study, label, entry) for label, entry in given.items()]
 
 
-def _served(study: Study, label: str, entry: Mapping[str, Any]) -> Served:
+def _served(study: FigureStudy, label: str, entry: Mapping[str, Any]) -> ServedModel:
     by_hand, own, slo_s = study.plan.by_hand, entry.get("run", {}), entry.get("slo_s", {})
     keys = layered(without_links(own) if "gpu" in by_hand else own, by_hand)
     other_hardware = not HARDWARE.isdisjoint(by_hand)
@@ -272,10 +272,10 @@ def _served(study: Study, label: str, entry: Mapping[str, Any]) -> Served:
             f"{shown}: the relaxed limit on P99 TBT, {relaxed_s:.3g} s, is below the strict one, "
             f"{strict_s:.3g} s; set both in study.deployments.LABEL.slo_s"
         )
-    return Served(shown, keys, slo_s, {**study.numbers["budgets"], **entry.get("budgets", {})})
+    return ServedModel(shown, keys, slo_s, {**study.numbers["budgets"], **entry.get("budgets", {})})
 
 
-def layout_of(study: Study, keys: Layer) -> str:
+def layout_of(study: FigureStudy, keys: Layer) -> str:
     """Return the GPU of a deployment, and its ranks and stages where there are several."""
     run = {**study.plan.run.data, **keys}
     ranks, stages = run.get("tensor_parallel", 1), run.get("stages", 1)
@@ -289,7 +289,7 @@ SEARCH = "capacity"
 """The measure that is no measure of one run, but the largest rate within the limits."""
 
 
-def table_of(study: Study) -> pd.DataFrame:
+def table_of(study: FigureStudy) -> pd.DataFrame:
     """Run a figure's cases, or call the function that has its rows; add the columns it asks for.
 
     The columns up to `seed` say which run a row is of.
@@ -308,7 +308,7 @@ def table_of(study: Study) -> pd.DataFrame:
 
 
 def run_cases(
-    study: Study,
+    study: FigureStudy,
     cases: list[Case],
     measure: str | None = None,
     more: Mapping[str, Any] | None = None,
@@ -340,7 +340,7 @@ def run_cases(
     return study.run(configs, columns, function(measure, "outcome"), args)
 
 
-def _argument(study: Study, case: Case, of: str | list[str]) -> Any:
+def _argument(study: FigureStudy, case: Case, of: str | list[str]) -> Any:
     return of if isinstance(of, list) else case.values.get(of, study.numbers.get(of))
 
 
@@ -407,7 +407,7 @@ def tbt_slo(tbt_s: float, queue_s: float) -> tuple[Condition, ...]:
 
 
 def capacities(
-    study: Study, cases: Mapping[tuple[Any, ...], Asked], names: Sequence[str]
+    study: FigureStudy, cases: Mapping[tuple[Any, ...], Asked], names: Sequence[str]
 ) -> pd.DataFrame:
     """Search the capacity of every case; return a row for each and each seed, in order.
 
@@ -432,11 +432,13 @@ def capacities(
     return table
 
 
-def _search(study: Study, config: RunConfig, slo: tuple[Condition, ...]) -> list[dict[str, Any]]:
+def _search(
+    study: FigureStudy, config: RunConfig, slo: tuple[Condition, ...]
+) -> list[dict[str, Any]]:
     """Return what the search of each seed found."""
     seeded = with_(config, {"workload.seed": study.seeds[0]})
     tolerance, count = float(study.numbers["tolerance"]), len(study.seeds)
-    asked = Question(
+    asked = CapacityQuestion(
         seeded, slo, study.plan.beside, tolerance, count, allow_refused=study.plan.allow_refused
     )
     try:

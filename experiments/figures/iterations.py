@@ -15,7 +15,7 @@ from evenflow.costs.roofline import AttentionRates, Rates, linear_s
 from evenflow.engines.pools import PooledWorld
 from evenflow.errors import UsageError
 from evenflow.experiments.figures.schema import Layer, layered
-from evenflow.experiments.figures.study import Study
+from evenflow.experiments.figures.study import FigureStudy
 from evenflow.sim import World
 from evenflow.sums import plain_sum
 
@@ -27,7 +27,7 @@ REFERENCE = decode_work(32, 32 * 4096)
 _UNUSED = {"scheduler": "sarathi", "workload": {"trace": "sharegpt-sample"}}
 
 
-class Parts(NamedTuple):
+class IterationParts(NamedTuple):
     """Seconds of an iteration, all stages together: linear operators of the layers, attention,
     all-reduces, and the rest (norms, activations, overhead, embedding, LM head)."""
 
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
     other: float
 
 
-def world_of(study: Study, *layers: Layer, noted: bool = True) -> World:
+def world_of(study: FigureStudy, *layers: Layer, noted: bool = True) -> World:
     """Return the world that the figure's run with `layers` over it describes, without requests.
 
     A run that names no policy and no trace will do. `noted`: the footnote names its machine.
@@ -52,7 +52,7 @@ def world_of(study: Study, *layers: Layer, noted: bool = True) -> World:
     return world
 
 
-def roofline_of(study: Study, *layers: Layer) -> RooflineCost:
+def roofline_of(study: FigureStudy, *layers: Layer) -> RooflineCost:
     """Return the costs of the figure's run; UsageError unless they are a roofline's."""
     costs = world_of(study, *layers).costs
     if not isinstance(costs, RooflineCost):
@@ -82,7 +82,7 @@ def iteration(world: World) -> Seconds:
     return seconds
 
 
-def parts_of(cost: RooflineCost, work: Work) -> Parts:
+def parts_of(cost: RooflineCost, work: Work) -> IterationParts:
     """Return an iteration's seconds by part; they add up to `sum(cost.times(work))`."""
     deployment = cost.deployment
     model, ranks = deployment.model, deployment.tensor_parallel
@@ -98,7 +98,7 @@ def parts_of(cost: RooflineCost, work: Work) -> Parts:
         attention_s += attention.decode_s(work.decode_tokens, work.decode_context)
     layers = model.num_layers
     known = (layers * layer_s, layers * attention_s, layers * cost.all_reduce_s(tokens))
-    return Parts(*known, other=plain_sum(cost.times(work)) - plain_sum(known))
+    return IterationParts(*known, other=plain_sum(cost.times(work)) - plain_sum(known))
 
 
 def prompts(count: int, tokens: int) -> Work:

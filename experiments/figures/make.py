@@ -31,8 +31,8 @@ from evenflow.experiments.figures.claims import (
 )
 from evenflow.experiments.figures.formulas import filled
 from evenflow.experiments.figures.panels import annotate, checked_plot, draw
-from evenflow.experiments.figures.schema import Plan, load_plan
-from evenflow.experiments.figures.study import Drawing, Study, footnote
+from evenflow.experiments.figures.schema import FigurePlan, load_plan
+from evenflow.experiments.figures.study import Drawing, FigureStudy, footnote
 from evenflow.report.folder import staged
 from evenflow.report.plots import save
 from evenflow.report.tables import markdown_table, write_json, write_table
@@ -52,7 +52,7 @@ def names() -> list[str]:
 
 def chosen(
     asked: Sequence[str], overrides: tuple[str, ...], *, quick: bool, allow_refused: bool = False
-) -> list[Plan]:
+) -> list[FigurePlan]:
     """Return the figures asked for, all where none is; UsageError for a name that is none.
 
     A name without its number stands for all of that paper: `gllm`; one that ends in .yaml is a
@@ -72,19 +72,19 @@ def chosen(
 
 
 def make(
-    plan: Plan,
+    plan: FigurePlan,
     folder: Path,
     store: Store,
     executor: Executor,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Drawing:
     """Make one figure and write its files into `folder`, all or none: png, svg, csv, json."""
-    study = Study(plan, store, executor, on_progress)
+    study = FigureStudy(plan, store, executor, on_progress)
     with _told(plan):
         return _written(study, maker(plan)(study), folder)
 
 
-def _written(study: Study, drawing: Drawing, folder: Path) -> Drawing:
+def _written(study: FigureStudy, drawing: Drawing, folder: Path) -> Drawing:
     plan = study.plan
     facts, keys = study.facts(), plan.keys
     title = filled(keys.title, {"gpus": study.gpus, **study.numbers}, "title")
@@ -109,7 +109,7 @@ def _written(study: Study, drawing: Drawing, folder: Path) -> Drawing:
 
 
 def add_intervals(
-    plan: Plan,
+    plan: FigurePlan,
     folder: Path,
     store: Store,
     executor: Executor,
@@ -123,14 +123,16 @@ def add_intervals(
     about = _made(path)
     if not about["claims"]:
         return
-    studies = [Study(plan, store, executor, on_progress, index) for index in range(len(COSTS))]
+    studies = [
+        FigureStudy(plan, store, executor, on_progress, index) for index in range(len(COSTS))
+    ]
     with _told(plan):
         about["intervals"] = ends(about["claims"], [maker(plan)(each).claims for each in studies])
     with staged(folder, force=True, adds=True) as scratch:
         write_json(scratch / path.name, about)
 
 
-def maker(plan: Plan) -> Callable[[Study], Drawing]:
+def maker(plan: FigurePlan) -> Callable[[FigureStudy], Drawing]:
     """Return the function that makes a figure of its study."""
     known = [claim.id for claim in load_claims()]
     for name in plan.keys.claims:
@@ -144,7 +146,7 @@ def maker(plan: Plan) -> Callable[[Study], Drawing]:
     return from_keys
 
 
-def from_keys(study: Study) -> Drawing:
+def from_keys(study: FigureStudy) -> Drawing:
     """Make a figure that is data: its table, its picture, and our values of its claims."""
     keys = study.plan.keys
     table = table_of(study)
@@ -168,7 +170,7 @@ MISUSED = (
 
 
 @contextmanager
-def _told(plan: Plan) -> Iterator[None]:
+def _told(plan: FigurePlan) -> Iterator[None]:
     """Tell what goes wrong inside of what was set by hand, or of a file of the user's own."""
     try:
         yield

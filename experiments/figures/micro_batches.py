@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from evenflow.costs import RooflineCost, decode_work, estimates, prefill_work
-from evenflow.experiments.figures.cases import Served, layout_of, pairs, served
+from evenflow.experiments.figures.cases import ServedModel, layout_of, pairs, served
 from evenflow.experiments.figures.iterations import (
     REFERENCE,
     in_chunks,
@@ -26,12 +26,12 @@ from evenflow.experiments.figures.iterations import (
     world_of,
 )
 from evenflow.experiments.figures.panels import draw
-from evenflow.experiments.figures.study import Study
+from evenflow.experiments.figures.study import FigureStudy
 from evenflow.schedulers.td_pipe import saturating_rows, spatial_intensity, temporal_intensity
 from evenflow.sums import plain_sum
 
 
-def throughput(study: Study) -> pd.DataFrame:
+def throughput(study: FigureStudy) -> pd.DataFrame:
     """Predict an iteration of whole prompts, and one of decodes, of each batch size."""
     seconds, length = iteration(world_of(study)), int(study.numbers["length"])
     return pd.DataFrame(
@@ -44,7 +44,7 @@ def throughput(study: Study) -> pd.DataFrame:
     )
 
 
-def intensities(study: Study) -> pd.DataFrame:
+def intensities(study: FigureStudy) -> pd.DataFrame:
     """Return TD-Pipe's intensities by the rows of a decode batch, and by the prefills that fit."""
     numbers, world = study.numbers, world_of(study)
     known, context = estimates(world.costs), int(numbers["decode_context"])
@@ -64,7 +64,7 @@ def intensities(study: Study) -> pd.DataFrame:
     )
 
 
-def by_part(study: Study) -> pd.DataFrame:
+def by_part(study: FigureStudy) -> pd.DataFrame:
     """Take one prompt of each length apart, and decodes of each batch size."""
     cost, numbers = roofline_of(study), study.numbers
     context = int(numbers["decode_context"])
@@ -82,14 +82,14 @@ def by_part(study: Study) -> pd.DataFrame:
     return table.assign(linear_share=table.linear_ms / table.total_ms)
 
 
-def intensity(study: Study) -> pd.DataFrame:
+def intensity(study: FigureStudy) -> pd.DataFrame:
     """Count operations and bytes, and the share of both peaks that the predicted time means."""
     cost = roofline_of(study)
     tokens = {*study.numbers["tokens"], *_batches(study).values()}
     return pd.DataFrame(_intensity(cost, count) for count in sorted(tokens))
 
 
-def _batches(study: Study) -> dict[str, int]:
+def _batches(study: FigureStudy) -> dict[str, int]:
     """Return the tokens of typical micro-batches, by their words."""
     numbers = study.numbers
     return {
@@ -99,7 +99,7 @@ def _batches(study: Study) -> dict[str, int]:
     }
 
 
-def draw_intensity(study: Study, table: pd.DataFrame) -> Figure:
+def draw_intensity(study: FigureStudy, table: pd.DataFrame) -> Figure:
     """Draw the figure's `plot`, and in it the GPU's ridge and typical micro-batches."""
     figure = draw(study.plan.keys.plot, table, study.numbers)
     axes, spec = figure.axes[0], roofline_of(study).deployment.gpu
@@ -132,7 +132,7 @@ def _intensity(cost: RooflineCost, tokens: int) -> dict[str, float]:
     }
 
 
-def linear_operators(study: Study) -> pd.DataFrame:
+def linear_operators(study: FigureStudy) -> pd.DataFrame:
     """Predict the linear operators of all layers on each number of GPUs."""
     rows = []
     for ranks in study.numbers["tensor_parallel"]:
@@ -143,12 +143,12 @@ def linear_operators(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def coalescing(study: Study) -> pd.DataFrame:
+def coalescing(study: FigureStudy) -> pd.DataFrame:
     """Predict the time between tokens of decodes that a prompt joins, over that without it."""
     return pd.DataFrame(row for one in served(study) for row in _joined_rows(study, one))
 
 
-def _joined_rows(study: Study, one: Served) -> Iterator[dict[str, Any]]:
+def _joined_rows(study: FigureStudy, one: ServedModel) -> Iterator[dict[str, Any]]:
     """The chunk is the largest of the prompt that fills the budget beside the decodes."""
     seconds, numbers = iteration(world_of(study, one.keys)), study.numbers
     for batch, context, prompt in product(
@@ -169,7 +169,7 @@ def _joined_rows(study: Study, one: Served) -> Iterator[dict[str, Any]]:
         }
 
 
-def chunks(study: Study) -> pd.DataFrame:
+def chunks(study: FigureStudy) -> pd.DataFrame:
     """Predict each prompt whole, and in chunks one after the other; and chunks a token too long."""
     seconds, numbers = iteration(world_of(study)), study.numbers
     sizes = [*numbers["chunk_tokens"], *numbers["tiles"].values()]
@@ -185,12 +185,12 @@ def chunks(study: Study) -> pd.DataFrame:
     return table.assign(ratio=table.chunked_ms / table.whole_ms)
 
 
-def reference(study: Study) -> pd.DataFrame:
+def reference(study: FigureStudy) -> pd.DataFrame:
     """Predict the reference iteration on every deployment, all stages one after the other."""
     return pd.DataFrame(_reference_row(study, one) for one in served(study))
 
 
-def _reference_row(study: Study, one: Served) -> dict[str, object]:
+def _reference_row(study: FigureStudy, one: ServedModel) -> dict[str, object]:
     parts = parts_of(roofline_of(study, one.keys), REFERENCE)
     total_s = iteration(world_of(study, one.keys))(REFERENCE)
     return {
@@ -212,7 +212,7 @@ FREE = {
 """Keys of a run whose GPUs send their messages to each other in no time."""
 
 
-def communication(study: Study) -> pd.DataFrame:
+def communication(study: FigureStudy) -> pd.DataFrame:
     """Time a prompt on 1, 2, 4 ... GPUs: all of it, and what goes when messages are free."""
     rows = []
     lengths = sorted({study.numbers["tokens"], *study.numbers["all_tokens"]})

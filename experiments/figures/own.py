@@ -36,7 +36,7 @@ from evenflow.experiments.figures.iterations import iteration, world_of
 from evenflow.experiments.figures.measures import stalls
 from evenflow.experiments.figures.panels import COLORS, Panel, draw, draw_panel, grid_lines
 from evenflow.experiments.figures.schema import Layer
-from evenflow.experiments.figures.study import Drawing, Study
+from evenflow.experiments.figures.study import Drawing, FigureStudy
 from evenflow.report.plots import panels
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
@@ -53,7 +53,7 @@ TURN = 5.0
 """TTFT has turned where its mean is so many times that at the lowest rate."""
 
 
-def turning_points(study: Study, table: pd.DataFrame) -> pd.Series[float]:
+def turning_points(study: FigureStudy, table: pd.DataFrame) -> pd.Series[float]:
     """Return for each row the largest rate before its system's TTFT turns there, by mean TTFT."""
     group = ["pair", "trace", "system"]
     mean = table.groupby([*group, "rate"])["mean_ttft_ms"].mean().sort_index()
@@ -63,19 +63,19 @@ def turning_points(study: Study, table: pd.DataFrame) -> pd.Series[float]:
     return last.reindex(pd.MultiIndex.from_frame(table[group])).set_axis(table.index)
 
 
-def over_smallest(study: Study, table: pd.DataFrame) -> pd.Series[float]:
+def over_smallest(study: FigureStudy, table: pd.DataFrame) -> pd.Series[float]:
     """Return for each row its mean throughput over that of the fewest GPUs that hold the model."""
     mean = table.groupby(["pair", "system", "gpus"])["total_token_throughput"].transform("mean")
     return mean / mean.groupby([table.pair, table.system]).transform("first")  # that is no NaN
 
 
-def default(study: Study, table: pd.DataFrame) -> list[object]:
+def default(study: FigureStudy, table: pd.DataFrame) -> list[object]:
     """Return for each row the default of the policy's parameter that it varies."""
     known = parameters(policy(study.policy(study.labels[0])))
     return [known[name].default for name in table.parameter]
 
 
-def gpu_of_pair(study: Study, table: pd.DataFrame) -> pd.Series[str]:
+def gpu_of_pair(study: FigureStudy, table: pd.DataFrame) -> pd.Series[str]:
     """Return the GPU of each row's pair."""
     return table.pair.str.partition(" + ")[0]
 
@@ -83,7 +83,7 @@ def gpu_of_pair(study: Study, table: pd.DataFrame) -> pd.Series[str]:
 # -- gLLM, figure 14 ------------------------------------------------------------------------------
 
 
-def attainment(study: Study) -> pd.DataFrame:
+def attainment(study: FigureStudy) -> pd.DataFrame:
     """Run every system at every rate; return a row for each run and each pair of limits.
 
     Limits (ms of TTFT and TPOT) are those given, or multiples of the first system's latency at the
@@ -102,7 +102,7 @@ def attainment(study: Study) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _multiples(study: Study, first: Case) -> list[tuple[float, float]]:
+def _multiples(study: FigureStudy, first: Case) -> list[tuple[float, float]]:
     idle = run_cases(study, [first], "overview")
     ttft, tpot = idle["mean_ttft_ms"].mean(), idle["mean_tpot_ms"].mean()
     return [
@@ -117,7 +117,7 @@ PERCENTILES = (5, 25, 50, 75, 95, 99)
 BINS = 60
 
 
-def lengths(study: Study) -> Drawing:
+def lengths(study: FigureStudy) -> Drawing:
     """Load or draw each trace and compare its lengths; nothing is simulated."""
     limit, seed = study.numbers["requests"], study.seeds[0]
     tokens: dict[tuple[str, str], np.ndarray] = {}
@@ -155,7 +155,7 @@ def _histograms(tokens: dict[tuple[str, str], np.ndarray]) -> Figure:
 # -- Sarathi-Serve, figure 1 ----------------------------------------------------------------------
 
 
-def generation_stalls(study: Study) -> Drawing:
+def generation_stalls(study: FigureStudy) -> Drawing:
     """Run the systems at every rate; show tokens over time beside the tail of the latency."""
     numbers = study.numbers
     rates = sorted({*numbers["rates"], numbers["shown_rate"]})
@@ -175,7 +175,7 @@ def generation_stalls(study: Study) -> Drawing:
     return Drawing(figure, shown, study.plan.keys.shown)
 
 
-def _draw_generated(axes: Axes, table: pd.DataFrame, study: Study) -> None:
+def _draw_generated(axes: Axes, table: pd.DataFrame, study: FigureStudy) -> None:
     """One seed at one rate, around the longest stall of the first system."""
     numbers = study.numbers
     rows = table[(table.rate == numbers["shown_rate"]) & (table.seed == study.seeds[0])]
@@ -193,7 +193,7 @@ def _draw_generated(axes: Axes, table: pd.DataFrame, study: Study) -> None:
 # -- Sarathi-Serve, figure 13 ---------------------------------------------------------------------
 
 
-def layouts(study: Study) -> pd.DataFrame:
+def layouts(study: FigureStudy) -> pd.DataFrame:
     """Search the capacity of each system on its layout, then predict decodes alone on each layout.
 
     The first rows are the capacities, the last the times between tokens.
@@ -205,7 +205,7 @@ def layouts(study: Study) -> pd.DataFrame:
     return pd.concat([found, pd.DataFrame(_decodes(study, names))], ignore_index=True)
 
 
-def _decodes(study: Study, layouts: dict[str, str]) -> Iterator[dict[str, object]]:
+def _decodes(study: FigureStudy, layouts: dict[str, str]) -> Iterator[dict[str, object]]:
     """A pipeline has a batch a stage in flight: its requests get a token when theirs is through."""
     one, context = served(study)[0], int(study.numbers["decode_context"])
     first_on = {layout: label for label, layout in reversed(layouts.items())}
@@ -220,7 +220,7 @@ def _decodes(study: Study, layouts: dict[str, str]) -> Iterator[dict[str, object
 # -- Sarathi-Serve, table 4 -----------------------------------------------------------------------
 
 
-def shares_of_capacity(study: Study) -> pd.DataFrame:
+def shares_of_capacity(study: FigureStudy) -> pd.DataFrame:
     """Find the capacity of each data set, then run every system at shares of it."""
     numbers = study.numbers
     under = cases_of(study, ("deployment", "dataset", "slo"))
@@ -242,7 +242,7 @@ def shares_of_capacity(study: Study) -> pd.DataFrame:
     return table
 
 
-def _carried(study: Study, cases: list[Case]) -> list[float]:
+def _carried(study: FigureStudy, cases: list[Case]) -> list[float]:
     """Return the rate that both techniques together carry within the strict limit, by case."""
     few = {"workload": {"requests": study.numbers["capacity_requests"]}}
     both = [case.at("system", "both", {}).at("few", "", few) for case in cases]
@@ -261,7 +261,7 @@ def _carried(study: Study, cases: list[Case]) -> list[float]:
 # -- scenarios ------------------------------------------------------------------------------------
 
 
-def played(study: Study, requests: list[Request], *layers: Layer) -> RunResult:
+def played(study: FigureStudy, requests: list[Request], *layers: Layer) -> RunResult:
     """Simulate requests on the figure's run with `layers` over it."""
     return simulate(build(study.config(*layers), requests, study.plan.beside).world)
 
@@ -272,7 +272,7 @@ ENDS_AT_ONCE, LASTS = 2, 50
 """Output tokens: the first comes with the prefill, the second with the first decode step."""
 
 
-def stealing(study: Study) -> Drawing:
+def stealing(study: FigureStudy) -> Drawing:
     """Play the example: as many batches as stages, of which some requests end at once."""
     numbers = study.numbers
     requests = example(numbers["batch_rows"], numbers["finished"])
@@ -326,7 +326,7 @@ BEFORE_MS, AFTER_MS = 150, 450
 """What is shown around the prompt's arrival."""
 
 
-def long_prompt(study: Study) -> Drawing:
+def long_prompt(study: FigureStudy) -> Drawing:
     """Simulate the prompt under each system, and in chunks of every size under the last."""
     if study.plan.run.data["stages"] != 1:
         raise UsageError("stages: this figure is of one stage; give more GPUs as tensor_parallel")
@@ -342,7 +342,7 @@ def long_prompt(study: Study) -> Drawing:
     return Drawing(_draw_gaps(study.plan.keys.plot, results, table), table)
 
 
-def _joined_by_prompt(study: Study, label: str, chunk: int | None) -> RunResult:
+def _joined_by_prompt(study: FigureStudy, label: str, chunk: int | None) -> RunResult:
     """Run the decoding requests and the prompt; a budget has room for them beside a chunk."""
     numbers = study.numbers
     decodes = numbers["decodes"]
@@ -409,14 +409,14 @@ def _draw_gaps(
 AT = 256
 
 
-def predictors(study: Study) -> pd.DataFrame:
+def predictors(study: FigureStudy) -> pd.DataFrame:
     """Score predictors on the requests that fit, as often as there are seeds."""
     return pd.DataFrame(
         row for seed in study.seeds for row in _scores(study, _that_fit(study, seed), seed)
     )
 
 
-def _that_fit(study: Study, seed: int) -> Trace:
+def _that_fit(study: FigureStudy, seed: int) -> Trace:
     """Return the trace without the requests that `max_model_len` refuses."""
     config = study.config({"workload": {"seed": seed}})
     trace = config.workload.rows(study.plan.beside, config.workload.requests, keep_text=True)
@@ -430,7 +430,7 @@ def _that_fit(study: Study, seed: int) -> Trace:
     )
 
 
-def _scores(study: Study, trace: Trace, seed: int) -> Iterator[dict[str, Any]]:
+def _scores(study: FigureStudy, trace: Trace, seed: int) -> Iterator[dict[str, Any]]:
     if find_spec("sklearn") is None:
         none = {"class_accuracy": math.nan, "accumulated_error": {AT: math.nan}}
         yield from _by_group("classifier (needs evenflow[predict])", seed, none)
@@ -461,7 +461,7 @@ MOVED = "mean_transfer_ms"
 CONTEXTS = tuple(2**power for power in range(8, 16))
 
 
-def disaggregation(study: Study) -> Drawing:
+def disaggregation(study: FigureStudy) -> Drawing:
     """Run each system at each rate, and one request whose KV is the text's 224 MB."""
     table, moved_ms = table_of(study), example_ms(study)
     shown, run = pd.concat([_transfers(study), table]), study.plan.run.data
@@ -474,7 +474,7 @@ def disaggregation(study: Study) -> Drawing:
     return Drawing(figure, table, study.plan.keys.shown, {"blog-transfer": moved_ms})
 
 
-def _transfers(study: Study) -> pd.DataFrame:
+def _transfers(study: FigureStudy) -> pd.DataFrame:
     """Return the time of a context's KV over each link."""
     spec = model(find(study.plan.run.data["model"], study.plan.beside))
     return pd.DataFrame(
@@ -485,7 +485,7 @@ def _transfers(study: Study) -> pd.DataFrame:
     )
 
 
-def example_ms(study: Study) -> float:
+def example_ms(study: FigureStudy) -> float:
     """Return the milliseconds that the example's KV crosses the link between two simulated pools.
 
     Each pool is one stage; nothing else is on the way.

@@ -237,7 +237,7 @@ class Plot(Keys):
     legend: LegendKeys | None = None
 
 
-class Curve(NamedTuple):
+class PanelLine(NamedTuple):
     """A name, what is at each place across, the rows it is of, and the looks.
 
     `points` are `mean`, `min` and `max`, the `paper`'s value, that of the `steady` window, and the
@@ -411,7 +411,7 @@ def _across(panel: Panel, rows: pd.DataFrame) -> pd.Series:
     return rows[panel.x].astype(str).agg("\n".join, axis=1)
 
 
-def _curves(panel: Panel, rows: pd.DataFrame, numbers: Words) -> Iterator[Curve]:
+def _curves(panel: Panel, rows: pd.DataFrame, numbers: Words) -> Iterator[PanelLine]:
     found = []
     for column, words in panel.y.items():
         hue = panel.hue if any(f"{{{name}" in words for name in panel.hue) else []
@@ -431,7 +431,7 @@ def _curves(panel: Panel, rows: pd.DataFrame, numbers: Words) -> Iterator[Curve]
         points["words"] = [*_written(panel.write, means, points["mean"])]
         points = points.reindex(ticks).fillna({"words": ""})
         marker = MARKERS.get(name, SPARE_MARKERS[index % len(SPARE_MARKERS)])
-        yield Curve(name, points, own, colors[index % len(colors)], marker)
+        yield PanelLine(name, points, own, colors[index % len(colors)], marker)
 
 
 def _written(write: str | None, means: pd.DataFrame, heights: pd.Series) -> Iterator[str]:
@@ -455,7 +455,7 @@ def _reach(values: pd.DataFrame) -> list[pd.Series]:
     return [below.clip(lower=0), above.clip(lower=0)]
 
 
-def _draw_lines(axes: Axes, panel: Panel, curves: Sequence[Curve], rows: pd.DataFrame) -> None:
+def _draw_lines(axes: Axes, panel: Panel, curves: Sequence[PanelLine], rows: pd.DataFrame) -> None:
     places = _ticks(axes, panel, rows)
     for curve in curves:
         points = curve.points.dropna(subset="mean").sort_index()
@@ -494,7 +494,7 @@ def _ticks(axes: Axes, panel: Panel, rows: pd.DataFrame) -> Mapping[Any, Any]:
     return places
 
 
-def _draw_bars(axes: Axes, panel: Panel, curves: Sequence[Curve]) -> None:
+def _draw_bars(axes: Axes, panel: Panel, curves: Sequence[PanelLine]) -> None:
     """Draw bars side by side, or one on the other: standing, or lying."""
     stacked = panel.kind != "bars"
     room = BAR_WIDTH if stacked or len(curves) == 1 else GROUP_WIDTH / len(curves)
@@ -529,7 +529,7 @@ def _draw_bars(axes: Axes, panel: Panel, curves: Sequence[Curve]) -> None:
     axes.set_xticks(ticks, [str(value) for value in words])
 
 
-def _finish_bars(axes: Axes, panel: Panel, curve: Curve, places: Any) -> None:
+def _finish_bars(axes: Axes, panel: Panel, curve: PanelLine, places: Any) -> None:
     """Draw whiskers, the rings of the steady window, what is written over bars, and why not."""
     values, tops = curve.points, curve.points["max"]
     _mark_paper(axes, values["paper"], curve.color, places)

@@ -131,7 +131,7 @@ class FigureKeys(Keys):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FigurePlan:
     """A figure to make: its name, its keys with the user's `overrides`, its run as a document.
 
     `published`: the set-up is the one that the figure's file describes, not one set by hand.
@@ -167,7 +167,7 @@ class Plan:
         return any(f"{key}.".startswith(f"{_key(each)}.") for each in self.overrides)
 
 
-def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = False) -> Plan:
+def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = False) -> FigurePlan:
     """Read a figure's YAML; `overrides` are `KEY=VALUE` of its run, `study.KEY` or `systems.LABEL`.
 
     Raises UsageError for unknown keys, for a `study.KEY` that the figure does not have, and for one
@@ -199,7 +199,7 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
     new = {name for name, value in keys.study.items() if value != original["study"][name]}
     same = run.data == original["run"] and keys.systems == original.get("systems", {})
     name, published = path.stem.replace("_", "-"), same and new <= set(SAMPLING)
-    return Plan(name, keys, run, path.parent, quick, overrides, published)
+    return FigurePlan(name, keys, run, path.parent, quick, overrides, published)
 
 
 def _key(assignment: str) -> str:

@@ -20,7 +20,7 @@ from evenflow.config.systems import keys_of_system
 from evenflow.config.yaml_file import long_form
 from evenflow.errors import UsageError, instead_of
 from evenflow.experiments.figures.measures import overview
-from evenflow.experiments.figures.schema import Layer, Plan, gpu_name, layered
+from evenflow.experiments.figures.schema import FigurePlan, Layer, gpu_name, layered
 from evenflow.report.shown import Shown, Table
 from evenflow.report.tables import is_number, number
 from evenflow.results.outcome import Served
@@ -58,7 +58,7 @@ class Drawing(Shown):
         yield Table([*map(str, table.columns)], rows.to_numpy().tolist())
 
 
-class Study:
+class FigureStudy:
     """One figure being made. `on_progress` is called with the points done and the points asked.
 
     `wrong` is one of the nine runs that tell an interval (`study.uncertainty`): every case is then
@@ -67,7 +67,7 @@ class Study:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: FigurePlan,
         store: Store,
         executor: Executor,
         on_progress: Callable[[int, int], None] | None = None,

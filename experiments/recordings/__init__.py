@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from evenflow.errors import UsageError
 from evenflow.experiments.recordings import gllm, sglang, vllm
-from evenflow.experiments.recordings.journal import Form, Outcome, first_line, replay
+from evenflow.experiments.recordings.journal import Form, ReplayOutcome, first_line, replay
 from evenflow.runtime.journal import NAME, journals_in
 from evenflow.runtime.real import replay_folder
 
 
-class Engine(NamedTuple):
+class RecordedEngine(NamedTuple):
     """An engine: its policy here, whose rules are those of this version, and its journals' form."""
 
     name: str
@@ -26,9 +26,9 @@ class Engine(NamedTuple):
 
 
 ENGINES = {
-    vllm.MARK: Engine("vLLM V1", "0.32.0", "vllm_v1", vllm),
-    sglang.MARK: Engine("SGLang", "0.5.23", "sglang", sglang),
-    gllm.MARK: Engine("gLLM", "0.0.6.post1", "token_throttling, variant: code", gllm),
+    vllm.MARK: RecordedEngine("vLLM V1", "0.32.0", "vllm_v1", vllm),
+    sglang.MARK: RecordedEngine("SGLang", "0.5.23", "sglang", sglang),
+    gllm.MARK: RecordedEngine("gLLM", "0.0.6.post1", "token_throttling, variant: code", gllm),
 }
 """By a key that the config of their journals has."""
 
@@ -61,7 +61,7 @@ def replay_run(path: Path, scheduler: str | None) -> tuple[str | None, str | Non
 
 def replay_engines(
     paths: list[Path], scheduler: str | None
-) -> Iterator[tuple[Path, Outcome | UsageError]]:
+) -> Iterator[tuple[Path, ReplayOutcome | UsageError]]:
     """Replay journals of engines; of those that cannot be, give the reason."""
     for path in paths:
         try:
@@ -70,7 +70,7 @@ def replay_engines(
             yield path, error
 
 
-def engine_of(path: Path) -> Engine:
+def engine_of(path: Path) -> RecordedEngine:
     """Return whose journal a file is; UsageError if it is none of an engine that is known.
 
     A journal may say its `engine` and version, which then has to be that of the rules.

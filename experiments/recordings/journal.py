@@ -21,7 +21,7 @@ from evenflow.sim import World, simulate
 Event = Mapping[str, Any]
 
 
-class Outcome(NamedTuple):
+class ReplayOutcome(NamedTuple):
     """How many steps a journal has, how many are equal before the first `difference`, and that.
 
     `timed` requests, of a journal that has times, were simulated too, with times equal to 1 ns.
@@ -57,7 +57,7 @@ class Form(Protocol):
     def answers(self, batcher: Batcher, event: Event, ask: Ask) -> Answers: ...
 
 
-class Times(NamedTuple):
+class RequestTimes(NamedTuple):
     """When a request got its first token and its last, in seconds."""
 
     first_token_s: float
@@ -75,7 +75,7 @@ class Replayer:
         self._requests = {request.request_id: request for request in world.requests}
         self.batcher = world.batcher()
         self._travelling: deque[MicroBatch] = deque()
-        self.times: dict[int, Times] = {}
+        self.times: dict[int, RequestTimes] = {}
 
     def feed(self, event: Event, now_s: float) -> str | None:
         """Hand on an event; return what is not as recorded, or None."""
@@ -88,7 +88,8 @@ class Replayer:
             ended = self.batcher.complete(self._travelling.popleft(), now_s)
             numbers = sorted(seq.request.request_id for seq in ended)
             self.times |= {
-                seq.request.request_id: Times(seq.first_token_s, seq.completion_s) for seq in ended
+                seq.request.request_id: RequestTimes(seq.first_token_s, seq.completion_s)
+                for seq in ended
             }
             recorded = sorted(event.get("finished", numbers))
             if numbers != recorded:
@@ -109,7 +110,7 @@ class Replayer:
         return f"{differ(name, ours, theirs)} ({self._form.RULES[name]})"
 
 
-def replay(path: Path, form: Form, scheduler: str | None = None) -> Outcome:
+def replay(path: Path, form: Form, scheduler: str | None = None) -> ReplayOutcome:
     """Replay a journal through the policy `scheduler`, or that which its settings mean.
 
     What a journal of equal steps took on a virtual clock is simulated too, and compared to 1 ns.
@@ -123,14 +124,14 @@ def replay(path: Path, form: Form, scheduler: str | None = None) -> Outcome:
         return outcome
     ours = simulated(world)
     for number, theirs in replayer.times.items():
-        for name, one, other in zip(Times._fields, ours[number], theirs, strict=True):
+        for name, one, other in zip(RequestTimes._fields, ours[number], theirs, strict=True):
             if not abs(one - other) <= 1e-9:
                 what = f"request {number}, {name}: {one!r}, recorded {other!r}"
                 return outcome._replace(difference=f"{what} ({form.RULES[name]})")
     return outcome._replace(timed=len(replayer.times))
 
 
-def replayed(events: Sequence[Event], replayer: Replayer) -> Outcome:
+def replayed(events: Sequence[Event], replayer: Replayer) -> ReplayOutcome:
     """Hand on what follows a journal's `config` until something is not as recorded."""
     steps = sum(event["kind"] == "ask" for event in events)
     step = 0
@@ -140,17 +141,17 @@ def replayed(events: Sequence[Event], replayer: Replayer) -> Outcome:
         except (PolicyError, ValueError, LookupError) as error:
             what = str(error)
         if what is not None:
-            return Outcome(steps, step, f"step {step}: {what}")
+            return ReplayOutcome(steps, step, f"step {step}: {what}")
         step += event["kind"] == "ask"
-    return Outcome(steps, step)
+    return ReplayOutcome(steps, step)
 
 
-def simulated(world: World) -> dict[int, Times]:
+def simulated(world: World) -> dict[int, RequestTimes]:
     """Return the times of the requests in a simulation of a world."""
     result = simulate(world)
     columns = result.request_id, result.first_token_s, result.completion_s
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    return {number: Times(first_s, last_s) for number, first_s, last_s in rows}
+    return {number: RequestTimes(first_s, last_s) for number, first_s, last_s in rows}
 
 
 def world_of(

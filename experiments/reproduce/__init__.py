@@ -24,7 +24,7 @@ from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.yaml_file import Document, Patch, checked, patched, read
 from evenflow.errors import UsageError, instead_of
 from evenflow.experiments.reproduce.forms import read_results
-from evenflow.experiments.reproduce.measured import Measured, layout_words
+from evenflow.experiments.reproduce.measured import MeasuredRun, layout_words
 from evenflow.keys import Count, Keys, Positive
 from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import write_table
@@ -102,12 +102,12 @@ class Entry:
                     return found
         return []
 
-    def measured(self, folder: Path) -> list[Measured]:
+    def measured(self, folder: Path) -> list[MeasuredRun]:
         """Return the runs that lie below a folder; none where there are none."""
         runs = (run for path in self.files(folder) for run in read_results(path))
         return [run for run in runs if self._is_meant(run)]
 
-    def _is_meant(self, run: Measured) -> bool:
+    def _is_meant(self, run: MeasuredRun) -> bool:
         where = self.keys.where
         return any(
             all(run.facts.get(name) in values for name, values in each.items())
@@ -173,11 +173,11 @@ GROUP = ["entry", "engine", "gpu", "layout"]
 """What the summary has a row for, with the metric."""
 
 
-class Case(NamedTuple):
+class MeasuredCase(NamedTuple):
     """A measured run, the entry it is of, and what simulates it."""
 
     entry: Entry
-    measured: Measured
+    measured: MeasuredRun
     config: RunConfig
 
     @property
@@ -301,7 +301,7 @@ def _others(entries: Sequence[Entry], data: Path) -> Iterator[str]:
 
 
 def _unfair(
-    entries: Sequence[Entry], pairs: Sequence[tuple[Case, Trial]]
+    entries: Sequence[Entry], pairs: Sequence[tuple[MeasuredCase, Trial]]
 ) -> Iterator[tuple[str, str]]:
     """Say what makes it unfair to compare an entry's runs: a line for those alike, with the first
     run's numbers."""
@@ -317,7 +317,9 @@ def _errors(config: RunConfig) -> list[Patch]:
     return [case.patch for case in uncertainty.cases(config, uncertainty.stated(config, Path()))]
 
 
-def cases_of(entry: Entry, data: Path, scratch: Path, overrides: Sequence[str] = ()) -> list[Case]:
+def cases_of(
+    entry: Entry, data: Path, scratch: Path, overrides: Sequence[str] = ()
+) -> list[MeasuredCase]:
     """Return what simulates each run of an entry; requests are written to files in `scratch`."""
     runs = entry.measured(data)
     traces = [scratch / f"{entry.name}-{index}.csv" for index in range(len(runs))]
@@ -331,7 +333,7 @@ def cases_of(entry: Entry, data: Path, scratch: Path, overrides: Sequence[str] =
     return [_warm(case, served) for case in cases] if served else cases
 
 
-def _warm(case: Case, traces: Mapping[str, Path]) -> Case:
+def _warm(case: MeasuredCase, traces: Mapping[str, Path]) -> MeasuredCase:
     """Return a case after those runs of its entry's sequence that were before it.
 
     A rate that was not given is that of the slowest given one, with its arrivals so much faster:
@@ -351,7 +353,9 @@ def _warm(case: Case, traces: Mapping[str, Path]) -> Case:
     return case._replace(config=with_(case.config, {"workload.after": after})) if after else case
 
 
-def _case(entry: Entry, measured: Measured, trace: Path, overrides: Sequence[str]) -> Case:
+def _case(
+    entry: Entry, measured: MeasuredRun, trace: Path, overrides: Sequence[str]
+) -> MeasuredCase:
     """Return what simulates a measured run; its requests are written to the file `trace`."""
     facts = measured.facts
     patch = served(measured, trace, entry.keys.rounds, entry.keys.shortest)
@@ -359,10 +363,12 @@ def _case(entry: Entry, measured: Measured, trace: Path, overrides: Sequence[str
     document = patched(
         Document(f"{entry.name}.yaml: run", {"stages": 1, **entry.keys.run}, {}), patch
     )
-    return Case(entry, measured, configured(document, overrides))
+    return MeasuredCase(entry, measured, configured(document, overrides))
 
 
-def served(measured: Measured, trace: Path, rounds: int, shortest: float = 1.0) -> dict[str, Any]:
+def served(
+    measured: MeasuredRun, trace: Path, rounds: int, shortest: float = 1.0
+) -> dict[str, Any]:
     """Write the requests of a measured run to the file `trace`; return the keys that serve them.
 
     A closed loop of which only the lengths are known gets `rounds` requests a client, of lengths
@@ -386,7 +392,7 @@ def served(measured: Measured, trace: Path, rounds: int, shortest: float = 1.0) 
     return {"workload": {"trace": str(trace), "format": "vidur"}, **measured.run}
 
 
-def _rows(case: Case, trial: Trial) -> Iterator[dict[str, Any]]:
+def _rows(case: MeasuredCase, trial: Trial) -> Iterator[dict[str, Any]]:
     keys = case.entry.keys
     spreads = (known for end, known in keys.spread.items() if case.measured.label.endswith(end))
     spread = next(spreads, {})
@@ -410,7 +416,7 @@ def _rows(case: Case, trial: Trial) -> Iterator[dict[str, Any]]:
         }
 
 
-def _told(found: uncertainty.Range | None, measured: float) -> dict[str, float]:
+def _told(found: uncertainty.MetricInterval | None, measured: float) -> dict[str, float]:
     if found is None:
         return {}
     inside = found.low <= measured <= found.high

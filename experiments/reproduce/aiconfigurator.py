@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from evenflow.costs.silicon.cost import GPUS as SILICON
-from evenflow.experiments.reproduce.measured import Measured, closed_loop, layout_words
+from evenflow.experiments.reproduce.measured import MeasuredRun, closed_loop, layout_words
 
 GPUS = {"a100_pcie": "A100-80G-PCIe"} | {each.system: each.on for each in SILICON.values()}
 """AIConfigurator's names of systems, and the GPUs that they are here; others keep their name."""
@@ -21,7 +21,7 @@ SETUP = (
 ENGINES = {"trtllm": "TensorRT-LLM", "vllm": "vLLM", "sglang": "SGLang"}
 
 
-def of_aiconfigurator(table: pd.DataFrame) -> Iterator[Measured]:
+def of_aiconfigurator(table: pd.DataFrame) -> Iterator[MeasuredRun]:
     """Return the runs of the rows.
 
     An empty precision is bf16. Rows that are measured twice count once. The file itself tells the
@@ -48,7 +48,7 @@ def of_aiconfigurator(table: pd.DataFrame) -> Iterator[Measured]:
         lengths = int(row["isl"]), int(row["osl"])
         layout = layout_words(ranks, groups, stages)
         version = "" if pd.isna(row["backend_version"]) else f" {row['backend_version']}"
-        yield Measured(
+        yield MeasuredRun(
             f"{model}, {layout}, {lengths[0]}/{lengths[1]}, {clients} clients",
             {"mean_ttft_ms": row["silicon_ttft_ms"], "mean_tpot_ms": row["silicon_tpot_ms"]},
             pd.DataFrame([lengths], columns=["input_tokens", "output_tokens"]),

@@ -26,7 +26,7 @@ from evenflow.config.run import RunConfig
 from evenflow.config.yaml_file import Document, Patch
 from evenflow.errors import UsageError
 from evenflow.experiments.reproduce import served
-from evenflow.experiments.reproduce.measured import Measured
+from evenflow.experiments.reproduce.measured import MeasuredRun
 from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import number, percent
 from evenflow.results.metrics import request_metrics
@@ -34,7 +34,7 @@ from evenflow.results.outcome import Outcome, Served
 from evenflow.results.run import Floats
 from evenflow.runtimes import Holds
 from evenflow.study.fair import LEVEL, Side, alone, marked, student_quantile
-from evenflow.study.trials import Case, How, Search, Study, Trial
+from evenflow.study.trials import How, Search, Study, Trial, Variant
 from evenflow.study.trials import run as search
 
 Answer = TypeVar("Answer")
@@ -86,7 +86,7 @@ APART = 2.0
 
 LATENCIES, MEANS = ("ttft_ms", "tpot_ms"), ("mean_ttft_ms", "mean_tpot_ms")
 
-Asking: TypeAlias = Generator[Sequence[Case], list[Trial], Answer]
+Asking: TypeAlias = Generator[Sequence[Variant], list[Trial], Answer]
 """A part of a search, which comes to an answer."""
 
 
@@ -154,7 +154,9 @@ def latencies(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def calibrate(document: Document, beside: Path, runs: Sequence[Measured], how: How) -> Calibrated:
+def calibrate(
+    document: Document, beside: Path, runs: Sequence[MeasuredRun], how: How
+) -> Calibrated:
     """Return the constants with which a run of these keys comes nearest to measured `runs`.
 
     What the host's time holds up is the run's own `runtime.holds`, or whatever fits best. Relative
@@ -164,7 +166,7 @@ def calibrate(document: Document, beside: Path, runs: Sequence[Measured], how: H
     kept = {k: v for k, v in given.items() if k not in CONSTANTS} if isinstance(given, dict) else {}
     with TemporaryDirectory() as scratch:
         targets = [
-            Target(run, served(run, Path(scratch) / f"{index}.csv", ROUNDS))
+            CalibrationTarget(run, served(run, Path(scratch) / f"{index}.csv", ROUNDS))
             for index, run in enumerate(runs)
         ]
         study = Study(document, beside, measure=latencies)
@@ -198,7 +200,7 @@ def _holds(kept: Mapping[str, Any], config: RunConfig) -> Sequence[str]:
     return [each for each in get_args(Holds) if each != "stage0" or config.num_stages > 1]
 
 
-def unfair(run: Measured, config: RunConfig, ideal: Mapping[str, Floats]) -> list[str]:
+def unfair(run: MeasuredRun, config: RunConfig, ideal: Mapping[str, Floats]) -> list[str]:
     """Say what makes it unfair to compare a measured run with a simulation of it.
 
     `ideal`: log(simulated / measured) by latency, with no CPU time at all.
@@ -223,7 +225,7 @@ def unfair(run: Measured, config: RunConfig, ideal: Mapping[str, Floats]) -> lis
     return said
 
 
-def one_load(targets: Sequence[Target]) -> Iterator[str]:
+def one_load(targets: Sequence[CalibrationTarget]) -> Iterator[str]:
     """Say that runs are of about one load, by which what a micro-batch takes anyway and what it
     takes for each row are hard to tell apart: intervals know no other load."""
     known = [target.loads for target in targets if len(target.loads)]
@@ -236,12 +238,12 @@ def one_load(targets: Sequence[Target]) -> Iterator[str]:
         )
 
 
-def _queues(run: Measured) -> bool:
+def _queues(run: MeasuredRun) -> bool:
     done_s = run.requests["arrival_s"] + run.requests["e2el_ms"] / 1e3
     return bool((done_s > run.requests["arrival_s"].max()).mean() > 0.5)
 
 
-class Target:
+class CalibrationTarget:
     """What a measured run says: TTFT by length of the prompt, TPOT by load, to compare with.
 
     Requests are put into groups, as the latencies of a single one are a matter of luck: TTFT is the
@@ -249,7 +251,7 @@ class Target:
     those are compared.
     """
 
-    def __init__(self, measured: Measured, patch: Patch) -> None:
+    def __init__(self, measured: MeasuredRun, patch: Patch) -> None:
         self.label, self.patch = measured.label, patch
         table = measured.requests
         self._one_by_one = "ttft_ms" in table
@@ -330,7 +332,7 @@ class Compared(Protocol):
     def deviations(self, values: Mapping[str, Any]) -> Floats: ...
 
 
-class Found(NamedTuple):
+class FittedConstants(NamedTuple):
     """Constants by their position in CONSTANTS, in units, and what they come to, a run each."""
 
     units: Floats
@@ -366,9 +368,9 @@ class Fit:
     targets: Sequence[Compared]
     kept: Mapping[str, Any]
     left_out: list[int] = field(default_factory=list)
-    tried: list[Found] = field(default_factory=list)
-    ideal: Found = field(init=False)
-    best: Found = field(init=False)
+    tried: list[FittedConstants] = field(default_factory=list)
+    ideal: FittedConstants = field(init=False)
+    best: FittedConstants = field(init=False)
     half_widths: Floats = field(init=False)
 
     def search(self) -> Search:
@@ -471,10 +473,10 @@ class Fit:
         found: Floats = np.maximum(reach, apart)
         return found
 
-    def _at(self, points: Sequence[Floats]) -> Asking[list[Found]]:
+    def _at(self, points: Sequence[Floats]) -> Asking[list[FittedConstants]]:
         """Ask for the simulation of all runs with each of these constants."""
         trials = yield [
-            Case({}, {**target.patch, "runtime": self.runtime(units)})
+            Variant({}, {**target.patch, "runtime": self.runtime(units)})
             for units in points
             for target in self.targets
         ]
@@ -484,7 +486,7 @@ class Fit:
         values = [trial.records[0].values for trial in trials]
         each = len(self.targets)
         found = [
-            Found(units, self._compared(values[index * each : (index + 1) * each]))
+            FittedConstants(units, self._compared(values[index * each : (index + 1) * each]))
             for index, units in enumerate(points)
         ]
         self.tried += found
@@ -518,7 +520,9 @@ class Fit:
         ]
 
 
-def _by_latency(targets: Sequence[Target], found: Found) -> dict[str, list[Floats]]:
+def _by_latency(
+    targets: Sequence[CalibrationTarget], found: FittedConstants
+) -> dict[str, list[Floats]]:
     parts: dict[str, list[Floats]] = {}
     for target, deviations in zip(targets, found.parts, strict=True):
         for name, own in target.by_latency(deviations).items():

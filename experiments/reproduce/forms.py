@@ -20,7 +20,7 @@ import pandas as pd
 
 from evenflow.errors import UsageError
 from evenflow.experiments.reproduce.aiconfigurator import of_aiconfigurator
-from evenflow.experiments.reproduce.measured import COLUMNS, Measured, closed_loop, of_means
+from evenflow.experiments.reproduce.measured import COLUMNS, MeasuredRun, closed_loop, of_means
 from evenflow.experiments.reproduce.measured import of_requests as run_of
 from evenflow.files import local_file
 from evenflow.keys import shown
@@ -47,7 +47,7 @@ ARRIVALS_OFF = 0.02
 MILLISECONDS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3, "seconds": 1e3}
 
 
-def read_results(path: Path) -> list[Measured]:
+def read_results(path: Path) -> list[MeasuredRun]:
     """Return the runs that a file of results holds.
 
     Raises UsageError, which names the file and what would be right.
@@ -69,7 +69,7 @@ def read_results(path: Path) -> list[Measured]:
     return runs
 
 
-def _runs(path: Path, file: Path) -> Iterator[Measured]:
+def _runs(path: Path, file: Path) -> Iterator[MeasuredRun]:
     if file.stat().st_size > MOST_BYTES:
         raise ValueError(f"has more than {MOST_BYTES} bytes; {KNOWN}")
     text = file.read_text(encoding="utf-8-sig")
@@ -95,7 +95,7 @@ def _values(text: str) -> Iterator[Any]:
         yield value
 
 
-def _of_objects(stem: str, objects: Sequence[Json]) -> Iterator[Measured]:
+def _of_objects(stem: str, objects: Sequence[Json]) -> Iterator[MeasuredRun]:
     """Return the runs of JSON objects, which are all of the form of the first."""
     first = objects[0]
     table = next((form for form in REQUESTS.values() if form.tells(first)), None)
@@ -206,7 +206,7 @@ REQUESTS: Mapping[str, Requests] = {
 """Who writes a request a row, and how."""
 
 
-def _of_csv(path: Path, text: str) -> Iterator[Measured]:
+def _of_csv(path: Path, text: str) -> Iterator[MeasuredRun]:
     try:
         table = pd.read_csv(io.StringIO(text))
     except ValueError:  # what pandas says is about its own insides
@@ -224,7 +224,7 @@ def _of_csv(path: Path, text: str) -> Iterator[Measured]:
     return iter([run_of(path.stem, form.read(rows), *_beside(path))])
 
 
-def _of_rows(table: pd.DataFrame) -> list[Measured]:
+def _of_rows(table: pd.DataFrame) -> list[MeasuredRun]:
     try:
         return list(of_aiconfigurator(table))
     except (ValueError, TypeError, AttributeError):  # what pandas says is about its own insides
@@ -246,7 +246,7 @@ def _beside(path: Path) -> tuple[float, Floats] | tuple[()]:
 # -- a run an object ------------------------------------------------------------------------------
 
 
-def _of_guidellm(label: str, data: Json) -> Iterator[Measured]:
+def _of_guidellm(label: str, data: Json) -> Iterator[MeasuredRun]:
     """Read a report of GuideLLM, whose `requests` hold those that went well."""
     for index, benchmark in enumerate(_list(data, "benchmarks")):
         rows = _list(benchmark, "requests.successful")
@@ -267,7 +267,7 @@ def _list(data: Json, path: str) -> list[Any]:
     return found
 
 
-def _of_vllm(label: str, data: Json) -> Iterator[Measured]:
+def _of_vllm(label: str, data: Json) -> Iterator[MeasuredRun]:
     """Read what vLLM's `bench serve` or SGLang's `bench_serving` wrote, with all requests.
 
     A request that failed has no TTFT. Lists are in seconds.
@@ -324,7 +324,7 @@ def _arrivals(data: Json, e2els_s: Floats) -> tuple[Floats, list[str]]:
     return best - best[0], [] if off(best) <= ARRIVALS_OFF else [doubt]
 
 
-def _of_vllm_means(label: str, data: Json) -> Iterator[Measured]:
+def _of_vllm_means(label: str, data: Json) -> Iterator[MeasuredRun]:
     """Read what the same clients wrote without requests."""
     metrics = {key: _number(data, key) for key in ("mean_ttft_ms", "mean_tpot_ms")}
     metrics |= {
@@ -349,7 +349,7 @@ AIPERF_METRICS = {
 """AIPerf's names; what it calls inter-token latency is a mean over each request, vLLM's TPOT."""
 
 
-def _of_aiperf(label: str, data: Json) -> Iterator[Measured]:
+def _of_aiperf(label: str, data: Json) -> Iterator[MeasuredRun]:
     """Read the totals of AIPerf or genai-perf, which say the unit of each."""
     metrics = {}
     for ours, theirs in AIPERF_METRICS.items():
@@ -383,7 +383,7 @@ def _found(data: Any, name: str) -> float | None:
     return next((found for each in inner if (found := _found(each, name)) is not None), None)
 
 
-def _of_llmperf(label: str, data: Json) -> Iterator[Measured]:
+def _of_llmperf(label: str, data: Json) -> Iterator[MeasuredRun]:
     """Read the summary of LLMPerf, in seconds.
 
     What it calls inter-token latency holds the first token, so TPOT is from E2EL and TTFT.
@@ -404,7 +404,7 @@ def _of_llmperf(label: str, data: Json) -> Iterator[Measured]:
     yield of_means(label, metrics, doubt, lengths=lengths, clients=told)
 
 
-def _of_trtllm(label: str, data: Json) -> Iterator[Measured]:
+def _of_trtllm(label: str, data: Json) -> Iterator[MeasuredRun]:
     """Read a report of trtllm-bench, whose latencies of tokens are there if it streamed."""
     if _at(data, "streaming_metrics") is None:
         raise ValueError("has no streaming_metrics; trtllm-bench with --streaming writes them")
@@ -419,7 +419,7 @@ def _of_trtllm(label: str, data: Json) -> Iterator[Measured]:
     yield of_means(label, metrics, doubt, lengths=lengths, clients=clients)
 
 
-RUNS: Mapping[tuple[str, ...], Callable[[str, Json], Iterator[Measured]]] = {
+RUNS: Mapping[tuple[str, ...], Callable[[str, Json], Iterator[MeasuredRun]]] = {
     ("benchmarks",): _of_guidellm,
     ("ttfts",): _of_vllm,
     ("mean_ttft_ms",): _of_vllm_means,

@@ -23,7 +23,7 @@ COLUMNS = ["arrival_s", *LENGTHS, "ttft_ms", "e2el_ms"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Measured:
+class MeasuredRun:
     """One run that was measured.
 
     `metrics` are under the keys of vLLM's `bench serve` (ms, and a second). `requests` has a row a
@@ -50,7 +50,7 @@ def of_requests(
     *,
     doubts: Sequence[str] = (),
     **more: Any,
-) -> Measured:
+) -> MeasuredRun:
     """Return a run of the requests that have all of COLUMNS; the others are left out, and doubted.
 
     Its metrics are those of `bench serve`. `duration_s` is from the first arrival to the last token
@@ -70,7 +70,7 @@ def of_requests(
             found = statistics(name, values_ms / 1e3)
             metrics |= {key: value for key, value in found.items() if value is not None}
     failed = f"{left_out} requests failed or lack a number, and are left out"
-    return Measured(
+    return MeasuredRun(
         label, metrics, table, gaps_ms, doubts=[*doubts, *([failed] if left_out else [])], **more
     )
 
@@ -101,16 +101,16 @@ def of_means(
     *,
     lengths: Sequence[float] = (),
     clients: float | None = None,
-) -> Measured:
+) -> MeasuredRun:
     """Return a run of which only means are known, and why that is in doubt.
 
     It is a closed loop where the mean lengths, in tokens, and the number of clients are known.
     """
     tokens = [round(length) for length in lengths]
     if clients is None or len(tokens) < 2 or min(tokens) < 1 or clients < 1:
-        return Measured(label, metrics, pd.DataFrame(), doubts=[doubt])
+        return MeasuredRun(label, metrics, pd.DataFrame(), doubts=[doubt])
     run = {"workload.arrivals": closed_loop(round(clients))}
-    return Measured(
+    return MeasuredRun(
         label, metrics, pd.DataFrame([tokens], columns=LENGTHS), run=run, doubts=[doubt]
     )
 

@@ -39,7 +39,7 @@ from evenflow.experiments.validation.layers import (
     summary_of,
 )
 from evenflow.results.run import Floats, RunResult, merged
-from evenflow.runtime import Served
+from evenflow.runtime import ServedRun
 from evenflow.runtime.real import check_comparable, real_workload, recorded, servable, serve_job
 from evenflow.runtime.serve import LAST, engine_names, names_of
 from evenflow.sim import World, simulate, simulate_replicas
@@ -70,13 +70,13 @@ Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PipelineRun:
     """What one pipeline of a real run came to, what the costs say of its micro-batches, and its
     times; `world` has the requests that were its own (that of a pool has none).
     """
 
     world: World
-    served: Served
+    served: ServedRun
     expected_s: Floats
     times: Times
 
@@ -86,11 +86,11 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RealRun:
     """One real run, that of each of its pipelines, and the load before and after."""
 
-    served: Served
-    parts: list[Part]
+    served: ServedRun
+    parts: list[PipelineRun]
     load: Load
 
     def again(self, system: World | PooledWorld, *, late: bool = True) -> list[Structure]:
@@ -198,7 +198,7 @@ def _without_stages(job: Job, runs: int, watch: Watch) -> Validation:
 
 def _validation(
     job: Job,
-    served: Sequence[tuple[Served, Load]],
+    served: Sequence[tuple[ServedRun, Load]],
     found: Mapping[str, Any],
     again: RunResult | None,
     predicted: RunResult,
@@ -223,7 +223,7 @@ def calibration_job(job: Job, requests: int) -> Job:
     return job._replace(config=config, workload=real_workload(config, job.beside))
 
 
-def _measure(job: Job, name: str, watch: Watch) -> Measured:
+def _measure(job: Job, name: str, watch: Watch) -> RealRun:
     journals = _Journals(list)
     served, load = _serve(job, name, watch, journals)
     world = _system(job)
@@ -239,7 +239,7 @@ def _measure(job: Job, name: str, watch: Watch) -> Measured:
         ]
     else:
         parts = [_part(world, served, [*journals.values()])]
-    return Measured(served, parts, load)
+    return RealRun(served, parts, load)
 
 
 def _system(job: Job) -> World | PooledWorld:
@@ -248,20 +248,24 @@ def _system(job: Job) -> World | PooledWorld:
 
 
 def _part(
-    world: World, served: Served, journals: Sequence[Sequence[Entry]], *, keeps_pages: bool = False
-) -> Part:
+    world: World,
+    served: ServedRun,
+    journals: Sequence[Sequence[Entry]],
+    *,
+    keeps_pages: bool = False,
+) -> PipelineRun:
     expected_s, num_tokens = priced(world, journals, keeps_pages=keeps_pages)
-    return Part(world, served, expected_s, measured_times(served, world, num_tokens))
+    return PipelineRun(world, served, expected_s, measured_times(served, world, num_tokens))
 
 
-def _alone(world: World, served: Served) -> World:
+def _alone(world: World, served: ServedRun) -> World:
     """Return the world of one replica, with the requests that it got when it got them."""
     own = {*served.result.request_id.tolist()}
     requests = [request for request in world.requests if request.request_id in own]
     return replace(world, requests=requests, replicas=1, concurrency=None)
 
 
-def _serve(job: Job, name: str, watch: Watch, journals: _Journals) -> tuple[Served, Load]:
+def _serve(job: Job, name: str, watch: Watch, journals: _Journals) -> tuple[ServedRun, Load]:
     """Serve a job, and return beside it the load of the machine before and after."""
     before = os.getloadavg()[0]
     with watch(name, len(job.workload.requests)) as on_done:
@@ -273,7 +277,7 @@ def _serve(job: Job, name: str, watch: Watch, journals: _Journals) -> tuple[Serv
     return served, (before, os.getloadavg()[0])
 
 
-def _calibrated(world: World | PooledWorld, around: Measured, seed: int) -> list[RunResult]:
+def _calibrated(world: World | PooledWorld, around: RealRun, seed: int) -> list[RunResult]:
     """Simulate a job with times around the stages, and of the link, drawn from those of a run."""
     if isinstance(world, PooledWorld):
         transfers = around.served.result.transfers
@@ -288,14 +292,14 @@ def _calibrated(world: World | PooledWorld, around: Measured, seed: int) -> list
     return simulate_replicas(world, timing=drawn(times, world.costs, seed))
 
 
-def _alike(world: World | PooledWorld, runs: Sequence[Measured]) -> Sequence[Sequence[Part]]:
+def _alike(world: World | PooledWorld, runs: Sequence[RealRun]) -> Sequence[Sequence[PipelineRun]]:
     """Return the pipelines that have the same stages: of each pool those of all runs, or all."""
     if isinstance(world, PooledWorld):
         return [*zip(*(run.parts for run in runs), strict=True)]
     return [[part for run in runs for part in run.parts]]
 
 
-def _overheads(measured: Sequence[Part]) -> dict[str, float]:
+def _overheads(measured: Sequence[PipelineRun]) -> dict[str, float]:
     """Return the mean times around the stages, in ms; `driver_ms` of them the driver computes."""
     parts = {
         name: [getattr(run.times, column).ravel() for run in measured]
@@ -306,7 +310,7 @@ def _overheads(measured: Sequence[Part]) -> dict[str, float]:
     return {name: 1e3 * float(c.mean()) if len(c) else 0.0 for name, c in columns.items()}
 
 
-def _calibration(around: Measured) -> dict[str, Any]:
+def _calibration(around: RealRun) -> dict[str, Any]:
     result = around.served.result
     return {
         "requests": len(result.request_id),

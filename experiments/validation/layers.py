@@ -27,7 +27,7 @@ from evenflow.errors import PolicyError
 from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.metrics import request_metrics, summarize
 from evenflow.results.run import Floats, Ints, RunResult, Transfers, around_stages
-from evenflow.runtime import Served
+from evenflow.runtime import ServedRun
 from evenflow.sim import World
 from evenflow.sim.timed import GRID_PER_S, TimedLink, Timing, simulate_timed
 from evenflow.sums import plain_sum
@@ -78,7 +78,7 @@ class Times:
         return replace(self, prepare_s=0 * self.prepare_s)
 
 
-def measured_times(served: Served, world: World, num_tokens: Ints) -> Times:
+def measured_times(served: ServedRun, world: World, num_tokens: Ints) -> Times:
     """Return the times of a real run of a world, on the grid of `evenflow.sim.timed`.
 
     `num_tokens` of each micro-batch, padding included, keep the world's links busy.

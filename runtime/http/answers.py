@@ -71,7 +71,7 @@ class Generation:
     priority: int = 0
 
 
-class Piece(NamedTuple):
+class Delta(NamedTuple):
     """What one token adds to the answer number `choice`; `finish_reason` with the last one."""
 
     choice: int
@@ -84,10 +84,10 @@ class Reply:
 
     def __init__(self, first_id: int, count: int) -> None:
         self.request_ids = range(first_id, first_id + count)
-        self._pieces: asyncio.Queue[Piece | ServiceError] = asyncio.Queue()
+        self._pieces: asyncio.Queue[Delta | ServiceError] = asyncio.Queue()
         self.add = self._pieces.put_nowait
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncIterator[Delta]:
         """Iterate over the pieces of all answers; ServiceError if there are no more."""
         missing = len(self.request_ids)
         while missing:
@@ -127,23 +127,23 @@ class _Answer:
             prompt_tokens = len(self.generation.prompt_ids)
             counted.end(reason, self._first_s, now_s, prompt_tokens, self._tokens)
 
-    def push(self, token: int) -> Piece:
+    def push(self, token: int) -> Delta:
         """Return what a token adds."""
         self._tokens += 1
         if token in self._end_ids:
             return self._last("", "stop")
         text, stopped = self._stop.push(self._stream.push(token))
         if stopped:
-            return Piece(self._index, text, "stop")
+            return Delta(self._index, text, "stop")
         if self._tokens == self.generation.max_tokens:
             return self._last(text, "length")
-        return Piece(self._index, text, None)
+        return Delta(self._index, text, None)
 
-    def _last(self, text: str, reason: str) -> Piece:
+    def _last(self, text: str, reason: str) -> Delta:
         """Return a last piece with all that was held back; a stop string may end just there."""
         more, stopped = self._stop.push(self._stream.rest())
         text += more if stopped else more + self._stop.rest()
-        return Piece(self._index, text, "stop" if stopped else reason)
+        return Delta(self._index, text, "stop" if stopped else reason)
 
 
 class Answers:

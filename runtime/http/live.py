@@ -26,7 +26,7 @@ from evenflow.errors import UsageError, require_package
 from evenflow.runtime.driver import Driver
 from evenflow.runtime.front import LiveFront
 from evenflow.runtime.http.answers import Generation, Serving
-from evenflow.runtime.pipeline import Pipeline, ended_error
+from evenflow.runtime.pipeline import WorkerPipeline, ended_error
 from evenflow.runtime.tokens import Text
 from evenflow.runtime.wire import Draw
 from evenflow.types import Prefix, Request
@@ -223,7 +223,7 @@ class LiveServer:
         self,
         drive: Callable[..., Driver],
         engines: Sequence[Batcher],
-        pipeline: Pipeline,
+        pipeline: WorkerPipeline,
         on_token: Callable[[int, int], None] | None,
         *,
         speaks: bool,

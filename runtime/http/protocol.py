@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from evenflow.errors import UsageError
-from evenflow.runtime.http.answers import Generation, Piece, ServiceError
+from evenflow.runtime.http.answers import Delta, Generation, ServiceError
 from evenflow.runtime.http.text import Codec
 
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
@@ -66,7 +66,7 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool = False
 
 
-class Asked(Strict):
+class CompletionBody(Strict):
     """What the bodies of both kinds of call have.
 
     `ignore_eos`, `top_k` and `priority` are as vLLM has them. An answer's id begins with `prefix`;
@@ -145,7 +145,7 @@ class Asked(Strict):
         ]
 
     def answer(
-        self, head: Mapping[str, Any], pieces: Sequence[Piece], *, whole: bool
+        self, head: Mapping[str, Any], pieces: Sequence[Delta], *, whole: bool
     ) -> dict[str, Any]:
         """Return an answer, `whole` or a chunk of a stream, under `head`: id, created, model."""
         choices = [_choice(piece, self.holds(piece.text, whole=whole)) for piece in pieces]
@@ -155,7 +155,7 @@ class Asked(Strict):
         """Return the chunk with which a choice of a stream begins; None where it has none."""
         if self.opening is None:
             return None
-        choices = [_choice(Piece(choice, "", None), self.opening)]
+        choices = [_choice(Delta(choice, "", None), self.opening)]
         return {**head, "object": self.names[1], "choices": choices}
 
     def holds(self, text: str, *, whole: bool) -> dict[str, Any]:
@@ -171,12 +171,12 @@ class Asked(Strict):
         raise NotImplementedError
 
 
-def _choice(piece: Piece, holds: Mapping[str, Any]) -> dict[str, Any]:
+def _choice(piece: Delta, holds: Mapping[str, Any]) -> dict[str, Any]:
     reason = {"logprobs": None, "finish_reason": piece.finish_reason}
     return {"index": piece.choice, **holds, **reason}
 
 
-class CompletionRequest(Asked):
+class CompletionRequest(CompletionBody):
     """The body of /v1/completions."""
 
     prefix = "cmpl"
@@ -231,7 +231,7 @@ class ChatMessage(Strict):
         return {"role": self.role, "content": text, **named}
 
 
-class ChatRequest(Asked):
+class ChatRequest(CompletionBody):
     """The body of /v1/chat/completions; without a limit an answer may fill what the model has."""
 
     without_effect = {**WITHOUT_EFFECT, **WITHOUT_EFFECT_IN_CHATS}

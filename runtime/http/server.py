@@ -35,10 +35,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from evenflow.runtime.http.answers import Answers, Generation, Piece, Reply, ServiceError, Serving
+from evenflow.runtime.http.answers import Answers, Delta, Generation, Reply, ServiceError, Serving
 from evenflow.runtime.http.protocol import (
-    Asked,
     ChatRequest,
+    CompletionBody,
     CompletionRequest,
     StreamOptions,
     error_body,
@@ -97,12 +97,12 @@ def make_app(answers: Answers, gauges: Callable[[], Awaitable[Mapping[str, float
         check_model(body)  # a template takes its time, and its library to load
         return await respond(body, await asyncio.to_thread(body.prompt_ids, serving.codec), request)
 
-    def check_model(body: Asked) -> None:
+    def check_model(body: CompletionBody) -> None:
         if body.model not in (None, serving.model):
             message = f"model: no {body.model}; the model here is {serving.model}"
             raise ServiceError(message, 404, "model_not_found", "model")
 
-    async def respond(body: Asked, prompts: list[list[int]], request: Request) -> Response:
+    async def respond(body: CompletionBody, prompts: list[list[int]], request: Request) -> Response:
         generations = body.generations(prompts, rng, serving.max_model_len)
         return await _Call(answers, body, generations, answers.submit(generations)).respond(request)
 
@@ -167,7 +167,7 @@ class _Call:
     """One client's call and the answers to it."""
 
     answers: Answers
-    body: Asked
+    body: CompletionBody
     generations: list[Generation]
     reply: Reply
 
@@ -203,11 +203,11 @@ class _Call:
             texts[piece.choice] += piece.text
             reasons[piece.choice] = piece.finish_reason
             tokens += 1
-        pieces = [Piece(*answer) for answer in zip(range(len(texts)), texts, reasons, strict=True)]
+        pieces = [Delta(*answer) for answer in zip(range(len(texts)), texts, reasons, strict=True)]
         counts = {"usage": usage(self._prompt_tokens, tokens)}
         return JSONResponse(self.body.answer(self._head, pieces, whole=True) | counts)
 
-    async def _events(self, first: Piece, later: AsyncIterator[Piece]) -> AsyncIterator[str]:
+    async def _events(self, first: Delta, later: AsyncIterator[Delta]) -> AsyncIterator[str]:
         """A chunk a token; at the end, if asked for, the counts; then the word that it is over.
 
         A stream that breaks ends with the error.
@@ -217,7 +217,7 @@ class _Call:
         unopened = set(range(len(self.generations)))
         counts: dict[str, Any] = {"usage": None} if options.include_usage else {}
         try:
-            piece: Piece | None = first
+            piece: Delta | None = first
             while piece is not None:
                 if piece.choice in unopened and (opening := body.first(head, piece.choice)):
                     yield _event(opening | counts)
@@ -438,10 +438,10 @@ def serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -
     words = FewerWords()
     for name in ("asyncio", "uvicorn.error"):
         logging.getLogger(name).addFilter(words)
-    asyncio.run(FrontEnd(serving, channel).serve([bound]))
+    asyncio.run(HttpServer(serving, channel).serve([bound]))
 
 
-class FrontEnd(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """The server; what the driver's words mean here is a method of this name, or of the answers'.
 
     It leaves signals to the driver, and says when it is there.

@@ -62,7 +62,7 @@ class Lane:
         self._stream.synchronize()
 
 
-class Sent:
+class SentPages:
     """Torch's send and receive between processes, both non-blocking.
 
     With `gloo` the data cross the host's memory, whatever the device; with `nccl` each stage needs
@@ -134,7 +134,7 @@ def meet(place: Place, backend: str, limit_s: float) -> Ranks:
     return Ranks(place.rank, place.ranks, group)
 
 
-class Shared:
+class SharedTensors:
     """Memory that two processes share: CUDA IPC, or shared memory of a CPU.
 
     The message about a micro-batch says where its hidden states are. Torch counts the references of

@@ -17,7 +17,7 @@ from evenflow.errors import UsageError
 from evenflow.runtime.page_tables import PageTable
 from evenflow.runtime.tokens import UNKNOWN
 from evenflow.runtime.torch import StageSettings
-from evenflow.runtime.torch.carriers import Carrier, Handed, Lane, Sent, Shared, meet
+from evenflow.runtime.torch.carriers import Carrier, Handed, Lane, SentPages, SharedTensors, meet
 from evenflow.runtime.torch.inputs import BatchInputs
 from evenflow.runtime.torch.layers import KvPages
 from evenflow.runtime.torch.model import ALONE, Ranks, Stage
@@ -232,6 +232,6 @@ def _carrier(place: Place, settings: StageSettings, stage: Stage) -> Carrier | N
     if settings.transport == "one_process":
         return Handed(place, settings.mailboxes)
     if settings.transport == "ipc":
-        return Shared(place, stage.device)
+        return SharedTensors(place, stage.device)
     like = torch.empty(0, dtype=stage.dtype, device=stage.device)
-    return Sent(place, settings.transport, like, stage.spec.hidden_size)
+    return SentPages(place, settings.transport, like, stage.spec.hidden_size)

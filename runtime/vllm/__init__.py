@@ -86,9 +86,9 @@ class EngineWorkers(Workers):
 
     def start(self, world: World, name: str = "") -> AbstractContextManager[Any]:
         """Return vLLM's engine for the stages of a world, to be entered."""
-        from evenflow.runtime.vllm.engine import Engine
+        from evenflow.runtime.vllm.engine import VllmEngine
 
-        return Engine(arguments(self.engine, world))
+        return VllmEngine(arguments(self.engine, world))
 
     def driver(self) -> Callable[..., Any]:
         """Return the driver that goes with it."""

@@ -30,10 +30,10 @@ from evenflow.core.world import World
 from evenflow.errors import UsageError, WorkerError
 from evenflow.runtime.driver import FLUSH_S, LOOK_S, Driver
 from evenflow.runtime.tokens import Text, TextOf
-from evenflow.runtime.vllm.scheduler import Owner, PolicyScheduler
+from evenflow.runtime.vllm.scheduler import BatcherOwner, PolicyScheduler
 
 
-class Engine:
+class VllmEngine:
     """vLLM's engine with `arguments`, in a `with` block.
 
     `own_scheduler`: vLLM decides itself, as it does without us. Raises WorkerError when it does not
@@ -64,7 +64,7 @@ class Engine:
         with suppress(Exception):  # it has failed already, or everything has been returned
             self.core.shutdown()
 
-    def attach(self, batcher: Batcher, owner: Owner) -> None:
+    def attach(self, batcher: Batcher, owner: BatcherOwner) -> None:
         """Have our Batcher decide; `owner` is asked, and told what comes back."""
         self.core.scheduler.attach(batcher, owner)
 
@@ -125,10 +125,10 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
 
 
-class EngineLoop(Loop):
+class VllmLoop(Loop):
     """A loop in which vLLM's engine does the asking; `engine` gets what is admitted."""
 
-    engine: Engine
+    engine: VllmEngine
     text_of: TextOf
 
     def admit(self, request: Request) -> str | None:
@@ -159,7 +159,7 @@ class EngineDriver(Driver):
         self,
         world: World,
         engines: abc.Sequence[Batcher],
-        engine: Engine,
+        engine: VllmEngine,
         *,
         text_of: TextOf,
         **options: Any,
@@ -168,7 +168,7 @@ class EngineDriver(Driver):
         (self._batcher,) = engines
         self._engine = engine
         self._returned_s = 0.0
-        loop = self._loop = EngineLoop(engines, self._steps, self, self._recorder)
+        loop = self._loop = VllmLoop(engines, self._steps, self, self._recorder)
         loop.engine, loop.text_of = engine, text_of
         self._ask = loop.ask
         engine.attach(self._batcher, self)

@@ -19,7 +19,7 @@ from evenflow.core.batcher import Batcher
 from evenflow.errors import PolicyError
 
 
-class Owner(Protocol):
+class BatcherOwner(Protocol):
     """Who asks the Batcher and is told what came of it.
 
     `ask` returns the next micro-batch, or None; `returned` takes one back with vLLM's outputs.
@@ -35,7 +35,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     Raises PolicyError for what is planned and vLLM does not schedule.
     """
 
-    def attach(self, batcher: Batcher, owner: Owner) -> None:
+    def attach(self, batcher: Batcher, owner: BatcherOwner) -> None:
         """Have `owner` asked from now on; a request's id is that of `batcher` as a string."""
         self._batcher = batcher
         self._owner = owner

@@ -25,7 +25,7 @@ from evenflow.results.run import RunResult
 from evenflow.schedulers.sglang import SGLang
 from evenflow.sim import simulate
 from evenflow.sim.disaggregated import Disaggregated
-from evenflow.sim.driver import Driver
+from evenflow.sim.driver import SimDriver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import Request
 from tests.amounts import many
@@ -47,7 +47,7 @@ def run(world: AnyWorld) -> tuple[RunResult, list[tuple[World, RecordingBatcher]
         system = Disaggregated(world, Tandem, batcher=AuditedBatcher)
         result = system.run()
         return result, [(getattr(world, name), pool.engine) for name, pool in system.pools.items()]
-    driver = Driver(world, Tandem, batcher=RecordingBatcher)
+    driver = SimDriver(world, Tandem, batcher=RecordingBatcher)
     return driver.run(), [(world, engine) for engine in driver.engines]
 
 

@@ -15,7 +15,7 @@ from evenflow.core.kv import Holder, KvCache, PrefixCache
 from evenflow.core.world import World
 from evenflow.engines.rules import EngineRules
 from evenflow.engines.swap import SwapCache
-from evenflow.sim.driver import Driver
+from evenflow.sim.driver import SimDriver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import MicroBatch, Prefix, Request
 from tests.amounts import many
@@ -174,7 +174,7 @@ def test_pages_and_tokens_at_every_step(
     assume(not EngineRules.of(world.make_scheduler()).ahead)
     kv = SwapCache if swap else KvCache
     world = replace(world, prefix_cache=prefix_cache, kv=kv, total_pages=total_pages)
-    driver = Driver(world, Tandem, batcher=CheckedBatcher)
+    driver = SimDriver(world, Tandem, batcher=CheckedBatcher)
     result = driver.run()
     assert len(result.request_id) == len(world.requests)
     for engine in driver.engines:

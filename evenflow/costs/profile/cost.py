@@ -15,7 +15,7 @@ from statistics import fmean
 
 import numpy as np
 
-from evenflow.costs.profile.file import LayerShapes, Point, Profile
+from evenflow.costs.profile.file import LayerShapes, Profile, ProfilePoint
 from evenflow.costs.roofline import (
     AttentionRates,
     Rates,
@@ -112,8 +112,8 @@ def profile_cost(
         _check_complete(profile, model, tensor_parallel, name)
     reduces = with_all_reduces and tensor_parallel > 1
 
-    def parts_of(kind: ModelSpec) -> Parts:
-        return Parts(profile, kind, tensor_parallel, fill, name, reduces=reduces)
+    def parts_of(kind: ModelSpec) -> StageParts:
+        return StageParts(profile, kind, tensor_parallel, fill, name, reduces=reduces)
 
     return table_cost(model, layers_per_stage, parts_of)
 
@@ -148,7 +148,7 @@ def host_of(profile: Profile) -> RuntimeOverheads:
     )
 
 
-def _line(points: Sequence[Point]) -> tuple[float, float]:
+def _line(points: Sequence[ProfilePoint]) -> tuple[float, float]:
     """Return the seconds, and the seconds a unit of size, of the line nearest to points.
 
     It goes through their means, which a median is not where some repeats take much longer.
@@ -226,7 +226,9 @@ def _parameters(model: ModelSpec, ranks: int) -> dict[str, int]:
     return found | {"model_prefill": whole}
 
 
-def _check_unit(profile: Profile, point: Point, passed: int, dtype_bytes: int, name: str) -> None:
+def _check_unit(
+    profile: Profile, point: ProfilePoint, passed: int, dtype_bytes: int, name: str
+) -> None:
     size_bytes, seconds = passed * dtype_bytes, point.median_s
     flops = 2 * passed * (point.tokens or 0)
     slowest_s = size_bytes / GPU_BYTES_PER_S + flops / GPU_FLOPS_PER_S
@@ -252,7 +254,7 @@ def check_device(profile: Profile, gpu_name: str, name: str) -> None:
         )
 
 
-class Parts:
+class StageParts:
     """What a layer and the ends are made of, of the file or from the fill."""
 
     def __init__(

@@ -93,7 +93,7 @@ class Cells(NamedTuple):
         )
 
 
-class Point(NamedTuple):
+class ProfilePoint(NamedTuple):
     """One measured point: sizes (None where the operator has none of that kind), seconds, repeats.
 
     `ranks`: the operator has the shape of one of so many tensor-parallel shards.
@@ -189,9 +189,9 @@ class Profile:
     """A profile file: its header and its points, sorted."""
 
     header: Header
-    points: tuple[Point, ...]
+    points: tuple[ProfilePoint, ...]
 
-    def of(self, operator: str, ranks: int = 1) -> list[Point]:
+    def of(self, operator: str, ranks: int = 1) -> list[ProfilePoint]:
         """Return the points of one operator for one degree of tensor parallelism, in order."""
         return [
             point for point in self.points if point.operator == operator and point.ranks == ranks
@@ -327,7 +327,7 @@ def _header_value(key: str, kind: str, cells: Cells) -> Any:
 # -- the lines of points ------------------------------------------------------------------------
 
 
-def _read_points(lines: Iterable[str], first: int, name: str) -> Iterator[Point]:
+def _read_points(lines: Iterable[str], first: int, name: str) -> Iterator[ProfilePoint]:
     seen: dict[tuple[str, int, int, int, int], int] = {}
     for number, cells in enumerate(csv.reader(lines), first):
         place = f"{name}, line {number}"
@@ -340,7 +340,7 @@ def _read_points(lines: Iterable[str], first: int, name: str) -> Iterator[Point]
         yield point
 
 
-def _point(cells: Cells) -> Point:
+def _point(cells: Cells) -> ProfilePoint:
     texts, place = cells
     operator = texts["operator"]
     if operator not in OPERATORS:
@@ -360,7 +360,7 @@ def _point(cells: Cells) -> Point:
         raise UsageError(f"{place}: p10_s <= median_s <= p90_s does not hold")
     ranks, repeats = cells.count("ranks", 1), cells.count("repeats", 1)
     sizes = (tokens, context_tokens, size_bytes)
-    return Point(operator, *sizes, ranks, median_s, p10_s, p90_s, repeats)
+    return ProfilePoint(operator, *sizes, ranks, median_s, p10_s, p90_s, repeats)
 
 
 def _seconds(cells: Cells, column: str) -> float:

@@ -80,7 +80,7 @@ SGLang's DUAL_STREAM_TOKEN_THRESHOLD, vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_TH
 TensorRT-LLM does so in CUDA graphs, by default of up to 128 requests, here of four tokens each."""
 
 
-class Measured(NamedTuple):
+class TableSource(NamedTuple):
     """Which tables stand for a GPU: those of `system`, measured on the GPU named `on`.
 
     `compute_share`: the arithmetic the GPU sustains, as a share of what its peak would give.
@@ -94,19 +94,19 @@ class Measured(NamedTuple):
 
 
 GPUS = {
-    "A100-80G": Measured("a100_sxm", "A100-80G"),
-    "A100-40G": Measured("a100_sxm", "A100-80G"),
-    "A100-80G-PCIe": Measured("a100_sxm", "A100-80G", 0.9, nvlink=False),
-    "A800-80G": Measured("a100_sxm", "A100-80G", nvlink=False),
-    "A800-80G-PCIe": Measured("a100_sxm", "A100-80G", 0.9, nvlink=False),
-    "L40S": Measured("l40s", "L40S"),
-    "H100": Measured("h100_sxm", "H100"),
-    "H200": Measured("h200_sxm", "H200"),
-    "B200": Measured("b200_sxm", "B200"),
-    "B300": Measured("b300_sxm", "B300"),
-    "GB200": Measured("gb200", "GB200"),
-    "GB300": Measured("gb300", "GB300"),
-    "RTX-PRO-6000": Measured("rtx_pro_6000_server", "RTX-PRO-6000"),
+    "A100-80G": TableSource("a100_sxm", "A100-80G"),
+    "A100-40G": TableSource("a100_sxm", "A100-80G"),
+    "A100-80G-PCIe": TableSource("a100_sxm", "A100-80G", 0.9, nvlink=False),
+    "A800-80G": TableSource("a100_sxm", "A100-80G", nvlink=False),
+    "A800-80G-PCIe": TableSource("a100_sxm", "A100-80G", 0.9, nvlink=False),
+    "L40S": TableSource("l40s", "L40S"),
+    "H100": TableSource("h100_sxm", "H100"),
+    "H200": TableSource("h200_sxm", "H200"),
+    "B200": TableSource("b200_sxm", "B200"),
+    "B300": TableSource("b300_sxm", "B300"),
+    "GB200": TableSource("gb200", "GB200"),
+    "GB300": TableSource("gb300", "GB300"),
+    "RTX-PRO-6000": TableSource("rtx_pro_6000_server", "RTX-PRO-6000"),
 }
 """Derived GPUs take the measured times x the ratio of the rooflines of the two (peaks of
 `gpus.csv`). The PCIe cards sustain 0.9 of the arithmetic: 300 W instead of 400 W, NVIDIA's own
@@ -118,7 +118,7 @@ bandwidths."""
 class SiliconSource:
     """The tables a run uses, by kind of layer where kinds differ, and what its results say."""
 
-    measured: Measured
+    measured: TableSource
     tables: SiliconTables
     others: Mapping[ModelSpec, SiliconTables] = field(default_factory=dict)
 
@@ -187,7 +187,7 @@ def _require_measured(model: ModelSpec) -> None:
 
 @lru_cache(maxsize=4)
 def _tables(
-    kind: ModelSpec, measured: Measured, framework: str, version: str | None, wanted: Wanted
+    kind: ModelSpec, measured: TableSource, framework: str, version: str | None, wanted: Wanted
 ) -> SiliconTables:
     kv_dtype = "fp8" if kind.kv_value_bytes == 1 else DTYPE
     quantization = kind.quantization

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from evenflow.costs.roofline import active_experts, pairs
 from evenflow.costs.silicon.tables import (
     DTYPE,
-    Experts,
+    ExpertLayer,
     ExpertShape,
     Heads,
     Products,
@@ -328,7 +328,7 @@ def least_s(shape: ExpertShape, tokens: int, split: Split, bits: float, peak: Pe
 
 
 def expert_times(
-    experts: Experts, shape: ExpertShape, split: Split, on: Peak, target: Peak
+    experts: ExpertLayer, shape: ExpertShape, split: Split, on: Peak, target: Peak
 ) -> tuple[dict[int, float], bool]:
     """Return tokens -> seconds of a layer of experts, and whether it was measured as it is.
 

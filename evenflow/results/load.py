@@ -107,7 +107,7 @@ class QueueGrowth(NamedTuple):
         falls = (1 / SUSTAINABLE - 1) * self.arrivals
         odds = (1 + 4 * falls * grown / deviation**2 / degrees) ** (-degrees / 2)
         above = student_cdf(-(grown + falls) / deviation, degrees)
-        return above + odds * student_cdf((falls - grown) / deviation, degrees)
+        return float(above + odds * student_cdf((falls - grown) / deviation, degrees))
 
 
 def growth(arrived_s: Floats, left_s: Floats) -> QueueGrowth:

@@ -685,8 +685,9 @@ def _wrong_tokens(batches: list[Any], done: list[Any], world: Mapping[str, Any])
 
 
 def _wrong_pages(batches: list[Any], world: Mapping[str, Any]) -> str | None:
-    given = world["scheduler"] if isinstance(world["scheduler"], dict) else {}
-    pools = [pool["pages"] for pool in given.values() if isinstance(pool, dict) and "pages" in pool]
+    given = world.get("scheduler")
+    parts = given.values() if isinstance(given, dict) else ()
+    pools = [pool["pages"] for pool in parts if isinstance(pool, dict) and "pages" in pool]
     total = max(world["kv"]["pages"], *pools, 0) * world.get("data_parallel", 1)
     there = all(0 <= row["free_pages"] <= total for row in batches)
     return None if there else "pages that are not there"

@@ -178,3 +178,8 @@ def test_a_request_that_stays_in_its_pool_keeps_pages_that_it_shares() -> None:
     assert len(engine.moving[1].pages) == 4
     engine.release(0)
     assert engine.pool.free_pages == 2
+    engine.adopt(1)
+    for now_s in (3.0, 4.0):
+        engine.complete(send(engine, now_s), now_s + 1)
+    engine.release(1)
+    assert engine.pool.free_pages == 6

@@ -98,11 +98,11 @@ class PoolBatcher(Batcher):
         num_pages = self.pool.pages_for(tokens)
         kept = self.moving.pop(request.request_id, None)
         if kept is None:
-            pages = self.pool.allocate(num_pages)
+            pages, chain = self.pool.allocate(num_pages), []
         else:
             self.kv.tokens -= kept.held_tokens
             self.pool.free(kept.pages[num_pages:])
-            pages = kept.pages[:num_pages]
+            pages, chain = kept.pages[:num_pages], kept.chain
         seq = Sequence(
             request,
             tokens,
@@ -113,6 +113,7 @@ class PoolBatcher(Batcher):
             first_token_s=handover.first_token_s,
             last_token_s=handover.last_token_s,
             pages=pages,
+            chain=chain,
         )
         self.kv.tokens += tokens
         self.moving[request.request_id] = seq

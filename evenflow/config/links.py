@@ -185,6 +185,7 @@ class Wires(NamedTuple):
         if known is not None:
             keys = asdict(machine(known)) | keys
         gpus, adapters = keys["gpus"], keys.get("adapters", 1)
+        link_spec(keys["network"])  # refuses what is none, whether anything crosses it or not
         nodes = None
         if num_gpus > gpus:
             nodes = NodesConfig(

@@ -225,9 +225,10 @@ def _look_up(
     for key in wanted:
         if key not in known:
             raise UsageError(f'{kind}: unknown key "{key}"; {instead_of(key, known)}')
-    if not isinstance(name := wanted.get("name", kind), str):
-        raise UsageError(f"{kind}: name: should be a text, not {name!r}")
-    if name in by_name:
+    for key in ("name", "source", "machine"):
+        if not isinstance(value := wanted.get(key, ""), str):
+            raise UsageError(f"{kind}: {key}: should be a text, not {value!r}")
+    if (name := wanted.get("name", kind)) in by_name:
         return replace(by_name[name], **wanted)
     try:
         return make(**({"name": kind} | dict(wanted)))

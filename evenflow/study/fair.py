@@ -18,6 +18,7 @@ from evenflow.errors import UsageError
 from evenflow.report.tables import number, percent
 from evenflow.report.words import NOT_FAIR, listed
 from evenflow.results.outcome import Served
+from evenflow.results.student import student_quantile
 
 LEVEL = 0.95
 
@@ -110,13 +111,6 @@ def with_width(mean: Interval) -> str:
 def signed(gap: Interval) -> str:
     """Return a difference with its sign and half-width."""
     return f"{'+' if gap.mean >= 0 else ''}{with_width(gap)}"
-
-
-def student_quantile(probability: float, degrees: int) -> float:
-    """Return the quantile of Student's distribution at a probability."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees, probability))
 
 
 class Side(NamedTuple):

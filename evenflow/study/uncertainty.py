@@ -25,8 +25,8 @@ from evenflow.report.page import Addition
 from evenflow.report.shown import Shown, Table
 from evenflow.report.tables import number, percent, write_table
 from evenflow.report.words import metric_words
+from evenflow.results.student import student_quantile
 from evenflow.specs.gpu import gpu, gpus
-from evenflow.study.fair import student_quantile
 from evenflow.study.trials import How, Study, Trial, Variant
 
 LEVEL = 0.9

@@ -32,8 +32,9 @@ from evenflow.report.tables import number, percent
 from evenflow.results.metrics import request_metrics
 from evenflow.results.outcome import Outcome, Served
 from evenflow.results.run import Floats
+from evenflow.results.student import student_quantile
 from evenflow.runtimes import Holds
-from evenflow.study.fair import LEVEL, Side, alone, marked, student_quantile
+from evenflow.study.fair import LEVEL, Side, alone, marked
 from evenflow.study.trials import How, Search, Study, Trial, Variant
 from evenflow.study.trials import run as search
 

@@ -511,6 +511,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "expert_parallel": (True,),
     "link": ("pcie-gen4", LINK, {**LINK, "latency_us": 5000.0}),
     "nodes": ({"gpus": 2, "link": "ethernet-100g"},),
+    "machine": ("gllm-sockets", {"name": "hgx-h100", "gpus": 2}),
     "costs": (
         {"kind": "roofline"},
         {"kind": "silicon"},

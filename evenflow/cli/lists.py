@@ -226,58 +226,34 @@ def _trace(
     return trace
 
 
-@traces_app.command("info")
-def info_command(
-    file: TraceFile,
-    *,
-    format_: Format = None,
-    tokenizer: Tokenizer = None,
-    columns: Columns = None,
-    time_unit: TimeUnit = None,
-    on_bad_row: OnBadRow = BadRow.refuse,
-) -> None:
-    """Print what a trace is like, as JSON."""
-    from evenflow.traces.describe import info
+def _describing(name: str, words: str) -> None:
+    """Make a command of a function of `traces.describe` that returns plain data."""
 
-    _print_json(
-        info(
-            _trace(
-                file,
-                format_=format_,
-                tokenizer=tokenizer,
-                columns=columns,
-                time_unit=time_unit,
-                on_bad_row=on_bad_row,
-            )
+    @traces_app.command(name, help=words)
+    def command(
+        file: TraceFile,
+        *,
+        format_: Format = None,
+        tokenizer: Tokenizer = None,
+        columns: Columns = None,
+        time_unit: TimeUnit = None,
+        on_bad_row: OnBadRow = BadRow.refuse,
+    ) -> None:
+        from evenflow.traces import describe
+
+        trace = _trace(
+            file,
+            format_=format_,
+            tokenizer=tokenizer,
+            columns=columns,
+            time_unit=time_unit,
+            on_bad_row=on_bad_row,
         )
-    )
+        _print_json(getattr(describe, name)(trace))
 
 
-@traces_app.command("fit")
-def fit_command(
-    file: TraceFile,
-    *,
-    format_: Format = None,
-    tokenizer: Tokenizer = None,
-    columns: Columns = None,
-    time_unit: TimeUnit = None,
-    on_bad_row: OnBadRow = BadRow.refuse,
-) -> None:
-    """Print quantiles and the best distributions of lengths and gaps, as JSON."""
-    from evenflow.traces.describe import fit
-
-    _print_json(
-        fit(
-            _trace(
-                file,
-                format_=format_,
-                tokenizer=tokenizer,
-                columns=columns,
-                time_unit=time_unit,
-                on_bad_row=on_bad_row,
-            )
-        )
-    )
+_describing("info", "Print what a trace is like, as JSON.")
+_describing("fit", "Print quantiles and the best distributions of lengths and gaps, as JSON.")
 
 
 @traces_app.command("convert")

@@ -92,7 +92,7 @@ def test_the_page_says_at_its_top_what_ran_on_what(runs: dict[str, Outcome]) -> 
 @pytest.mark.parametrize("depth", [1, 4])
 def test_a_single_run_makes_a_page_too(depth: int) -> None:
     page = render({"alone": make(depth=depth)}, "One", {}, plotly_js="")
-    assert "<b>alone</b> is too short a run to tell whether it keeps up with the" in page
+    assert "<b>alone</b>: the run is too short to tell whether it keeps up with the" in page
     assert "<td><b>" not in page
     assert len(figures(page)) == 12
 
@@ -213,7 +213,7 @@ def test_the_verdict_on_requests_that_arrive_by_themselves_is_whether_they_are_s
     ]
     short = replace(able, summary=able.summary | {"overloaded": None})
     assert plain(verdict({"A": short}))[1] == (
-        "A is too short a run to tell whether it keeps up with the 7.2 requests/s that arrive; "
+        "A: the run is too short to tell whether it keeps up with the 7.2 requests/s that arrive; "
         "give more requests."
     )
     both = plain(verdict({"A": able, "C": able}))[1]

@@ -174,8 +174,8 @@ def too_short(own: Mapping[str, Any]) -> str | None:
         return None
     offered = number(own["offered_requests_per_s"], DIGITS)
     return (
-        f"too short a run to tell whether it keeps up with the {offered} requests/s that arrive; "
-        "give more requests"
+        f"the run is too short to tell whether it keeps up with the {offered} requests/s that "
+        "arrive; give more requests"
     )
 
 
@@ -232,7 +232,7 @@ def _closed(run: Outcome) -> bool:
 def _load(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     told = [
         *(f"{_name(name)} is overloaded: {each}." for name, each in _said(summaries, overload)),
-        *(f"{_name(name)} is {each}." for name, each in _said(summaries, too_short)),
+        *(f"{_name(name)}: {each}." for name, each in _said(summaries, too_short)),
     ]
     able = [_name(name) for name, own in summaries.items() if own["overloaded"] == 0]
     if not able:

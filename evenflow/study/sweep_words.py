@@ -73,7 +73,7 @@ def told(found: Findings) -> list[str]:
     if beyond := best.overload:
         said.append(f"The best point is overloaded: {beyond}.")
     if short := too_short(best.load):
-        said.append(f"The best point is {short}.")
+        said.append(f"Of the best point {short}.")
     said += [verdict(each, found.sweep, allow_refused=found.allow_refused) for each in found.checks]
     return [*said, *marked(_same_rows(found)), *unfair(trials)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from evenflow.study.points import (
     executor_of,
     remove_records,
     simulate_point,
+    simulated,
 )
 from evenflow.study.trials import Simulator
 from tests.command_line import write_trace
@@ -231,3 +232,31 @@ def test_a_store_that_keeps_nothing_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UsageError, match="cannot write there"):
         Store(tmp_path / "file" / "store")
+
+
+class HalfDone(Executor):
+    """An executor of which every other task never ends."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[Any]] = []
+
+    def submit(self, *_: Any) -> Future[Any]:  # type: ignore[override]
+        self.futures.append(Future())
+        if len(self.futures) % 2:
+            self.futures[-1].set_result(Record("", {}))
+        return self.futures[-1]
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "cancelled"), [(GeneratorExit, True), (KeyboardInterrupt, False)]
+)
+def test_tasks_are_cancelled_where_enough_is_known_and_left_to_their_pool_where_all_ends(
+    ended_by: type[BaseException], cancelled: bool
+) -> None:
+    """The pool's own thread ends what is left when its processes die; cancelled, it cannot."""
+    pool = HalfDone()
+    records = simulated([point(), point()], pool)
+    next(records)
+    with pytest.raises(ended_by):
+        records.throw(ended_by())
+    assert pool.futures[1].cancelled() == cancelled

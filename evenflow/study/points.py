@@ -201,9 +201,10 @@ def simulated(points: Sequence[Point], executor: Executor) -> Iterator[Record]:
                 death = error
             else:
                 yield record
-    finally:
+    except GeneratorExit:  # enough is known; where all ends, the pool's thread still needs them
         for future in futures:
             future.cancel()
+        raise
     if death is not None:
         lost = isinstance(death, CancelledError)
         what = "the cluster went away" if lost else "a worker died, perhaps for want of memory"

@@ -129,7 +129,7 @@ def judged(arguments: list[str], folder: Path) -> str | None:
 def keys(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[str, str | None]]:
     """Yield cases of a value at a key of an example, both drawn."""
     files = sorted((ROOT / "examples").rglob("*.yaml"))
-    files = [file for file in files if "workload.requests: [" not in file.read_text()]  # few suffice
+    files = [file for file in files if "workload.requests: [" not in file.read_text()]
     places = {file: sorted({*_schema_keys(file), *_own_keys(_read(file))}) for file in files}
     for number in range(count):
         file, value = rng.choice(files), rng.choice(VALUES)

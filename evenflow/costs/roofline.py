@@ -116,8 +116,8 @@ def pairs(start: int, stop: int, window: int = 0) -> float:
 class AttentionRates(NamedTuple):
     """Seconds of attention per unit of work in one layer on one rank.
 
-    `window`: a token attends to the last so many, 0: to all. `decode_pair_s` is a decode step's, in
-    which each request has `queries` tokens.
+    `window`: a token attends to that many last ones, 0: to all. `decode_pair_s` is a decode step's,
+    in which each request has `queries` tokens.
     """
 
     per_pair_s: float

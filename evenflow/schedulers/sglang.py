@@ -250,7 +250,7 @@ class SGLang(Policy):
             yield Plan(kv_limited=short or view.num_waiting > 0)
 
     def _retract(self, view: EngineView) -> Iterator[Plan | Action]:
-        """Retract the requests with the least output until the others fit; estimate the ratio anew."""
+        """Retract requests with the least output until the others fit; estimate the ratio anew."""
         decodes = view.decodes
         while view.decode_pages(view.ready_decodes, ORDER) > view.free_pages:
             yield Upkeep(empty_pages=view.total_pages)

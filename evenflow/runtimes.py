@@ -44,7 +44,7 @@ class RuntimeOverheads:
     `per_prompt_token_s` for each prompt token, and `per_prefill_s` where there are any (kernels
     that no CUDA graph launches); `holds` says what waits for it. Before the engine sees a request,
     a front end spends `front_end_s` on it and `tokenize_s` on each token of its prompt, for which
-    requests wait for each other, and `front_end_latency_s` passes, which holds up nobody
+    requests wait for each other, and `front_end_latency_s` passes, which delays no other request
     (`evenflow.sim.arrivals.FrontEnd`).
 
     Each stage spends `prepare_s` plus `prepare_share` of the execution time to prepare a

@@ -215,7 +215,7 @@ class Batcher:
         return plan, group
 
     def _carry_out(self, plan: tuple[Any, ...], chunks: list[Chunk]) -> DecodeGroup | None:
-        """Add the chunks of a Plan to `chunks`; return its decodes. It may hold anything."""
+        """Add the chunks of a Plan to `chunks`; return its decodes. The plan is unchecked."""
         prefills, decodes, order, victims, preempt, _, _ = plan
         for request_id in preempt:
             self.queues.preempt(self.preemptible(request_id))

@@ -17,7 +17,7 @@ from evenflow.core.decodes import DecodeGroup, Decoding, ReadyQueue, Sequence
 from evenflow.core.kv import KvCache
 from evenflow.core.request import Request
 
-Free = abc.Callable[[Sequence, int], None]  # gives back pages with so many tokens
+Free = abc.Callable[[Sequence, int], None]  # gives back pages with that many tokens
 
 
 _by_arrival = attrgetter("order")

@@ -271,8 +271,8 @@ class Scheduler(Protocol):
 
     A policy may also have
     - `rules`: how its requests are served, where that is not the plain way, see `Rules`;
-    - `refuse(prompt_tokens, output_tokens, pool)`, which returns why it could never serve such a
-      request, or None.
+    - `refuse(prompt_tokens, output_tokens, pool)`, which returns why it could never serve a
+      request of these lengths, or None.
     """
 
     def schedule(self, view: View) -> Plan | abc.Iterator[Plan | Action]: ...

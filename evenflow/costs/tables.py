@@ -372,7 +372,7 @@ class TableCost:
 
 
 class LayerParts(Protocol):
-    """What a layer of one kind and the ends take, from whatever source."""
+    """Seconds of a layer of one kind and of the ends, from any source."""
 
     def layer(self) -> BySize: ...
     def attending(self) -> Attending: ...

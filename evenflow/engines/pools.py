@@ -1,4 +1,4 @@
-"""Prefill and decode on pools of their own (DistServe, Splitwise), simulated or real.
+"""Disaggregated prefill and decode, on separate pools (DistServe, Splitwise), simulated or real.
 
 A prompt is computed by the prefill pool, which serves it as a request of one token and keeps its
 pages; its KV crosses a link when the decode pool has room; the decode pool goes on with the second
@@ -324,7 +324,7 @@ class Pools:
 
     @property
     def num_done(self) -> int:
-        """Requests that need nothing more: finished or rejected."""
+        """Number of ended requests: finished or rejected."""
         return self._requests.num_done
 
     # -- arrivals ---------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def request_metrics(result: RunResult) -> RequestMetrics:
 
 
 def meets(result: RunResult, limits_ms: Mapping[Limit, float]) -> NDArray[np.bool_]:
-    """Say of each request whether it was completed within all limits, which are in ms, [n].
+    """Return for each request whether it was completed within all limits, in ms, [n].
 
     A request of one output token meets any limit on TPOT.
     """

@@ -127,7 +127,7 @@ class Recorder:
 
     @property
     def num_done(self) -> int:
-        """Requests that need nothing more: finished, aborted or rejected."""
+        """Number of ended requests: finished, aborted or rejected."""
         return self._num_flushed + len(self._completed) + len(self._others)
 
     def flush(self, gap_s: abc.Sequence[float], gap_count: abc.Sequence[int], more: Block) -> None:

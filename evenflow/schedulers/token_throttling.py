@@ -122,7 +122,7 @@ def unblock(view: View, prefills: list[Prefill]) -> Plan:
 
 
 class AdaptiveReserve:
-    """Pages to keep for running decodes: a share of what they are expected to write still."""
+    """Pages to keep for running decodes: a share of the output still expected of them."""
 
     def __init__(self) -> None:
         self.ratio = self._next_ratio = 0.7

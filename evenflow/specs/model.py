@@ -36,7 +36,7 @@ An NVFP4 name does not say whether attention is in it, so that needs the file.""
 
 
 class Split(NamedTuple):
-    """How many slices each expert is cut in, and over how many ranks experts are spread."""
+    """Number of slices each expert is cut in, and of ranks that experts are spread over."""
 
     slices: int
     ranks: int
@@ -66,7 +66,7 @@ class ModelSpec:
     layer (0: in no layer), where they attend to all.
 
     `mtp_layers` > 0: after its layers it has that many to predict further tokens; `mtp` is one.
-    `is_mtp`: it is such a module, which first projects a hidden state and a token's embedding, side
+    `is_mtp`: it is that module, which first projects a hidden state and a token's embedding, side
     by side, to one (DeepSeek-V3, section 2.2). Its embedding and its head are the model's.
 
     `quantization`: the format of the layers' matrices, a name of `FORMATS`; "": the model's dtype.

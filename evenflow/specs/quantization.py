@@ -133,7 +133,7 @@ def _require_whole(said: dict[str, Any], layers: int, found: str) -> None:
 
 
 def _layers_left_out(said: dict[str, Any], part: str, layers: int) -> int:
-    """Return of how many layers a part is named among what is left out; all, without a number."""
+    """Return the number of layers that leave a part out by name; all, where no number is given."""
     lists = [said.get(key) for key in ("ignore", "modules_to_not_convert", "exclude_modules")]
     names = [str(name) for names in lists if isinstance(names, list) for name in names]
     found = [name for name in names if MODULES[part].search(name) and "vis" not in name]

@@ -255,7 +255,7 @@ def check_device(profile: Profile, gpu_name: str, name: str) -> None:
 
 
 class StageParts:
-    """What a layer and the ends are made of, of the file or from the fill."""
+    """Parts of a layer and of the ends, from the file or from the fill."""
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ TensorRT-LLM does so in CUDA graphs, by default of up to 128 requests, here of f
 
 
 class TableSource(NamedTuple):
-    """Which tables stand for a GPU: those of `system`, measured on the GPU named `on`.
+    """Tables that stand for a GPU: those of `system`, measured on the GPU named `on`.
 
     `compute_share`: the arithmetic the GPU sustains, as a share of what its peak would give.
     `nvlink`: it has the links of the measured one, so its all-reduces are those measured.
@@ -250,7 +250,7 @@ def silicon_cost(
 
 
 class _Parts:
-    """What a layer and the ends take, from one set of tables, corrected for a derived GPU."""
+    """Seconds of a layer and of the ends, from one set of tables, corrected for a derived GPU."""
 
     def __init__(
         self,

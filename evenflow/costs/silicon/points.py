@@ -431,7 +431,7 @@ def read_latent(
 
 
 def _less_products(heads: int, product: Callable[[int, int], ByTokens]) -> ByTokens:
-    """Return what a module takes for its products, below 0, as they are counted apart."""
+    """Return the seconds of a module's products, negated, as they are counted apart."""
     shapes = (
         (HIDDEN, QUERIES + LATENT + ROTATED),
         (QUERIES, heads * (KEY + ROTATED)),

@@ -282,7 +282,7 @@ def rows_of(
 def calm(times: Mapping[int, float]) -> dict[int, float]:
     """Return size -> seconds without hiccups of the benchmark.
 
-    What takes more than twice as long as the next smaller and the next larger size is one: 2,200
+    A size that takes more than twice as long as the next smaller and the next larger is one: 2,200
     of 4.6 million points of A100, H100, H200, B200 and L40S, some a hundred times too long. It
     counts as the longer of the two.
     """

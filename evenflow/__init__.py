@@ -2,8 +2,8 @@
 
 `import evenflow as ef` gives what a policy is written with, and the front door: `ef.simulate`,
 `ef.compare`, `ef.diff`, `ef.sweep`, `ef.capacity`, `ef.plan`, `ef.figures`, `ef.intervals`,
-`ef.reproduce` and `ef.calibrate`, which are loaded when they are first asked for. They live
-upstairs, in `evenflow.api`; no other module looks up there.
+`ef.reproduce` and `ef.calibrate`, which are loaded when they are first asked for. They are in
+`evenflow.api`, which no module below it imports.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package some of whose names are loaded when asked for.
+    """Return the `__getattr__` of a package that loads some names on first use.
 
     `modules` says which module has each of these names.
     """

@@ -1,4 +1,4 @@
-"""No policy is waited for without an end: one that does not answer is told where it is."""
+"""Limit the time that a policy may take, with an error where its code is."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ANSWER_LIMIT_S = 20.0
 
 @contextmanager
 def answers_in(limit_s: float = ANSWER_LIMIT_S) -> Iterator[None]:
-    """While this lasts, a policy that takes `limit_s` s, at most twice that, gets a TimeoutError.
+    """Raise TimeoutError in a policy that takes `limit_s` s, at most twice that, in this block.
 
-    It is raised where the policy is. The clock is the wall's, and a thread of our own looks at it.
-    Only in a main thread that no one else wakes by SIGALRM, as pytest's time limits do; elsewhere
-    nothing is watched. At the end the working directory is what it was.
+    It is raised where the policy's code is. The clock is the wall's, and a thread of our own looks
+    at it. Only in a main thread that nothing else interrupts by SIGALRM, as pytest's time limits
+    do; elsewhere nothing is watched. At the end the working directory is what it was.
     """
     free = hasattr(signal, "SIGALRM") and threading.current_thread() is threading.main_thread()
     with working_directory():
@@ -38,7 +38,7 @@ def answers_in(limit_s: float = ANSWER_LIMIT_S) -> Iterator[None]:
 
 
 class _Watch(threading.Thread):
-    """Looks every `limit_s` where the thread that makes it is; wakes it in an old `schedule`."""
+    """Check every `limit_s` where the creating thread is; interrupt it in an old `schedule`."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(name="answers", daemon=True)
@@ -59,7 +59,7 @@ class _Watch(threading.Thread):
             before = asked
 
     def stop(self, *_: object) -> None:
-        """Handle the signal, in the policy; one that nobody here sent changes nothing."""
+        """Handle the signal, in the policy; a signal from elsewhere changes nothing."""
         if self._late:
             self._late = False
             raise TimeoutError(f"no answer in {self._limit_s:g} s")

@@ -1,4 +1,4 @@
-"""The front door: what `import evenflow as ef` and the command line both call; tables come back.
+"""The functions of `import evenflow as ef` and of the command line; they return tables.
 
 `ef.simulate` is `evenflow simulate`, and so on: a parameter with an option of the command line has
 it in its type. Nothing is written unless a folder is given as `out`. Each function loads what it
@@ -186,9 +186,9 @@ def capacity(
 
     `.rate` of `capacity("run.yaml", {"p99_itl_ms": 200})` is the mean over the replications with
     its interval (requests/s), known within `tolerance` of itself; `.points` has a row for each rate
-    simulated, `.served` how many requests were completed. `gpus`: of so many; `per_dollar`: a file
-    of prices. `allow_refused` is as for `compare`, `set`, `out` and `force` are as for `sweep`.
-    Raises UsageError for what cannot be.
+    simulated, `.served` how many requests were completed. `gpus`: of that many; `per_dollar`: a
+    file of prices. `allow_refused` is as for `compare`, `set`, `out` and `force` are as for
+    `sweep`. Raises UsageError for what cannot be.
     """
     from evenflow.config.files import inputs_of
     from evenflow.config.run import configured
@@ -232,12 +232,11 @@ def plan(
 ) -> "Planned":
     """Find the cheapest deployment that keeps limits on latency, and say how to start it.
 
-    Where there is none of so many GPUs, find what is nearest. `.table` has a row for each that
-    does, the best first, `.points` one for all that was simulated. `rate`: requests/s, or a
-    multiple of the run's own ("2x"); `price`: dollars of a GPU an hour; `budgets`: tokens of a
-    micro-batch. `exhaustive` simulates every point. `slo`, `set`, `out`, `allow_refused` and
-    `force` are as for `capacity`, `intervals` as for `simulate`. Raises UsageError for what cannot
-    be.
+    Where there is none of `gpus` GPUs, find the nearest. `.table` has a row for each that does, the
+    best first, `.points` one for all that was simulated. `rate`: requests/s, or a multiple of the
+    run's own ("2x"); `price`: dollars of a GPU an hour; `budgets`: tokens of a micro-batch.
+    `exhaustive` simulates every point. `slo`, `set`, `out`, `allow_refused` and `force` are as for
+    `capacity`, `intervals` as for `simulate`. Raises UsageError for what cannot be.
     """
     from dataclasses import replace
 
@@ -348,7 +347,7 @@ def calibrate(
 ) -> "Calibrated":
     """Find the CPU time of an engine from a benchmark's results: a `runtime` to paste.
 
-    `run` is what was measured, `results` are files of `bench serve`, GuideLLM or those that
+    `run` is what was measured, `results` are files of `bench serve`, GuideLLM or the kinds that
     `reproduce` reads; `.runtime` and `.constants` are found. `set` gives keys of the run new
     values. Raises UsageError for what cannot be.
     """
@@ -375,7 +374,7 @@ def intervals(
 
 
 def sweep_asked(file: str | Path | Mapping[str, Any], set: Changes = None) -> "Sweep":
-    """Return what a SWEEP.yaml asks for, its path or its keys, with some of them changed."""
+    """Return the Sweep of a SWEEP.yaml, given by path or keys, with some keys changed."""
     from evenflow.config.yaml_file import Document
     from evenflow.study.sweep_file import load_sweep, sweep_of
 
@@ -404,7 +403,7 @@ def _by_name(keys: Any) -> Any:
 def _additions(
     job: "Job", run: "SimulatedRun", intervals: bool, advise: bool, watch: "Watch | None"
 ) -> Iterator["Addition"]:
-    """Yield what else is asked of a run, from more simulations."""
+    """Yield the additions asked for beside a run, from more simulations."""
     if intervals:
         from evenflow.study import uncertainty
 
@@ -451,7 +450,7 @@ def _window(asked: tuple[float, float] | str | None) -> tuple[float, float] | No
 
 
 def _texts(changes: Changes) -> list[str]:
-    """Return what `--set` would be given."""
+    """Return changes of keys as texts for `--set`."""
     if not isinstance(changes, Mapping):
         return list(changes or ())
     return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
@@ -475,7 +474,7 @@ def _job(run: given.RunFile, scheduler: Policy | None, changes: Changes) -> tupl
 
 
 def _document(run: given.RunFile, changes: Changes = None) -> tuple["Document", Path]:
-    """Return the keys of a run, changed, and its file, from whose folder relative paths start."""
+    """Return a run's changed keys, and its file; relative paths start from the file's folder."""
     from evenflow.config.run import RunConfig
     from evenflow.config.yaml_file import Document, read
 

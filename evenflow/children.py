@@ -1,4 +1,4 @@
-"""Processes that a process has started: none outlives it, nor what it left in its folder for them.
+"""Child processes: none outlives its parent, nor do files that the parent left for it.
 
 Nothing that one of them waits for may hold it when the other is killed.
 """

@@ -1,4 +1,4 @@
-"""What mypyc is told of the classes that it may compile (setup.py), and what it does not keep.
+"""Attributes of classes that mypyc may compile (setup.py), and facts that it does not keep.
 
 Where nothing is compiled, the decorator does nothing, without needing mypy.
 """
@@ -26,7 +26,7 @@ __all__ = ["docstring", "is_compiled", "mypyc_attr", "own_annotations", "written
 
 
 def is_compiled(module: str) -> bool:
-    """Say whether a module of this package, which is imported, is what mypyc made of it."""
+    """Say whether an imported module of this package is compiled by mypyc."""
     file = getattr(sys.modules[module], "__file__", None) or ""
     return module.startswith("evenflow.") and not file.endswith((".py", ".pyc"))
 
@@ -38,7 +38,7 @@ def docstring(cls: type) -> str:
 
 
 def own_annotations(cls: type) -> dict[str, Any]:
-    """Return what a class is annotated with, if it is compiled, else nothing.
+    """Return the annotations of a compiled class, none of any other.
 
     Of `Annotated[int, Field(ge=1)]` mypyc keeps `int`.
     """
@@ -52,7 +52,7 @@ def own_annotations(cls: type) -> dict[str, Any]:
 
 
 def written(cls: type) -> ast.ClassDef | None:
-    """Return a compiled class as it stands in its source."""
+    """Return the syntax tree of a compiled class, from its source."""
     if not is_compiled(cls.__module__):
         return None
     folder = Path(str(sys.modules[cls.__module__].__file__)).parent

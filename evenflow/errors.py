@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions, and the checks of numbers that raise them.
+"""Exceptions, and the checks of numbers that raise them.
 
 A message is one line: what, where, what is right.
 """
@@ -35,7 +35,7 @@ class LostProcessError(UsageError):
 
 
 class DoesNotFitError(UsageError):
-    """A deployment that cannot be: one that is described well, of GPUs or layers too few for it."""
+    """A deployment, validly described, that has too few GPUs or layers."""
 
 
 class PolicyError(UsageError):
@@ -75,7 +75,7 @@ MOST_LETTERS, MOST_OF_A_WORD = 300, 120
 
 
 def shortened(line: str, most: int = MOST_LETTERS) -> str:
-    """Return at most so many letters: without the middle of long words, then of the line."""
+    """Shorten to `most` letters: cut the middle of long words, then of the line."""
     if len(line) > most:
         line = re.sub(rf"\S{{{MOST_OF_A_WORD},}}", _without_middle, line)
     end = most // 3
@@ -144,7 +144,7 @@ def is_count(value: object, most: int = MOST) -> bool:
 
 
 def once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the keys of a JSON object with their values; ValueError for a key that is twice."""
+    """Return the keys of a JSON object with their values; ValueError for a duplicate key."""
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:

@@ -1,4 +1,4 @@
-"""Files of the user's: read only where they are files, written whole or not at all.
+"""User files: read only if they are regular files, written whole or not at all.
 
 Knows no format but that of a tokenizer, which only its own package reads.
 """
@@ -42,7 +42,7 @@ def write_whole(path: Path, data: str | bytes) -> None:
 
 
 def is_begun(path: Path) -> bool:
-    """Say whether a path has the name of what `write_whole` begins, and is a file."""
+    """Say whether a path is a file with the name of an unfinished `write_whole`."""
     named = re.fullmatch(r"\..+\.\d+\.partial", path.name)
     return named is not None and path.is_file() and not path.is_symlink()
 

@@ -1,6 +1,6 @@
 """What the schemas share: limits of numbers, short forms, refusal of unknown keys.
 
-Knows no key by name. Who reads a document says what is wrong in it, and where.
+Knows no key by name. The reader of a document says what is wrong in it, and where.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What functions and commands are given: a type for Python, one for a terminal, and its name there.
+"""Parameters of functions and commands: a type for Python, one for a terminal, and its name there.
 
 `Annotated[Limits, list[str] | None, Option("--slo")]` takes all of `Limits` in Python and texts in
 a terminal. Without a second type both take the same.

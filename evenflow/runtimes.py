@@ -1,7 +1,7 @@
-"""The CPU time of an engine: what its host spends, what that holds up, and the sets known by name.
+"""The CPU time of an engine: what its host spends, what that delays, and the named sets.
 
-Constants, which are inputs of a deployment and not findings of a simulation. Knows no clock: who
-waits for whom is the simulator's business (`evenflow.sim.tandem`).
+Constants, which are inputs of a deployment and not findings of a simulation. Knows no clock: what
+waits for what is the simulator's business (`evenflow.sim.tandem`).
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class RuntimeOverheads:
     `per_prompt_token_s` for each prompt token, and `per_prefill_s` where there are any (kernels
     that no CUDA graph launches); `holds` says what waits for it. Before the engine sees a request,
     a front end spends `front_end_s` on it and `tokenize_s` on each token of its prompt, for which
-    requests wait for each other, and `front_end_latency_s` passes, which holds up nobody
+    requests wait for each other, and `front_end_latency_s` passes, which delays no other request
     (`evenflow.sim.arrivals.FrontEnd`).
 
     Each stage spends `prepare_s` plus `prepare_share` of the execution time to prepare a
@@ -111,7 +111,7 @@ class Runtime(NamedTuple):
     source: str
 
     def on(self, num_stages: int) -> RuntimeOverheads:
-        """Return the CPU time of the engine on so many stages."""
+        """Return the CPU time of the engine on `num_stages` stages."""
         return self.one_stage if num_stages == 1 else self.stages
 
 

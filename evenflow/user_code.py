@@ -1,4 +1,4 @@
-"""Code of a user's, such as a policy: what it raises is one error; the process stays as it was.
+"""Calls of user code, such as a policy: what it raises is one error; the process is unchanged.
 
 Ctrl-C is the user's and goes on.
 """

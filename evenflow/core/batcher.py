@@ -141,7 +141,7 @@ class Batcher:
         return self.queues.take_back(batch, stopped)
 
     def abort(self, request_id: int) -> Sequence:
-        """End a request before its time, wherever it is; return it, `generated` up to date.
+        """End a request early, wherever it is; return it, `generated` up to date.
 
         Raises ValueError for a request that is not being served.
         """
@@ -162,7 +162,7 @@ class Batcher:
 
     @property
     def under_way(self) -> str:
-        """What is under way that will change what the policy sees, in words; "" when idle."""
+        """Description of the work under way that will change the View; "" when idle."""
         flying = len(self.queues.in_flight)
         return f"{flying} micro-batches are under way" if flying else ""
 
@@ -215,7 +215,7 @@ class Batcher:
         return plan, group
 
     def _carry_out(self, plan: tuple[Any, ...], chunks: list[Chunk]) -> DecodeGroup | None:
-        """Add the chunks of a Plan to `chunks`; return its decodes. It may hold anything."""
+        """Add the chunks of a Plan to `chunks`; return its decodes. The plan is unchecked."""
         prefills, decodes, order, victims, preempt, _, _ = plan
         for request_id in preempt:
             self.queues.preempt(self.preemptible(request_id))
@@ -288,7 +288,7 @@ class Batcher:
     # -- broken promises ------------------------------------------------------------------------
 
     def _check_kinds(self, prefills: Any) -> None:
-        """Raise PolicyError for what is no order: a pair in place of a Prefill, half a token."""
+        """Raise PolicyError for an invalid order: a pair in place of a Prefill, half a token."""
         if type(prefills) is not list and not isinstance(prefills, abc.Sequence):
             raise self._no(prefills, "the prefills", "a list of Prefill(request_id, tokens)")
         for prefill in prefills:
@@ -318,7 +318,7 @@ class Batcher:
         return seq
 
     def _wait(self, plan: Plan) -> None:
-        """Note why nothing is sent; StallError where nothing ever would be."""
+        """Record why nothing is sent; StallError if nothing ever would be."""
         queues, idle = self.queues, not self.under_way
         waited_at = self._batches, None if idle else queues.now_s
         self._wakes = self._wakes + 1 if waited_at == self._waited_at else 1

@@ -106,7 +106,7 @@ class DecodeGroup:
         return type(self)()
 
     def limit_of(self, seq: Sequence) -> int:
-        """Return the output tokens with which a member leaves the group by itself."""
+        """Return the number of output tokens at which a member leaves the group."""
         return seq.request.output_tokens
 
     @property
@@ -187,7 +187,7 @@ class DecodeGroup:
             self.join(seq, other.leave(seq), page_tokens)
 
     def due_pages(self) -> list[Sequence]:
-        """Return the sequences whose next step needs a new page."""
+        """Return the sequences that need a new page for their next step."""
         return self.page_at.get(self.tick, [])
 
     def grow(self, pages: list[int], page_tokens: int) -> None:
@@ -241,7 +241,7 @@ def _discard(buckets: Buckets, tick: int, seq: Sequence) -> None:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Decoding:
-    """A decode step as papers have it: one row, and one token, a sequence."""
+    """Plain decode step, as in papers: one row and one token per sequence."""
 
     @property
     def row_tokens(self) -> int:

@@ -39,7 +39,7 @@ class CachedPage:
 
 @dataclass(slots=True, eq=False)
 class Holder:
-    """A request as the KV cache knows it; it waits while it holds no `pages`.
+    """A request as seen by the KV cache; it is waiting while it holds no `pages`.
 
     Of a waiting holder, the first `kept_tokens` need not be computed again. They are in the `chain`
     of cached pages (found while it waits, held from then on) or, `swapped_tokens`, on the host.
@@ -108,7 +108,7 @@ class PagePool:
         """Empty `count` pages, or as many as there are."""
 
     def find(self, chain: list[CachedPage], prefix: Prefix, tokens: int) -> int:
-        """Bring `chain` up to date: cached full pages of the first `tokens`; return how many."""
+        """Update `chain`: cached full pages of the first `tokens`; return how many."""
         return 0
 
     def hold(self, chain: abc.Sequence[CachedPage]) -> list[int]:
@@ -120,7 +120,7 @@ class PagePool:
 
 
 class PrefixCache(PagePool):
-    """A pool whose published pages stay findable until they are evicted.
+    """Page pool with a prefix cache: published pages stay findable until evicted.
 
     A page is known by its content and that of all pages before it: cached pages are a tree, and a
     lookup walks down from the root. `free_pages` counts pages that no request holds: empty ones,
@@ -136,7 +136,7 @@ class PrefixCache(PagePool):
         self._idle: OrderedDict[int, CachedPage] = OrderedDict()
 
     def find(self, chain: list[CachedPage], prefix: Prefix, tokens: int) -> int:
-        """Bring `chain` up to date: the cached full pages of the first `tokens`; return how many.
+        """Update `chain`: the cached full pages of the first `tokens`; return how many.
 
         Costs O(1) where nothing has changed since `chain` was found, else O(pages that changed).
         """
@@ -243,9 +243,9 @@ class PrefixCache(PagePool):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class KvCache:
-    """The pages of a pool in the hands of holders, with `tokens` tokens, shared ones several times.
+    """Pages of a pool held by requests, with `tokens` tokens, shared ones counted per holder.
 
-    `keeps`: what a waiting holder has computed before may be there still. `copies` are due (none).
+    `keeps`: KV that a waiting holder computed before may still be kept. `copies` are due (none).
     """
 
     def __init__(self, pool: PagePool) -> None:

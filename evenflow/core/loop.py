@@ -1,4 +1,4 @@
-"""The loop of both worlds: finish the instant, then ask.
+"""The serving loop of both worlds: apply all events of an instant, then ask the policies.
 
 What happens at one instant (requests come, micro-batches return, stage 0 is free again) is applied
 first. When it is over, the owner calls `settle`, and the policies are asked while the dispatch rule
@@ -35,8 +35,8 @@ class Pipeline(Protocol):
 
 
 class Owner(Protocol):
-    """The driver of a loop: `changed` calls for `settle` when this instant is over, `wake` at that
-    time. `finished` takes sequences that have ended.
+    """The driver of a loop. `changed`: call `settle` when this instant is over; `wake`: at that
+    time. `finished` takes finished sequences.
     """
 
     def changed(self, now_s: float) -> None: ...
@@ -46,11 +46,11 @@ class Owner(Protocol):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Loop:
-    """Serves requests with the engines of one pipeline.
+    """Serve requests with the engines of one pipeline.
 
     The owner calls `admit` for an arrival, `returned` for each micro-batch that has left the last
     stage, and `freed` when stage 0 has computed one. `eager`: stage 0 need not be free for a
-    micro-batch to be sent. `recorder` hears from the loop of rejected requests and of waits.
+    micro-batch to be sent. `recorder` gets rejected requests and waits.
     """
 
     asks_again: ClassVar[bool] = True
@@ -81,7 +81,7 @@ class Loop:
     # -- what happens at an instant -------------------------------------------------------------
 
     def admit(self, request: Request) -> str | None:
-        """Give an arrival to the engine with the fewest requests; return why not, or None."""
+        """Add an arrival to the engine with the fewest requests; return why not, or None."""
         reason = self._add(request)
         if reason is not None:
             self._recorder.reject(request, reason)
@@ -160,14 +160,14 @@ class Loop:
         return sum(map(_num_live, self.engines))
 
     def flush(self, more: Block) -> None:
-        """Have the recorder put what it has, and `more` columns, where it keeps them."""
+        """Flush the columns of the recorder, and `more`, to where it keeps them."""
         self._recorder.flush(**self._gaps(), more=more)
         for engine in self.engines:
             engine.queues.gap_s.clear()
             engine.queues.gap_count.clear()
 
     def result(self, **facts: Any) -> RunResult:
-        """Return what happened so far; `facts` are those of `World.facts`."""
+        """Return the result so far; `facts` are those of `World.facts`."""
         total_pages = sum(engine.pool.total_pages for engine in self.engines)
         return self._recorder.result(total_pages=total_pages, **self._gaps(), **facts)
 
@@ -182,4 +182,4 @@ def _num_live(engine: Batcher) -> int:
 
 
 def _ignore(_: float) -> None:
-    """Take no notice that stage 0 is free: all that could be sent was sent before."""
+    """Ignore that stage 0 is free: all that could be sent was sent before."""

@@ -1,4 +1,4 @@
-"""The sequences that an engine serves: where each is, and what moves it from there.
+"""The queues of one engine: the state of each sequence, and its transitions.
 
 A sequence waits, is prefilled in chunks, decodes in a group, and ends; preempted, it waits again.
 Knows no policy and no clock: the Batcher says what happens.
@@ -17,7 +17,7 @@ from evenflow.core.decodes import DecodeGroup, Decoding, ReadyQueue, Sequence
 from evenflow.core.kv import KvCache
 from evenflow.core.request import Request
 
-Free = abc.Callable[[Sequence, int], None]  # gives back pages with so many tokens
+Free = abc.Callable[[Sequence, int], None]  # gives back pages with that many tokens
 
 
 _by_arrival = attrgetter("order")
@@ -63,7 +63,7 @@ class Queues:
     # -- the four hooks -------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin a question to the policy."""
+        """Start a question to the policy."""
 
     def sent(self, batch: MicroBatch) -> None:
         """Put a micro-batch in flight."""
@@ -72,7 +72,7 @@ class Queues:
         self.in_flight[batch.batch_id] = batch
 
     def take_back(self, batch: MicroBatch, stopped: abc.Collection[int]) -> list[Sequence]:
-        """Take back a micro-batch, in which requests `stopped` early; return what finished."""
+        """Complete a micro-batch, in which requests `stopped` early; return finished sequences."""
         group, finished = batch.decodes, []
         if group is not None:
             finished = group.step(self.now_s, self.gap_s, self.gap_count)
@@ -97,7 +97,7 @@ class Queues:
     # -- waiting, and prefilled in chunks -------------------------------------------------------
 
     def enqueue(self, request: Request) -> None:
-        """Let a request wait."""
+        """Queue a request."""
         seq = Sequence(request, request.prompt_tokens)
         self.enter(seq)
         self.wait(seq, last=True)
@@ -112,7 +112,7 @@ class Queues:
         self._arrived += 1
 
     def wait(self, seq: Sequence, *, last: bool) -> None:
-        """Let a sequence wait, the first or the last."""
+        """Queue a sequence, at the front or the back."""
         self.line_up(seq, last=last)
         self.waiting_tokens += seq.remaining
         self.looked_up(seq)
@@ -121,14 +121,14 @@ class Queues:
         (self.waiting.append if last else self.waiting.appendleft)(seq)
 
     def looked_up(self, seq: Sequence) -> Sequence:
-        """Return a waiting sequence, up to date with what is kept of it now."""
+        """Return a waiting sequence, updated with what is kept of it now."""
         self.kv.look_up(seq, seq.prompt_tokens - 1)  # at least one is left to compute
         self.waiting_tokens += seq.computed - seq.kept_tokens
         seq.computed = seq.kept_tokens
         return seq
 
     def resume(self, request_ids: abc.Iterable[int]) -> None:
-        """Give waiting sequences what is kept of them, before pages for others push it out."""
+        """Give waiting sequences their kept KV, before pages for others evict it."""
         for request_id in dict.fromkeys(request_ids):
             seq = self.live.get(request_id)
             if seq is not None and not seq.pages:
@@ -147,7 +147,7 @@ class Queues:
         return False
 
     def schedule_chunk(self, seq: Sequence, stop: int) -> Chunk:
-        """Send the tokens of a sequence up to `stop`, for which it holds pages."""
+        """Schedule the tokens of a sequence up to `stop`, for which it holds pages."""
         start, last = seq.computed, stop == seq.prompt_tokens
         goes_on = self.pipelined_chunks and not last
         if start == seq.kept_tokens:
@@ -178,7 +178,7 @@ class Queues:
     def take_chunks(
         self, batch: MicroBatch, group: DecodeGroup | None, finished: list[Sequence]
     ) -> DecodeGroup | None:
-        """Take chunks back; add what ends to `finished`, return the group of what decodes now."""
+        """Complete chunks; add to `finished` what ends, return the group of new decodes."""
         for chunk in batch.chunks:
             if not self.return_chunk(chunk):
                 continue
@@ -190,7 +190,7 @@ class Queues:
         return group
 
     def return_chunk(self, chunk: Chunk) -> bool:
-        """Take a chunk back, after which the sequence may go on; return whether it was the last."""
+        """Complete a chunk, after which the sequence may go on; return whether it was the last."""
         seq = chunk.sequence
         seq.chunks_in_flight -= 1
         if not (chunk.last or self.pipelined_chunks or seq.aborted):
@@ -215,7 +215,7 @@ class Queues:
         return group if group.members else None
 
     def token_of_prefill(self, seq: Sequence) -> bool:
-        """Record a token that a sequence gets alone; return whether it is the request's last."""
+        """Record a token outside a group's step; return whether it is the request's last."""
         self.record_token(seq)
         seq.generated += 1
         return seq.generated >= seq.request.output_tokens
@@ -234,7 +234,7 @@ class Queues:
         return self.decoding.group()
 
     def start_decoding(self, seq: Sequence, group: DecodeGroup) -> None:
-        """Let a sequence whose prompt is computed join a group of decodes."""
+        """Add a sequence with a computed prompt to a group of decodes."""
         seq.decoding = True
         group.join(seq, seq.prompt_tokens, self.kv.pool.page_tokens)
         self.running_decodes += 1
@@ -260,7 +260,7 @@ class Queues:
         self.forget(seq, held_tokens, self.free)
 
     def forget(self, seq: Sequence, held_tokens: int, free: Free) -> None:
-        """Let go a sequence that is in no queue and no micro-batch, and its pages, if any."""
+        """Remove a sequence that is in no queue and no micro-batch, and its pages, if any."""
         request_id = seq.request.request_id
         del self.live[request_id]
         if seq.pages:
@@ -288,7 +288,7 @@ class Queues:
         self.forget(seq, seq.held_tokens, self.kv.release)
 
     def leave_queues(self, seq: Sequence) -> None:
-        """Take a sequence out of where it could be scheduled from; it still holds its pages."""
+        """Remove a sequence from the queues it could be scheduled from; it keeps its pages."""
         if seq.decoding:
             if seq in self.ready:
                 self.ready.remove(seq)
@@ -348,7 +348,7 @@ class Queues:
             self.leave_queues(seq)
 
     def suspend(self, seq: Sequence, held_tokens: int, *, last: bool = False) -> None:
-        """Free the pages of a sequence and let it wait, the first or the last."""
+        """Free the pages of a sequence and queue it, at the front or the back."""
         self.kv.suspend(seq, held_tokens)
         del self.admitted[seq.request.request_id]
         self.running_decodes -= seq.decoding

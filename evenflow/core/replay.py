@@ -1,4 +1,4 @@
-"""Replay: a recorded run's inputs through a fresh Batcher must give the same decisions."""
+"""Replay a recorded run's inputs through a fresh Batcher, which must decide the same."""
 
 from __future__ import annotations
 

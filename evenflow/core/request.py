@@ -27,7 +27,7 @@ class Request:
 
     `arrival_s` is in seconds from the start of the run. `output_tokens` includes the first token,
     which the prefill produces: the true length in a simulation, the limit on a real engine.
-    Policies see it only where the client asks for exactly so many (`max_new_tokens` None, as
+    Policies see it only where the client asks for exactly that many (`max_new_tokens` None, as
     benchmarks do with `ignore_eos`). `predicted_output_tokens` is what a predictor says. `prefix`
     is for a prefix cache (None: nothing in common). Of `priority`, the lower goes first.
     """

@@ -1,6 +1,6 @@
 """The router that divides requests among pipelines; the same in both worlds.
 
-Knows how many requests each has that are not done, and which was sent which prefix; not what is
+Knows how many unfinished requests each pipeline has, and which prefixes it was sent; not what is
 still in a cache.
 """
 
@@ -19,7 +19,7 @@ done, the first of equals; or one that was sent the longest part of its prefix b
 
 
 class Target(Protocol):
-    """A pipeline, as a router sees it: how many requests are there and not done."""
+    """A pipeline as a router sees it: its number of unfinished requests."""
 
     @property
     def outstanding(self) -> int: ...
@@ -29,7 +29,7 @@ Some = TypeVar("Some", bound=Target)
 
 
 def router_of(router: Router, pipelines: Sequence[Some]) -> Callable[[Request], Some]:
-    """Return what chooses the pipeline of each request, asked in the order of arrivals."""
+    """Return the choice of a pipeline for each request, called in the order of arrivals."""
     if router == "round_robin":
         turns = cycle(pipelines)
         return lambda _: next(turns)
@@ -49,7 +49,7 @@ class _Node:
 
 
 class PrefixAffinity(Generic[Some]):
-    """Sends a request where the longest part of its prompt's prefix was sent before.
+    """Send a request where the longest part of its prompt's prefix was sent before.
 
     Of several such pipelines the one with the fewest requests; of all pipelines where less than
     half of the prompt matches, so that a prefix that all requests share (a system prompt) does not

@@ -22,7 +22,7 @@ predictor preempted_last preempts_in_flight radix_cache slotted uncapped
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What a policy asks of the queues that serve it; the default is what papers have.
+    """Rules that a policy sets for its queues; the defaults are those of papers.
 
     `pipelined_chunks`: consecutive chunks of a prompt may be in flight at once. `uncapped`: the
     policy limits the micro-batches in flight itself. `predictor` fills in `predicted_output_tokens`
@@ -34,11 +34,11 @@ class Rules:
     predictor: str | abc.Mapping[str, Any] | None = None
 
     def cap(self, depth: int) -> int | None:
-        """Return the micro-batches in flight at most, where the deployment sets no cap."""
+        """Return the cap on micro-batches in flight where the deployment sets none."""
         return None if self.uncapped else depth
 
     def prefix_cache(self, total_pages: int, page_tokens: int) -> PagePool:
-        """Return a pool in which content is found again."""
+        """Return a page pool with a prefix cache."""
         return PrefixCache(total_pages, page_tokens)
 
     def queues(
@@ -55,7 +55,7 @@ class Rules:
         return Queues(kv, decoding, self.pipelined_chunks)
 
     def view(self, queues: Queues, depth: int) -> View:
-        """Return what the policy sees of the queues."""
+        """Return the policy's view of the queues."""
         return View(queues, depth)
 
 

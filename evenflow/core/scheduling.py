@@ -108,7 +108,7 @@ class View:
 
     @property
     def partials(self) -> abc.Sequence[Prompt]:
-        """Partly scheduled prompts whose next chunk may go now, by arrival."""
+        """Partly scheduled prompts that may send their next chunk now, by arrival."""
         return [Prompt(seq) for seq in self._queues.partials]
 
     @property
@@ -250,13 +250,13 @@ def decodes_only(
     victims: Victim = "latest_arrived",
     kv_limited: bool = False,
 ) -> Plan:
-    """Return the plan without prefills that takes so many decodes, as most plans do."""
+    """Return a plan that takes `decodes` decodes and no prefills, like most plans."""
     return Plan((), decodes, order, victims, (), None, kv_limited)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Action:
-    """A part of an answer that is no plan: an order about the queue or the pages."""
+    """A part of an answer besides plans: an order about the queue or the pages."""
 
     def apply(self, batcher: Any) -> None:
         """Carry it out on the Batcher."""
@@ -271,8 +271,8 @@ class Scheduler(Protocol):
 
     A policy may also have
     - `rules`: how its requests are served, where that is not the plain way, see `Rules`;
-    - `refuse(prompt_tokens, output_tokens, pool)`, which returns why it could never serve such a
-      request, or None.
+    - `refuse(prompt_tokens, output_tokens, pool)`, which returns why it could never serve a
+      request of these lengths, or None.
     """
 
     def schedule(self, view: View) -> Plan | abc.Iterator[Plan | Action]: ...

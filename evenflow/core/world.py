@@ -1,4 +1,4 @@
-"""A world: requests, deployment and policy, all of them resolved."""
+"""A world: the resolved requests, deployment and policy of one run."""
 
 from __future__ import annotations
 

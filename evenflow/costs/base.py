@@ -1,4 +1,4 @@
-"""What a cost model is given and what it answers; and the simplest one, base + per token."""
+"""Inputs and outputs of a cost model; and the simplest one, base + per token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a cost model beside a run: estimates for policies, a budget, a balanced split.
+"""Estimates from a cost model outside a run: for policies, a token budget, a balanced split.
 
 Knows cost models; no policy. Links and CPU time are in none of it.
 """
@@ -52,7 +52,7 @@ def token_budget_for(
     tile_tokens: int = 128,
     max_budget_tokens: int = 16384,
 ) -> int:
-    """Return the largest token budget, in whole tiles, whose iteration takes at most `slo_s`.
+    """Return the largest token budget, in whole tiles, with iterations of at most `slo_s`.
 
     `slo_s` is the limit on the time between tokens. The iteration holds `decodes` rows with
     `context_tokens` each and fills the budget with a prompt chunk after as much context:

@@ -1,4 +1,4 @@
-"""What wraps a cost model: CUDA graphs, drafts, copies to the host, ranks that step together.
+"""Wrappers of a cost model: CUDA graphs, drafts, copies to the host, ranks that step together.
 
 Knows the numbers of a micro-batch and another cost model; which rows it holds is not asked.
 """
@@ -118,7 +118,7 @@ def step_of(draft: StageCost) -> Callable[[int, int], float]:
 
 
 class _Joined(NamedTuple):
-    """What groups that step together compute, a part each."""
+    """A micro-batch of groups that step together, a part each."""
 
     parts: Sequence[Work]
     chunks: tuple[Span, ...] = ()
@@ -173,8 +173,8 @@ class RanksCost(Modified):
     """`costs` of the slowest of `ranks` groups of GPUs that step together, and what they share.
 
     Each part of a micro-batch (`parts`, a group's each) is computed apart; `experts`, if there are
-    any, serve the tokens of all. What is no such micro-batch is one group's, and all have the like.
-    Known error: the slowest group is that of a whole stage; where layers are of several kinds
+    any, serve the tokens of all. Any other micro-batch is one group's, and all groups have the
+    like. Known error: the slowest group is that of a whole stage; where layers are of several kinds
     another group may be the slowest in each.
     """
 

@@ -76,7 +76,7 @@ def quantize_s(tokens: float, inputs: int, dtype_bytes: int, rates: Rates) -> fl
 
 
 def elementwise_values(model: ModelSpec, tensor_parallel: int) -> dict[str, float]:
-    """Return the values per token that each operator of a layer that only moves memory moves.
+    """Return the values moved per token by each operator of a layer that only moves memory.
 
     4 x hidden for a norm fused with the residual (read two, write two), of which a layer has two; 2
     x (heads + KV heads) x head size for the rotary embedding (read, write) and as many for the
@@ -116,8 +116,8 @@ def pairs(start: int, stop: int, window: int = 0) -> float:
 class AttentionRates(NamedTuple):
     """Seconds of attention per unit of work in one layer on one rank.
 
-    `window`: a token attends to the last so many, 0: to all. `decode_pair_s` is a decode step's, in
-    which each request has `queries` tokens.
+    `window`: a token attends to that many last ones, 0: to all. `decode_pair_s` is a decode step's,
+    in which each request has `queries` tokens.
     """
 
     per_pair_s: float

@@ -278,7 +278,7 @@ def beside(one: BySize, other: BySize, most: int) -> BySize:
 
 
 def all_reduces(model: ModelSpec, once: BySize, count: int) -> BySize:
-    """Return so many all-reduces of hidden states against tokens; `once` is one against bytes."""
+    """Return `count` all-reduces of hidden states against tokens; `once` is one against bytes."""
     bytes_per_token = model.hidden_size * model.dtype_bytes
 
     def seconds(tokens: int) -> Estimate:
@@ -372,7 +372,7 @@ class TableCost:
 
 
 class LayerParts(Protocol):
-    """What a layer of one kind and the ends take, from whatever source."""
+    """Seconds of a layer of one kind and of the ends, from any source."""
 
     def layer(self) -> BySize: ...
     def attending(self) -> Attending: ...
@@ -383,7 +383,8 @@ class LayerParts(Protocol):
 def table_cost(
     model: ModelSpec, layers_per_stage: Sequence[int], parts_of: Callable[[ModelSpec], LayerParts]
 ) -> TableCost:
-    """Return the costs of a model on stages of so many layers, from the parts of each kind.
+    """Return the costs of a model on stages of `layers_per_stage` layers, from the parts of each
+    kind.
 
     Kinds of layers with the same window attend alike.
     """

@@ -1,4 +1,4 @@
-"""Decodes that go again before their last token is there."""
+"""Decodes that are sent again before their last token is known."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from evenflow.core.decodes import DecodeGroup, Sequence
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AheadGroup(DecodeGroup):
-    """Sequences that step when they are sent: lengths run ahead of the tokens that are there.
+    """Group of decodes that steps when it is sent: lengths run ahead of delivered tokens.
 
     The times of tokens are the sequences' own. A member goes on up to the limit of its output: an
     earlier end is known when its token is there, and then one more is on its way.
@@ -17,7 +17,7 @@ class AheadGroup(DecodeGroup):
     __slots__ = ()
 
     def limit_of(self, seq: Sequence) -> int:
-        """Return the output tokens with which a member leaves the group by itself."""
+        """Return the number of output tokens at which a member leaves the group."""
         return seq.request.output_limit
 
     def leave(self, seq: Sequence) -> int:

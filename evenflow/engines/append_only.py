@@ -10,7 +10,7 @@ from evenflow.core.request import Prefix
 
 
 class TwinPage(CachedPage):
-    """A node whose content may be on several pages.
+    """A node with its content on one or more pages.
 
     `twins` are all nodes of its content by page, the oldest first, which is the one that is found;
     they share `children`.

@@ -1,4 +1,4 @@
-"""Requests that go on in another engine, and the engines that give and take them.
+"""Handover of requests from one engine to another, with their KV.
 
 A finished request's pages stay until `release`, for the other engine to fetch; there `reserve`
 takes pages for its KV, and `adopt` puts it among the ready decodes when the KV is there.
@@ -17,7 +17,7 @@ from evenflow.errors import UsageError
 
 
 class Handover(NamedTuple):
-    """What another engine needs to go on with a request once the request's KV is there.
+    """State that another engine needs to continue a request once the request's KV is there.
 
     `generated` output tokens exist, the last of them since `last_token_s`; the KV holds all tokens
     but that one. `preemptions` counts those so far. `first_scheduled_s`: its prompt began to be
@@ -33,7 +33,7 @@ class Handover(NamedTuple):
 
     @property
     def context_tokens(self) -> int:
-        """Tokens whose KV crosses: what the next decode step attends to."""
+        """Tokens of KV to transfer: those that the next decode step attends to."""
         return self.request.prompt_tokens + self.generated - 1
 
 
@@ -63,7 +63,7 @@ class PoolBatcher(Batcher):
 
     @property
     def under_way(self) -> str:
-        """What is under way that will change what the policy sees, in words; "" when idle."""
+        """Description of the work under way that will change the View; "" when idle."""
         flying, moving = len(self.queues.in_flight), len(self.moving)
         if not moving:
             return super().under_way
@@ -81,16 +81,16 @@ class PoolBatcher(Batcher):
         self.kv.release(seq, seq.held_tokens)
 
     def has_room(self, context_tokens: int, spare_pages: int) -> bool:
-        """Say whether the KV of so many tokens may come: what waits here goes first.
+        """Say whether KV of `context_tokens` tokens has room; waiting requests here go first.
 
-        `spare_pages` stay free for what runs here to grow into, if anything does.
+        `spare_pages` stay free for running requests here to grow into, if there are any.
         """
         queues, pool = self.queues, self.pool
         spare = spare_pages if queues.admitted or self.moving else 0
         return not queues.waiting and pool.pages_for(context_tokens) + spare <= pool.free_pages
 
     def reserve(self, handover: Handover) -> None:
-        """Take pages for KV that sets out for here; ask `has_room` first.
+        """Allocate pages for KV about to be sent here; ask `has_room` first.
 
         A request that was prefilled here keeps its pages: freed, shared ones would be another's.
         """
@@ -119,7 +119,7 @@ class PoolBatcher(Batcher):
         self.moving[request.request_id] = seq
 
     def adopt(self, request_id: int) -> None:
-        """Put a request whose KV has arrived among the ready decodes: it arrives here with it."""
+        """Add a request with arrived KV to the ready decodes: it arrives here with its KV."""
         queues = self.queues
         seq = self.moving.pop(request_id)
         queues.enter(seq)

@@ -27,7 +27,7 @@ class PromptWait(NamedTuple):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LockStep(Loop):
-    """Asks all engines at a time; what they send is one micro-batch.
+    """Ask all engines at once, and join their micro-batches into one.
 
     An engine with nothing to send takes part in the step and waits for the others. Where prompts
     wait until all engines have one, no policy sees any before. Known errors: a prompt for which an
@@ -106,7 +106,7 @@ def _hide_waiting(queues: Queues) -> deque[Sequence]:
 
 
 def _show_waiting(queues: Queues, waiting: deque[Sequence]) -> None:
-    """Put waiting sequences back, behind those that were preempted meanwhile."""
+    """Put waiting sequences back, behind sequences preempted meanwhile."""
     preempted, queues.waiting = queues.waiting, waiting
     for seq in reversed(preempted):
         queues.line_up(seq, last=False)

@@ -1,4 +1,4 @@
-"""The loop of an engine that asks in turns with waiting, as vLLM's does."""
+"""The loop of an engine that alternates between asking and waiting, as vLLM's does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evenflow.results.recorder import Recorder
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class EngineLoop(Loop):
-    """Asks and waits in turns.
+    """Alternate between asking the policy and waiting for its oldest micro-batch.
 
     Answers are in a queue of as many places as micro-batches may be in flight. While there is work
     and a place, the policy is asked, and an empty answer takes a place too. Then the loop waits for

@@ -23,7 +23,7 @@ class Rectangle(NamedTuple):
 
 
 class PaddedRules(Rules):
-    """The requests of a micro-batch compute as much as the longest, until all have ended."""
+    """Rules of padding: requests of a micro-batch compute as much as the longest, until all end."""
 
     def queues(self, kv: KvCache, decoding: Decoding, **_: Any) -> Queues:
         """Return empty queues of padded micro-batches."""
@@ -49,7 +49,7 @@ class PaddedQueues(Queues):
         super().sent(batch)
 
     def take_back(self, batch: MicroBatch, stopped: abc.Collection[int]) -> list[Sequence]:
-        """Take back a micro-batch, in which requests `stopped` early; return what finished."""
+        """Complete a micro-batch, in which requests `stopped` early; return finished sequences."""
         finished = super().take_back(batch, stopped)
         if batch.decodes is not None and not batch.decodes.members:
             self.rectangles.pop(batch.decodes, None)
@@ -58,7 +58,7 @@ class PaddedQueues(Queues):
     def take_chunks(
         self, batch: MicroBatch, group: DecodeGroup | None, finished: list[Sequence]
     ) -> DecodeGroup | None:
-        """Take chunks back; a group that begins with them is padded to the longest."""
+        """Complete chunks; a group that begins with them is padded to the longest."""
         joined = super().take_chunks(batch, group, finished)
         if joined is not None and joined is not group:
             longest = max(chunk.stop for chunk in batch.chunks)
@@ -72,7 +72,7 @@ def padded_work(
     rectangle: Rectangle | None = None,
     row_tokens: int = 1,
 ) -> Work:
-    """Return what a micro-batch has to compute when it is padded.
+    """Return the work of a padded micro-batch.
 
     Each chunk has as many tokens as the longest and ends where the last one ends. Decodes are those
     of all rows of the group's rectangle, also where the sequence has ended. Each attends to the

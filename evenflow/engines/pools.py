@@ -1,10 +1,10 @@
-"""Prefill and decode on pools of their own (DistServe, Splitwise), simulated or real.
+"""Disaggregated prefill and decode, on separate pools (DistServe, Splitwise), simulated or real.
 
 A prompt is computed by the prefill pool, which serves it as a request of one token and keeps its
 pages; its KV crosses a link when the decode pool has room; the decode pool goes on with the second
 token. A mixed pool computes prompts when many wait, and decodes what it prefilled or what the
 decode pool has no room for. Each pool is an ordinary driver with an ordinary policy, which knows
-nothing of the others. Here is what goes where; whoever owns the pools has their clock. Does not
+nothing of the others. Here is what goes where; the owner of the pools has their clock. Does not
 know machines that change pools, nor several engines in a pool.
 
 One transfer uses the whole link; a prompt's KV sets out when the whole of it is there, not layer by
@@ -42,7 +42,7 @@ from evenflow.results.run import (
 
 
 class Clock(Protocol):
-    """Makes calls at times of the run.
+    """Make calls at given times of the run.
 
     `late`: after all else that happens at that instant, before any policy is asked.
     """
@@ -63,7 +63,7 @@ class TransferLink:
     bytes_per_token: float | None = None
 
     def crossing(self, tokens: int) -> tuple[float, float]:
-        """Return for how many seconds KV of so many tokens keeps it busy, and the latency then."""
+        """Return the seconds that KV of `tokens` tokens keeps it busy, and the latency after."""
         return self.per_token_s * tokens, self.latency_s
 
 
@@ -87,9 +87,9 @@ class Transfer:
 
 
 class TransferQueue:
-    """Sends KV over one link, in the order in which it was put there.
+    """Send KV over one link, in the order in which it was queued.
 
-    `place(transfer)` takes pages at a destination and returns its index, or None where nobody has
+    `place(transfer)` takes pages at a destination and returns its index, or None where no pool has
     room: the head then waits, and all behind it. `deliver(transfer, now_s)` is called at its end.
     With `move`, which takes a transfer as it sets out, that is when `arrive` is called; else, when
     the link says.
@@ -125,7 +125,9 @@ class TransferQueue:
         self.poke(transfer.ready_s)
 
     def poke(self, now_s: float) -> None:
-        """There may be room now: try once all arrivals and returns of this instant are applied."""
+        """Retry transfers, as there may be room, once all arrivals and returns of this instant are
+        applied.
+        """
         at_s = max(now_s, self._link_free_s)
         if self._waiting and self._try_at_s != at_s < inf:
             self._try_at_s = at_s
@@ -155,7 +157,7 @@ class TransferQueue:
         self._clock.at(self._link_free_s + latency_s, self.arrive)
 
     def arrive(self, now_s: float) -> None:
-        """Deliver what set out first."""
+        """Deliver the transfer that set out first."""
         transfer = self._travelling.popleft()
         transfer.end_s = now_s
         if self._link_free_s == inf:
@@ -164,11 +166,11 @@ class TransferQueue:
         self._deliver(transfer, now_s)
 
     def columns(self) -> Transfers:
-        """Return what crossed, in the order in which it set out."""
+        """Return the completed transfers, in the order in which they set out."""
         return crossed(gathered(TRANSFERS, self._done), self._link.bytes_per_token)
 
     def news(self) -> dict[str, Any]:
-        """Return the columns of what has crossed since this was last asked."""
+        """Return the columns of transfers completed since the last call."""
         told, self._told = self._told, len(self._done)
         return gathered(TRANSFERS, self._done[told:])
 
@@ -221,11 +223,10 @@ class PooledWorld:
 
 
 class Pool(Protocol):
-    """One pool, as the system sees it: its engine, and the driver of that.
+    """One pool of a system: its engine, and the engine's driver.
 
-    `record` counts a request among those that
-    it served; `changed` says that something happened; `adopt` goes on with a request whose KV is
-    there.
+    `record` counts a request among those that it served; `changed` says that something happened;
+    `adopt` continues a request once its KV is there.
     """
 
     engine: PoolBatcher
@@ -279,7 +280,7 @@ def _arrived(pool: RunResult, request_id: Ints, end_s: Floats) -> RunResult:
 
 
 class Pools:
-    """Gives requests to pools, and what one has computed to the next.
+    """Route requests to pools, and computed KV from one pool to the next.
 
     `on_done` is called with the number of requests done. `move` brings the KV of a request that
     sets out to its destination, and has `transfers.arrive` called when it is there; None: its link
@@ -323,7 +324,7 @@ class Pools:
 
     @property
     def num_done(self) -> int:
-        """Requests that need nothing more: finished or rejected."""
+        """Number of ended requests: finished or rejected."""
         return self._requests.num_done
 
     # -- arrivals ---------------------------------------------------------------------------------
@@ -360,7 +361,7 @@ class Pools:
         return first
 
     def changed(self, now_s: float, but: Pool | None = None) -> None:
-        """Prompts have come: ask the pools that prefill, save one that is asked anyway."""
+        """Ask the pools that prefill for new prompts, save one that is asked anyway."""
         for pool in self._prefilling:
             if pool is not but:
                 pool.changed(now_s)
@@ -368,7 +369,7 @@ class Pools:
     # -- from pool to pool ------------------------------------------------------------------------
 
     def finished(self, pool: Pool, sequences: list[Sequence], now_s: float) -> None:
-        """A pool is done with requests: so are the clients, or else their KV goes on."""
+        """End requests that a pool has finished, or queue their KV for the next pool."""
         ended = 0
         for seq in sequences:
             if seq.generated >= self._served[seq.request.request_id].output_tokens:
@@ -412,7 +413,7 @@ class Pools:
         self.transfers.put(Transfer(handover, self._order.index(pool), tokens, now_s))
 
     def _stays(self, pool: Pool, handover: Handover) -> bool:
-        """Say whether what the mixed pool prefilled is decoded there too: no other has room now."""
+        """Say whether the mixed pool also decodes what it prefilled: no other has room now."""
         if pool.engine.refusal(handover.request) is not None:
             return False
         return bool(len(self.transfers)) or not self._takes(self._decode, handover)
@@ -425,7 +426,7 @@ class Pools:
         return engine.refusal(handover.request) is None
 
     def _place(self, transfer: Transfer) -> int | None:
-        """Take pages for KV in the first pool that has room; say which."""
+        """Allocate pages for KV in the first pool that has room; return its index."""
         for pool in self._decoding:
             index = self._order.index(pool)
             if index != transfer.source and self._takes(pool, transfer.handover):
@@ -434,7 +435,7 @@ class Pools:
         return None
 
     def _deliver(self, transfer: Transfer, now_s: float) -> None:
-        """KV has arrived: its pages at the source are free, the request decodes from here on."""
+        """Complete a transfer: free the source's pages; the request decodes from here on."""
         request_id = transfer.handover.request.request_id
         source, destination = (
             self._order[index] for index in (transfer.source, transfer.destination)

@@ -1,7 +1,7 @@
 """The queues of serving engines.
 
-Decodes that go again before their last token is there (vLLM V1, SGLang), slots that are asked in
-turn, preemption of what is in flight, priorities, and caches that learn late. A policy that
+Decodes that are sent again before their last token is known (vLLM V1, SGLang), slots that are asked
+in turn, preemption of what is in flight, priorities, and caches that learn late. A policy that
 declares plain `Rules` never comes here.
 """
 
@@ -31,7 +31,7 @@ def _priority(seq: Sequence) -> tuple[int, float]:
 
 
 class Sent(Notes):
-    """What is known of a micro-batch in flight: the slot that sent it, and its late tokens.
+    """Notes on a micro-batch in flight: the slot that sent it, and its late tokens.
 
     `ahead`: sequences that get a token where decodes run ahead, by request id, and how many tokens
     they then have. `preempted`: sequences that were preempted on the way, and the tokens that each
@@ -50,7 +50,7 @@ def ahead_of(batch: MicroBatch) -> dict[int, tuple[Sequence, int]] | None:
 
 
 def sent_of(batch: MicroBatch) -> Sent:
-    """Return what is known of a micro-batch of EngineQueues."""
+    """Return the notes on a micro-batch of EngineQueues."""
     assert isinstance(batch.notes, Sent)
     return batch.notes
 
@@ -61,8 +61,8 @@ class EngineQueues(Queues):
     """Queues that follow EngineRules.
 
     A decode is ready `ahead` questions after it was sent (0: once it is back). `asked` counts
-    questions, `idles` how often there was nothing to serve. `slot`: whose turn it is; `ready` are
-    its decodes. `resting` groups run ahead, and are ready from a given question on. `owed`:
+    questions, `idles` how often there was nothing to serve. `slot`: the one being asked; `ready`
+    are its decodes. `resting` groups run ahead, and are ready from a given question on. `owed`:
     micro-batches in flight with results of sequences that were preempted since. `keeps_pages`:
     another engine fetches the pages of what ends here.
     """
@@ -99,7 +99,7 @@ class EngineQueues(Queues):
     # -- the four hooks -------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Count a question; it is the turn of the next slot, and of decodes that rested enough."""
+        """Count a question; move to the next slot, and ready the decodes that rested enough."""
         self.asked += 1
         self.idles += not self.live and not self.in_flight
         for seq in self._unpublished:
@@ -121,7 +121,7 @@ class EngineQueues(Queues):
             self._run_ahead(batch, sent)
 
     def take_back(self, batch: MicroBatch, stopped: abc.Collection[int]) -> list[Sequence]:
-        """Take back a micro-batch, in which requests `stopped` early; return what finished."""
+        """Complete a micro-batch, in which requests `stopped` early; return finished sequences."""
         sent, group = sent_of(batch), batch.decodes
         finished: list[Sequence] = []
         if sent.ahead is not None:
@@ -159,7 +159,7 @@ class EngineQueues(Queues):
     # -- waiting, and prefilled in chunks -------------------------------------------------------
 
     def wait(self, seq: Sequence, *, last: bool) -> None:
-        """Let a sequence wait, the first or the last."""
+        """Queue a sequence, at the front or the back."""
         if self._late:  # a lookup would be a use
             self.line_up(seq, last=last)
             self.waiting_tokens += seq.remaining
@@ -187,7 +187,7 @@ class EngineQueues(Queues):
         return self.cuts
 
     def schedule_chunk(self, seq: Sequence, stop: int) -> Chunk:
-        """Send the tokens of a sequence up to `stop`, for which it holds pages."""
+        """Schedule the tokens of a sequence up to `stop`, for which it holds pages."""
         chunk = super().schedule_chunk(seq, stop)
         if chunk.last:
             self._prefilled_s[seq] = self.now_s
@@ -207,9 +207,9 @@ class EngineQueues(Queues):
             self._unpublished.append(seq)
 
     def return_chunk(self, chunk: Chunk) -> bool:
-        """Take a chunk back, after which the sequence may go on; return whether it was the last.
+        """Complete a chunk, after which the sequence may go on; return whether it was the last.
 
-        Of a sequence that was preempted since, `_deliver` takes it back.
+        For a sequence that was preempted since, `_deliver` completes it.
         """
         if chunk.epoch == chunk.sequence.epoch:
             return super().return_chunk(chunk)
@@ -248,7 +248,7 @@ class EngineQueues(Queues):
                 self._publish_full(seq, group.context_of(seq) + 1 - late[number])
 
     def _publish_full(self, seq: Sequence, tokens: int) -> None:
-        """Make the pages of so many tokens findable if the last of them is full with these."""
+        """Make the pages of `tokens` tokens findable if the last of them is full with these."""
         if tokens % self.kv.pool.page_tokens == 0:
             self.kv.publish(seq, tokens)
 
@@ -264,7 +264,7 @@ class EngineQueues(Queues):
         return sorted(dict.fromkeys([*begun, *finished]), key=self.row_key)
 
     def forget(self, seq: Sequence, held_tokens: int, free: Free) -> None:
-        """Let go a sequence that is in no queue and no micro-batch, and its pages, if any."""
+        """Remove a sequence that is in no queue and no micro-batch, and its pages, if any."""
         super().forget(seq, held_tokens, free)
         self._prefilled_s.pop(seq, None)
 
@@ -280,7 +280,7 @@ class EngineQueues(Queues):
             super().abort(seq)
 
     def leave_queues(self, seq: Sequence) -> None:
-        """Take a sequence out of where it could be scheduled from; it still holds its pages."""
+        """Remove a sequence from the queues it could be scheduled from; it keeps its pages."""
         if seq.decoding:
             for _, group in self.resting:
                 if seq in group:
@@ -291,7 +291,7 @@ class EngineQueues(Queues):
             super().leave_queues(seq)
 
     def _ready_with(self, seq: Sequence) -> ReadyQueue | None:
-        """Return the ready decodes that have a sequence; None for one that is not ready."""
+        """Return the queue of ready decodes that holds a sequence; None if it is not ready."""
         return next((ready for ready in self.slots if seq in ready), None)
 
     # -- preemption, also of what is in flight --------------------------------------------------
@@ -320,7 +320,7 @@ class EngineQueues(Queues):
     def preempt(self, seq: Sequence, group: DecodeGroup | None = None) -> None:
         """Free all pages and queue the sequence; its output is part of its next prompt.
 
-        Where what is in flight of it still counts when it returns, the sequence waits so long.
+        Where its tokens in flight still count on return, the sequence waits for them.
         """
         self.withdraw(seq, group)
         delivers = self.delivers
@@ -337,7 +337,7 @@ class EngineQueues(Queues):
         self.suspend(seq, held_tokens, last=self.preempted_last)
 
     def _recall(self, seq: Sequence, *, delivers: bool = False) -> int:
-        """Take a sequence out of what is in flight; return how many tokens of it are.
+        """Remove a sequence from the micro-batches in flight; return its number of tokens there.
 
         They are lost, or `delivers` later what is in them of output. Where decodes run ahead, the
         sequence has counted them already.
@@ -360,7 +360,7 @@ class EngineQueues(Queues):
     def _deliver(
         self, batch: MicroBatch, sent: Sent, stopped: abc.Collection[int]
     ) -> list[Sequence]:
-        """Record what a micro-batch yields sequences preempted since; return those that end."""
+        """Record output of sequences preempted since they were sent; return finished sequences."""
         chunks = (chunk for chunk in batch.chunks if chunk.epoch != chunk.sequence.epoch)
         finished = []
         for seq, tokens in [*sent.preempted, *((c.sequence, int(c.last)) for c in chunks)]:
@@ -384,7 +384,7 @@ class EngineQueues(Queues):
     # -- decodes that go again before their last token is there ---------------------------------
 
     def _run_ahead(self, batch: MicroBatch, sent: Sent) -> None:
-        """Let what is sent go on as if it were back, unless its output has reached its limit."""
+        """Let sent decodes go on as if they were back, unless their output is at its limit."""
         group, decodes = batch.decodes or AheadGroup(), None
         if batch.decodes is not None:
             assert isinstance(group, AheadGroup)
@@ -410,7 +410,7 @@ class EngineQueues(Queues):
     def _catch_up(
         self, batch: MicroBatch, ahead: dict[int, tuple[Sequence, int]]
     ) -> list[Sequence]:
-        """Record the tokens that decodes, gone ahead, get now; return those that end."""
+        """Record the tokens that decodes ran ahead of; return finished sequences."""
         for chunk in batch.chunks:
             self.return_chunk(chunk)
         self._record_tokens([seq for seq, _ in ahead.values()])

@@ -36,7 +36,7 @@ class RadixCache(PrefixCache):
         self._uses = 0
 
     def find(self, chain: list[CachedPage], prefix: Prefix, tokens: int) -> int:
-        """Bring `chain` up to date, as a PrefixCache does; what is found is used now."""
+        """Update `chain`, as a PrefixCache does; what is found is used now."""
         chain.clear()
         pages = super().find(chain, prefix, tokens)
         nodes = list(self._along(chain))

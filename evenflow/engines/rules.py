@@ -19,7 +19,7 @@ from evenflow.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRules(Rules):
-    """What an engine does differently with its sequences.
+    """Rules of an engine that differ from the plain `Rules`.
 
     `ahead`: a decode may go again before its last token is there, with the next question (one
     stage) or after as many as there are stages. `slotted`: each micro-batch that may be in flight
@@ -50,11 +50,11 @@ class EngineRules(Rules):
         return rules if isinstance(rules, EngineRules) else cls()
 
     def cap(self, depth: int) -> int | None:
-        """Return the micro-batches in flight at most, where the deployment sets no cap."""
+        """Return the cap on micro-batches in flight where the deployment sets none."""
         return super().cap(depth) if self.ahead is None else depth + 1
 
     def prefix_cache(self, total_pages: int, page_tokens: int) -> PagePool:
-        """Return a pool in which content is found again."""
+        """Return a page pool with a prefix cache."""
         if self.cache == "radix":
             return RadixCache(total_pages, page_tokens)
         if self.cache == "append_only":
@@ -97,6 +97,6 @@ class EngineRules(Rules):
         )
 
     def view(self, queues: Queues, depth: int) -> View:
-        """Return what the policy sees of the queues."""
+        """Return the policy's view of the queues."""
         assert isinstance(queues, EngineQueues)
         return EngineView(queues, depth)

@@ -42,7 +42,7 @@ class SpeculativeGroup(DecodeGroup):
         return len(self.members) * self.stride - excess
 
     def due_pages(self) -> list[Sequence]:
-        """Return the sequences whose next step needs a new page."""
+        """Return the sequences that need a new page for their next step."""
         ticks = range(self.tick, self.tick + self.stride)
         return [seq for tick in ticks for seq in self.page_at.get(tick, ())]
 

@@ -16,8 +16,8 @@ class Upkeep(Action):
 
     `give_up` names a request that ends here, for want of pages; its client gets what there is.
     Waiting requests are put into the order `waiting`, if it is given. Waiting requests in `hold`
-    get what a cache keeps of them. Content is evicted until `empty_pages` have none, if so many can
-    be.
+    get what a cache keeps of them. Content is evicted until `empty_pages` pages have none, or as
+    many as can be.
     """
 
     give_up: int | None = None

@@ -20,7 +20,7 @@ class EnginePrompt(Prompt):
 
     @property
     def exact(self) -> bool:
-        """Whether the client asks for exactly so many output tokens (`ignore_eos`)."""
+        """Whether the client asks for exactly its limit of output tokens (`ignore_eos`)."""
         return self._sequence.request.max_new_tokens is None
 
     def begins_with(self, tokens: int) -> tuple[int, ...] | None:
@@ -32,7 +32,7 @@ class EnginePrompt(Prompt):
 
 
 class Decode(NamedTuple):
-    """A request whose prompt is computed, with the output tokens that are there of those allowed.
+    """A decoding request, with its output tokens so far and those allowed.
 
     `exact`: the client asks for as many as it allows.
     """
@@ -72,7 +72,7 @@ class EngineView(View):
 
     @property
     def partials(self) -> abc.Sequence[EnginePrompt]:
-        """Partly scheduled prompts whose next chunk may go now, by arrival."""
+        """Partly scheduled prompts that may send their next chunk now, by arrival."""
         return [EnginePrompt(seq) for seq in self._engine.partials]
 
     @property
@@ -84,7 +84,8 @@ class EngineView(View):
     def decodes(self) -> list[Decode]:
         """The ready decodes, in the order of their rows; looks at each.
 
-        Where decodes run ahead, these are followed by those whose last allowed token is in flight.
+        Where decodes run ahead, these are followed by decodes with their last allowed token in
+        flight.
         """
         queues, late = self._engine, self._engine.late_tokens()
         pairs = ((group, seq) for group in queues.ready.groups for seq in group.sequences())
@@ -106,7 +107,7 @@ class EngineView(View):
 
     @property
     def prefix_cache(self) -> bool:
-        """Whether what requests have in common is kept."""
+        """Whether there is a prefix cache."""
         return self._pool.keeps
 
     def cached_tokens(self, prompt: Prompt) -> int:
@@ -118,7 +119,7 @@ class EngineView(View):
 
     @property
     def slot(self) -> int:
-        """Whose turn it is, if each micro-batch that may be in flight has a slot."""
+        """The slot being asked, if each micro-batch that may be in flight has one."""
         return self._engine.slot
 
     @property

@@ -1,1 +1,1 @@
-"""What a run came to: its columns, metrics, and the causes of its idle time."""
+"""Results of a run: its columns, metrics, and the causes of its idle time."""

@@ -56,7 +56,7 @@ RESOLUTION_S = 1e-9
 
 
 class Timeline(NamedTuple):
-    """The run as differences. All [m, depth], in seconds."""
+    """Differences between the times of a run, all [m, depth], in seconds."""
 
     free_s: Floats  # the predecessor has left the stage (for the first: the window opens)
     start_s: Floats
@@ -247,7 +247,7 @@ def _everyone(stop_s: Floats, cause: int) -> Rows:
 
 
 def selected(rows: Rows, keep: NDArray[np.bool_]) -> Rows:
-    """Return those of the rows that are kept."""
+    """Return the rows that `keep` selects."""
     return Rows(rows.batch[keep], rows.stop_s[keep], rows.cause[keep])
 
 
@@ -376,9 +376,10 @@ def _of_block(
 
 
 def _around(result: RunResult, start: int, stop: int) -> tuple[int, RunResult]:
-    """Return micro-batches [start, stop) amid the others that their gaps depend on, and which of
-    the run is the first: the oldest in flight and what had returned, with the one before each; and
-    the one behind, up to whose start there are waits."""
+    """Return micro-batches [start, stop) with those that their gaps depend on, and the index of the
+    first. These are the oldest in flight and what had returned, with the one before each; and the
+    one behind, up to the start of which there are waits.
+    """
     returned = int(np.searchsorted(result.returned_s, result.scheduled_s[start], "right")) - 1
     first = max(0, min(start - (result.max_in_flight or 0), returned) - 1)
     columns: dict[str, Any] = {

@@ -5,7 +5,7 @@ warm-up to the last arrival. Its variance is that of batches of equal time (batc
 the autocorrelation in them.
 
 A queue at `SUSTAINABLE` of its capacity that begins empty is, in the diffusion limit, a Brownian
-motion that falls and is reflected at zero. How probable it is that it grows as much as was seen is
+motion that falls and is reflected at zero. The probability that it grows as much as was seen is
 known (Harrison, Brownian Motion and Stochastic Flow Systems, 1985, section 1.8). Of a variance that
 is estimated, the normal distribution becomes Student's, and the exponential its mean over the
 distribution of the variance.
@@ -75,7 +75,7 @@ class QueueGrowth(NamedTuple):
 
     @property
     def chance(self) -> float:
-        """How probable a growth as large is at a load of SUSTAINABLE, the queue empty at first."""
+        """Probability of a growth as large at a load of SUSTAINABLE, the queue empty at first."""
         grown, deviation, degrees = self.requests, self.deviation, self.degrees
         if grown <= 0:
             return 1.0

@@ -54,7 +54,7 @@ def request_metrics(result: RunResult) -> RequestMetrics:
 
 
 def meets(result: RunResult, limits_ms: Mapping[Limit, float]) -> NDArray[np.bool_]:
-    """Say of each request whether it was completed within all limits, which are in ms, [n].
+    """Return for each request whether it was completed within all limits, in ms, [n].
 
     A request of one output token meets any limit on TPOT.
     """
@@ -131,12 +131,12 @@ def summarize(result: RunResult, goodput_ms: Mapping[Limit, float] | None = None
 
 
 def load(result: RunResult) -> Summary:
-    """Return what arrives a second, how much of it is served, and whether that is `overloaded`.
+    """Return the load that arrives per second, how much is served, and whether it is `overloaded`.
 
-    Served are the requests that are done a second while requests arrive: all that are offered, less
-    those that are never completed (they are in no queue) and less the growth of the number in the
-    system, `queue_growth_per_s`. `overloaded` is 1, or 0; None where the run is too short to tell.
-    Empty where all requests arrive at once; where all that are completed do, only what is offered.
+    Served: requests done per second while requests arrive: all offered ones, less those never
+    completed (they are in no queue) and less the growth of the number in the system,
+    `queue_growth_per_s`. `overloaded` is 1, or 0; None where the run is too short to tell. Empty
+    where all requests arrive at once; where all that are completed do, only what is offered.
     """
     offered = _offered(result)
     known = np.flatnonzero(np.isfinite(result.completion_s))
@@ -208,7 +208,7 @@ def _by_second(tally: Tally, start_s: float) -> Floats:
 
 
 def _summed(keys: Floats, values: NDArray[Any]) -> tuple[Floats, Floats]:
-    """Return the keys that there are, and the sum of the values of each."""
+    """Return the distinct keys, and the sum of the values of each."""
     found, place = np.unique(keys, return_inverse=True)
     return found, np.bincount(place, weights=values).astype(np.float64)
 
@@ -243,9 +243,9 @@ def statistics(name: str, values_s: Floats, counts: Ints | None = None) -> Summa
 
 
 def _at_ranks(values: Floats, counts: Ints, ranks: Floats) -> Floats:
-    """Return which values stand at these places, from 0, of all in order, each repeated its count.
+    """Return the values at these ranks, from 0, of all in order, each repeated its count.
 
-    Sorted are only those between two neighbours of a sample, where the place is.
+    Only values between two neighbours of a sample, where the rank is, are sorted.
     """
     edges = np.sort(values[:: 1 + len(values) // SAMPLED])
     held = np.zeros(len(edges) + 1)

@@ -1,4 +1,4 @@
-"""What a run came to: its result, its summary, its idle time by cause, and all of it as tables.
+"""Outcome of a run: its result, its summary, its idle time by cause, and all of it as tables.
 
 For measures, for reports and for people. Knows no configuration, and not how the run was made.
 """
@@ -26,7 +26,7 @@ UNFAIR_SHARE, MOST_SHARE = 0.01, 0.1
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How many requests an answer was asked for, how many were completed, `why` not all.
+    """Counts of the requests asked for and completed, and `why` not all were.
 
     `why` is the reason of the first other one, which was refused, given up by the policy, or left
     by its client; "" where it is not known.
@@ -127,13 +127,12 @@ class Outcome:
 
     @cached_property
     def pools(self) -> Mapping[str, Outcome]:
-        """The run of each pool of a system, whose summary says only what is steady."""
+        """The run of each pool of a system; its summary has only the steady metrics."""
         steady = {key: value for key, value in self.summary.items() if key in STEADY_WINDOW}
         return {name: Outcome(pool, steady) for name, pool in self.result.pools.items()}
 
     def tables(self, *names: str) -> dict[str, Columns]:
-        """Return the tables of the result and the bubbles, or those that are named; of one
-        pipeline."""
+        """Return the tables of the result and bubbles of one pipeline, or only the named ones."""
         tables = self.result.tables(*names)
         return (
             tables if names and "bubbles" not in names else tables | {"bubbles": self.idle.table()}

@@ -1,4 +1,4 @@
-"""What collects what happens, as columns, and makes a RunResult of it. Both worlds write to one.
+"""Recorder of the events of a run, as columns, from which it makes a RunResult; in both worlds.
 
 What is recorded may go to a file: block behind block, each readable whatever becomes of the next.
 A killed process leaves all blocks that it has written, the last of them perhaps cut.
@@ -40,7 +40,7 @@ from evenflow.results.run import (
 
 
 class Ended(NamedTuple):
-    """A request that needs nothing more, and why. Rejected, it got nothing of what it asked for."""
+    """An ended request, and why it ended. A rejected one got none of the output it asked for."""
 
     sequence: Sequence
     status: str
@@ -65,7 +65,7 @@ class Blocks(Protocol):
 
 
 class Recorder:
-    """Collects what happens, as columns, and makes a RunResult of it. Both worlds write to one.
+    """Collect the events of a run as columns, and make a RunResult of them; in both worlds.
 
     Micro-batches are recorded in the order scheduled, each once all its stage times are known. What
     is flushed goes to `blocks`, which may have some of before; without any, it is kept here. If
@@ -112,7 +112,7 @@ class Recorder:
         self._wait_reason.append(WAIT_CODES[reason])
 
     def finish(self, sequences: list[Sequence]) -> None:
-        """Record what has ended; the policy gave those up that are aborted."""
+        """Record ended sequences; aborted ones were given up by the policy."""
         self._completed += (seq for seq in sequences if not seq.aborted)
         for seq in sequences:
             if seq.aborted:
@@ -127,7 +127,7 @@ class Recorder:
 
     @property
     def num_done(self) -> int:
-        """Requests that need nothing more: finished, aborted or rejected."""
+        """Number of ended requests: finished, aborted or rejected."""
         return self._num_flushed + len(self._completed) + len(self._others)
 
     def flush(self, gap_s: abc.Sequence[float], gap_count: abc.Sequence[int], more: Block) -> None:
@@ -143,7 +143,7 @@ class Recorder:
             del collected[:]
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return a column of those that were flushed beside the others."""
+        """Return one of the columns that were flushed as `more`."""
         columns = [np.asarray(block[name]) for block in self._blocks]
         return np.concatenate(columns) if columns else np.zeros(0)
 
@@ -184,11 +184,12 @@ class Recorder:
         prefix_cache: bool = False,
         **facts: Any,
     ) -> RunResult:
-        """Return the columns of the run; `facts` are the fields of a RunResult that are none.
+        """Return the columns of the run; `facts` are the fields of a RunResult that are not
+        columns.
 
-        They are taken: what was recorded is in the result only. Those of `column` stay.
+        The columns are moved: what was recorded is in the result only. Those of `column` stay.
 
-        UsageError for one whose times are beyond LATEST_S.
+        UsageError for a run with times beyond LATEST_S.
         """
         blocks = [*self._blocks, self._block(gap_s, gap_count)]
         self._batches = bytearray()  # they are in the last block
@@ -231,7 +232,7 @@ def _extend(block: Block, more: Block) -> None:
 
 
 class BlockFile:
-    """Blocks in a new file behind `head`, facts that JSON can say. OSError: it cannot be made.
+    """Blocks in a new file behind `head`, facts that JSON can hold. OSError: it cannot be made.
 
     Each block is with the system when `append` returns. Where the file cannot be written on, on a
     full disk, blocks are kept in memory from then on.
@@ -264,7 +265,7 @@ class BlockFile:
         self._file.close()
 
     def _write(self, head: Any, data: bytes) -> bool:
-        """Write a line and what it tells of, or nothing; return whether there was room."""
+        """Write a header line and its data, or nothing; return whether there was room."""
         whole = self._file.tell()
         rest = memoryview(json.dumps(head).encode() + b"\n" + data)
         try:
@@ -277,7 +278,7 @@ class BlockFile:
 
 
 def read_blocks(path: Path) -> tuple[Any, abc.Iterator[Block]]:
-    """Return the head of a file and those of its blocks that are whole; UsageError for no such."""
+    """Return the head of a file and its complete blocks; UsageError for any other file."""
     try:
         with open(path, "rb") as file:
             head = _line(file)
@@ -305,6 +306,6 @@ def _blocks(path: Path, start: int) -> abc.Iterator[Block]:
 
 
 def _line(file: BinaryIO) -> Any:
-    """Return what the next line says; None where there is none that is whole."""
+    """Return the content of the next line; None where no complete one is left."""
     line = file.readline()
     return json.loads(line) if line.endswith(b"\n") else None

@@ -1,7 +1,7 @@
-"""What happened in a run, as columns; and several results as one: of replicas, of a system's pools.
+"""Result of a run, as columns; and several results as one: of replicas, of a system's pools.
 
-`RunResult` lists the columns, once: whoever records, merges or writes them goes by that list. Knows
-nothing of how it happened, nor what to conclude.
+`RunResult` lists the columns, once: recording, merging and writing follow that list. Knows nothing
+of how a run came about, nor of conclusions.
 """
 
 from collections import abc
@@ -68,7 +68,7 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Tally:
-    """What a summary takes from micro-batches: also where they themselves were not kept.
+    """Data of micro-batches that a summary needs, kept even where they themselves are not.
 
     `returned_s` and `sampled_rows` have a row a micro-batch, as in RunResult. The others are sums,
     one for each block of micro-batches that was reduced at a time: `busy_s` of all stages,
@@ -183,9 +183,10 @@ class RunResult:
         return self.end_s[:, -1]
 
     def tables(self, *names: str) -> dict[str, Columns]:
-        """Return what people read: `requests`, `batches`, `stages` and, of pools, `transfers`.
+        """Return the tables that people read: `requests`, `batches`, `stages` and, of pools,
+        `transfers`.
 
-        Or those of them that are named. The columns are those of the files of these names;
+        Or only the named ones. The columns are those of the files of these names;
         `pandas.DataFrame` takes each as it is. `stages` has a row a stage and micro-batch, stage by
         stage. Times in seconds. What a run has not (`cached_tokens` without a prefix cache) is left
         out.
@@ -252,7 +253,7 @@ def ordered(column: Any, order: Any) -> Any:
 
 
 def gathered(columns: abc.Mapping[str, Column], records: abc.Iterable[object]) -> dict[str, Any]:
-    """Return those columns of records that have a path: each value is where it leads."""
+    """Return the columns that have a path, each value read from the records by that path."""
     led_to = {name: column for name, column in columns.items() if column.path is not None}
     values_of = attrgetter(*(str(column.path) for column in led_to.values()))
     rows = [values_of(record) for record in records]
@@ -285,8 +286,9 @@ class Around(NamedTuple):
 
 
 def around_stages(result: RunResult, freed_s: Floats, returned_s: Floats) -> Around:
-    """Return the times around the stages of a real run, whose driver heard at these times of the
-    run that stage 0 was free (nothing with a single stage) and that micro-batches were back."""
+    """Return the times around the stages of a real run. `freed_s`, `returned_s`: when the driver
+    heard that stage 0 was free (nothing with a single stage) and that micro-batches were back.
+    """
     decided_s = result.scheduled_s.copy()
     decided_s[1:] = np.maximum(decided_s[1:], result.available_s[:-1, 0])
     free_s = np.zeros_like(result.end_s)

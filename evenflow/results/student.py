@@ -6,7 +6,7 @@ import math
 
 
 def student_cdf(value: float, degrees: int) -> float:
-    """Return how probable it is that Student's t is at most `value`, for whole degrees of freedom.
+    """Return the probability that Student's t is at most `value`, for whole degrees of freedom.
 
     Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
     """
@@ -21,7 +21,7 @@ def student_cdf(value: float, degrees: int) -> float:
 
 
 def student_quantile(probability: float, degrees: int) -> float:
-    """Return what Student's t is at most with a probability of one half or more."""
+    """Return the quantile of Student's t for a probability of one half or more."""
     low, high = 0.0, 1.0
     while student_cdf(high, degrees) < probability:
         low, high = high, 2 * high

@@ -1,4 +1,4 @@
-"""First-come-first-served admission: what policies share.
+"""First-come-first-served admission, shared by policies.
 
 Knows budgets and pages; which budgets a policy has is the policy's business.
 """
@@ -41,7 +41,7 @@ class Room:
         self.pages -= pages
 
     def go_on(self, partials: Iterable[Prompt]) -> None:
-        """Plan the next chunk of prompts whose pages are already held."""
+        """Plan the next chunk of prompts that already hold their pages."""
         for prompt in partials:
             if self.tokens <= 0 or self.rows <= 0:
                 return

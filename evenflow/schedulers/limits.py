@@ -1,4 +1,4 @@
-"""What a policy declares of its parameters, checked: types and limits, in one place.
+"""Checks of a policy's declared parameters: types and limits, in one place.
 
 Knows annotations; no policy. A limit is part of the type: `token_budget: Count = 512`.
 """

@@ -33,7 +33,7 @@ class Reserving(Policy):
         self.most_rows = self.max_batch_rows or UNLIMITED
 
     def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
-        """Say why such a request can never run, or return None."""
+        """Return why a request of these lengths can never run, or None."""
         tokens, length = prompt_tokens + output_tokens, self.reserved_tokens
         if tokens > length:
             return f"{tokens} tokens exceed the max_model_len of {length} that is reserved"

@@ -34,9 +34,9 @@ ORDER: Order = "first_returned"
 
 @dataclass(slots=True)
 class Slot:
-    """How many ran after a slot's last answer, a prompt that was cut among them.
+    """Number of requests that ran after a slot's last answer, a cut prompt included.
 
-    `full`: a prompt did not fit, and nobody has left since (who was cut leaves too).
+    `full`: a prompt did not fit, and no request has left since (a cut one leaves too).
     """
 
     running: int = 0
@@ -52,9 +52,9 @@ class SGLang(Policy):
     docs/engines.md. A prompt is admitted if the output that its client allows fits beside what the
     running decodes may still need: what they are allowed times a ratio, which starts at 0.7
     `schedule_conservativeness`, falls with each decode step and is estimated anew when pages run
-    short. Then whoever has generated least is retracted to the end of the queue. In a pipeline each
-    micro-batch that may be in flight has decodes of its own. Requests are also received after a
-    step of prompts and where nobody runs (its SchedulerRecvSkipper).
+    short. Then the request with the least output is retracted to the end of the queue. In a
+    pipeline each micro-batch that may be in flight has decodes of its own. Requests are also
+    received after a step of prompts and where nothing runs (its SchedulerRecvSkipper).
     """
 
     chunked_prefill_size: Count = 8192
@@ -114,7 +114,7 @@ class SGLang(Policy):
         self._decodes_until = 0  # no prompts in answer to the questions up to this one
 
     def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
-        """Say why such a request would never be admitted, or return None."""
+        """Return why a request of these lengths would never be admitted, or None."""
         tokens = (pool.pages_for(prompt_tokens) + 1) * pool.page_tokens + output_tokens
         if tokens < pool.total_pages * pool.page_tokens:
             return None
@@ -143,7 +143,7 @@ class SGLang(Policy):
     def _take_prompts(
         self, view: EngineView, slot: Slot, running: int
     ) -> Generator[Upkeep, None, list[tuple[EnginePrompt, int]]]:
-        """Take the next chunk of the prompt under way, then prompts that wait, in order."""
+        """Take the next chunk of the prompt under way, then waiting prompts, in order."""
         if view.asked <= self._decodes_until:
             return []
         partial = next(iter(view.partials), None)
@@ -174,7 +174,7 @@ class SGLang(Policy):
         return room.taken
 
     def _received(self, view: EngineView) -> Iterator[EnginePrompt]:
-        """Iterate over the prompts that wait and that the scheduler has been told of."""
+        """Iterate over the waiting prompts that the scheduler has received."""
         if self.scheduler_recv_interval == 1:
             return view.waiting
         return (prompt for prompt in view.waiting if prompt.arrival_s <= self._received_s)
@@ -182,7 +182,7 @@ class SGLang(Policy):
     def _admit(
         self, room: PrefillAdder, places: int, num_waiting: int
     ) -> Generator[Upkeep, None, bool]:
-        """Take prompts that wait until one does not fit; return whether the slot is full then."""
+        """Take waiting prompts until one does not fit; return whether the slot is full then."""
         waiting = self._received(room.view)
         for _ in range(num_waiting):
             if room.is_spent:
@@ -202,7 +202,9 @@ class SGLang(Policy):
         return False
 
     def _look_up(self, view: EngineView) -> Iterator[Upkeep]:
-        """Look up those that wait: to order them, or lest what they begin with is evicted."""
+        """Look up waiting prompts in the cache: to order them, or to keep their prefixes from
+        eviction.
+        """
         if self.schedule_policy == "lpm" and view.num_waiting <= LOOKED_UP:
             yield Upkeep(waiting=_longest_prefix_first(view))
             return
@@ -214,7 +216,7 @@ class SGLang(Policy):
     def _prefill(
         self, view: EngineView, prompts: Sequence[tuple[EnginePrompt, int]]
     ) -> Iterator[Plan | Action]:
-        """Plan prompts; of those that are cut only the last goes on, the others decode."""
+        """Plan prompts; of the cut ones only the last goes on, the others decode."""
         cut = [prompt for prompt, tokens in prompts if tokens < prompt.remaining]
         spare_pages = len(prompts) if view.page_tokens > 1 else 0
         pages = view.pages_for(sum(tokens for _, tokens in prompts))
@@ -229,7 +231,7 @@ class SGLang(Policy):
         )
 
     def _decode(self, view: EngineView, running: int) -> Iterator[Plan | Action]:
-        """Plan the decodes of a slot, without those whose last allowed token is in flight."""
+        """Plan the decodes of a slot, except those with their last allowed token in flight."""
         ready = view.ready_decodes
         short = view.decode_pages(ready, ORDER) > view.free_pages
         if short and ready < running:
@@ -248,7 +250,7 @@ class SGLang(Policy):
             yield Plan(kv_limited=short or view.num_waiting > 0)
 
     def _retract(self, view: EngineView) -> Iterator[Plan | Action]:
-        """Retract who has generated least until the others fit; estimate the ratio anew."""
+        """Retract requests with the least output until the others fit; estimate the ratio anew."""
         decodes = view.decodes
         while view.decode_pages(view.ready_decodes, ORDER) > view.free_pages:
             yield Upkeep(empty_pages=view.total_pages)
@@ -294,7 +296,7 @@ class SGLang(Policy):
 
 @dataclass(slots=True)
 class PrefillAdder:
-    """What a pass over the prompts has left, in tokens, and what it has taken (PrefillAdder).
+    """Budgets left in a pass over the prompts, in tokens, and the prompts taken (PrefillAdder).
 
     Of prompts it takes `chunk` and `inputs` at most, both charged whole pages. Of `free` tokens,
     `planned` are those of this pass; `reserved` also has what running decodes, and the outputs of
@@ -320,7 +322,7 @@ class PrefillAdder:
         return prompt.exact and not self.view.prefix_cache
 
     def share(self, request: Decode | EnginePrompt) -> float:
-        """Return which share of the output it is allowed a request is thought to need."""
+        """Return the share of its allowed output that a request is expected to need."""
         return 1.0 if request.exact else self.ratio
 
     @property
@@ -376,7 +378,7 @@ class PrefillAdder:
         return prompt.remaining + output + self.view.page_tokens < self.total - kept
 
     def _lasts(self, prompt: EnginePrompt, free: int) -> bool:
-        """Walk through the ends to come: is anything of `free` left before each of them?"""
+        """Say whether some of `free` is left before each future end of a request."""
         if not self.ends:
             taken = [one for one, _ in self.taken]
             those: list[Decode | EnginePrompt] = [prompt, *self.decodes, *taken]
@@ -403,9 +405,9 @@ def _go_on(decodes: int) -> Iterator[Plan | Action]:
 
 
 def _longest_prefix_first(view: EngineView) -> list[int]:
-    """Return those that wait by how much of them is cached, the most first.
+    """Return the waiting requests by cached tokens, the most first.
 
-    Of those that begin with the same tokens, little of them cached, all but the first go last.
+    Of requests that begin with the same tokens, little of them cached, all but the first go last.
     """
     begun: set[tuple[int, ...]] = set()
     missing: dict[int, float] = {}

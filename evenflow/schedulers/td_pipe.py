@@ -264,7 +264,7 @@ class TDPipe(Policy):
         return Plan(decodes=min(max(rows, 1), ready, self._most_rows), order=order)
 
     def _next_batch(self, view: View) -> tuple[int, Order]:
-        """Return how many ready decodes should go, and which first."""
+        """Return how many ready decodes to take, and which first."""
         if self._turn < view.depth:
             share = stealing_share(self._started_with, view.depth, self._turn)
             return share, "first_returned"

@@ -27,7 +27,7 @@ from evenflow.schedulers.sarathi import Sarathi
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """What gLLM's equations 1 to 3 are given beside what waits and what is free.
+    """Parameters of gLLM's equations 1 to 3, beside the waiting tokens and the free pages.
 
     WT (`use_wt`) spreads what waits over `iterations` micro-batches, UT (`use_ut`) shrinks the
     budget as the KV cache fills. Tokens.
@@ -90,7 +90,8 @@ def decode_budget(running_decodes: int, depth: int, turn: int) -> int:
 def spread(
     view: View, prompts: Iterable[Prompt], budget: int, *, cuts: bool = False
 ) -> tuple[list[Prefill], int]:
-    """Plan `budget` prefill tokens in the order of `prompts`, as pages last; return those left too.
+    """Plan `budget` prefill tokens in the order of `prompts`, as pages last; return the pages left
+    too.
 
     `cuts`: a chunk that reaches the end of a request's own prompt ends its prefill.
     """
@@ -110,7 +111,7 @@ def spread(
 
 
 def unblock(view: View, prefills: list[Prefill]) -> Plan:
-    """Keep serving when the gate is shut and nothing runs: it protects nobody then.
+    """Keep serving when the gate is shut and nothing runs: it protects no request then.
 
     If there is no room for `prefills` as half-computed prompts hold it, the latest gives way.
     """
@@ -121,14 +122,14 @@ def unblock(view: View, prefills: list[Prefill]) -> Plan:
 
 
 class AdaptiveReserve:
-    """Pages to keep for running decodes: a share of what they are expected to write still."""
+    """Pages to keep for running decodes: a share of the output still expected of them."""
 
     def __init__(self) -> None:
         self.ratio = self._next_ratio = 0.7
         self._preemptions = 0
 
     def ask(self, preemptions: int) -> None:
-        """Move the ratio on: the policy is asked once more, after so many preemptions."""
+        """Update the ratio for one more question, after `preemptions` preemptions in all."""
         preempted = preemptions - self._preemptions
         self._preemptions = preemptions
         self.ratio = min(self._next_ratio + 0.05 * preempted, 1.0)
@@ -207,13 +208,13 @@ class PackageRules:
         return -self._preempted.get(prompt.request_id, 0)
 
     def _let_go(self, prefills: Iterable[Prefill]) -> None:
-        """Forget that those were preempted whose prefill ends."""
+        """Forget the preemption of requests with a prefill that ends."""
         for prefill in prefills:
             if prefill.ends:
                 self._preempted.pop(prefill.request_id, None)
 
     def _make_room(self, view: View, decodes: int, free_pages: int) -> list[int]:
-        """Return whom to preempt until a page is free for each of so many decodes."""
+        """Return the requests to preempt until a page is free for each of `decodes` decodes."""
         victims: list[int] = []
         if free_pages >= decodes:
             return victims

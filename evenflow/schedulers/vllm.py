@@ -1,5 +1,5 @@
-"""vLLM: V0, prefills first and never in one micro-batch with decodes; V1, one pass over what runs,
-then over what waits, under one token budget; and what was proposed to balance that.
+"""vLLM: V0, prefills first and never in one micro-batch with decodes; V1, one pass over running,
+then over waiting requests, under one token budget; and proposals to balance that.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class VLLM(Policy):
 
 
 def most_urgent(view: View, most: int, tokens: int) -> Generator[Plan, None, int]:
-    """Go on with what runs, and preempt the least urgent of it; return how many tokens are left.
+    """Schedule running requests, preempting the least urgent; return how many tokens are left.
 
-    If who is preempted is who lacks a page, the rest waits.
+    If the preempted request is the one that lacks a page, the rest waits.
     """
     pages = partial(view.decode_pages, order="arrival")
     decodes = min(view.ready_decodes, most)
@@ -122,7 +122,7 @@ class VLLMV1(Policy):
     Chunks of a prompt follow one another without waiting for the last to return. Pages come with
     each chunk; a prompt is only admitted if all of it would fit now, `watermark` of the pages left
     free once anything runs. When a page is missing, the last admitted is preempted, in flight or
-    not, and this step admits nobody. Those of one `priority` go by arrival.
+    not, and this step admits nothing. Requests of one `priority` go by arrival.
     """
 
     max_num_batched_tokens: Count = 2048
@@ -166,7 +166,7 @@ class VLLMV1(Policy):
             yield from self._admit(view, tokens)
 
     def _first_come(self, view: View, most: int, tokens: int) -> Generator[Plan, None, int]:
-        """Go on with what runs, and preempt the last of it; return how many tokens are left."""
+        """Schedule running requests, preempting the last; return how many tokens are left."""
         preemptions, decodes = view.preemptions, min(view.ready_decodes, most)
         yield Plan(decodes=decodes, victims="latest_admitted")
         tokens -= decodes

@@ -22,7 +22,7 @@ from evenflow.specs.precision import Arithmetic
 
 
 def require_shareable(model: ModelSpec, ranks: int) -> None:
-    """Raise UsageError unless so many tensor-parallel ranks can share a model's heads evenly."""
+    """Raise UsageError unless `ranks` tensor-parallel ranks can share a model's heads evenly."""
     heads, kv_heads = model.num_heads, model.num_kv_heads
     if model.kv_lora_rank:
         kv_heads = 1
@@ -63,10 +63,10 @@ def split_layers(num_layers: int, stages: int | Sequence[int]) -> tuple[int, ...
 class Deployment:
     """Describe a model spread over `depth` x `stage_gpus` GPUs of one kind.
 
-    `activation_tokens` is the largest micro-batch, `logits_rows` the most rows that sample at
-    once: both are memory that must stay free of KV. `windows`: for so many requests the tokens of
-    sliding windows have room. `memory_utilization` is the share of a GPU's
-    nominal memory that the engine may use.
+    `activation_tokens` is the largest micro-batch, `logits_rows` the most rows that sample at once:
+    both are memory that must stay free of KV. `windows`: the number of requests with room for the
+    tokens of sliding windows. `memory_utilization` is the share of a GPU's nominal memory that the
+    engine may use.
 
     `expert_parallel`: the GPUs of a stage hold whole experts, not a slice of each. `data_parallel`
     > 1: a stage is as many groups of `tensor_parallel` GPUs, each with all of the model but the

@@ -103,7 +103,7 @@ def _defaults() -> dict[str, dict[str, Any]]:
 
 
 class _Config:
-    """A config.json that names itself and the key in every complaint."""
+    """A config.json; every error names the file and the key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "config.json" if path.is_dir() else path
@@ -243,7 +243,7 @@ def _other_layers(config: _Config) -> str:
 def _formats(
     config: _Config, shape: dict[str, Any], dtype: str | None, kv_dtype: str | None
 ) -> dict[str, Any]:
-    """Return the formats of weights, keys and values, of those that are not given anyhow."""
+    """Return the formats of weights, keys and values that the caller does not give."""
     said = config.get("quantization_config")
     found: dict[str, Any] = {}
     if dtype is None:
@@ -371,7 +371,7 @@ WINDOWED = {
 
 
 def _windows(config: _Config, family: str, layers: int) -> dict[str, Any]:
-    """Return the sliding window, and every which layer attends to all."""
+    """Return the sliding window, and n where every n-th layer attends to all tokens."""
     window, types = config.whole("sliding_window"), config.get("layer_types")
     if family not in WINDOWED:
         return {}

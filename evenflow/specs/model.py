@@ -2,7 +2,7 @@
 
 Knows parameter counts and KV bytes; no GPU, no seconds, no weights. Layers may be of several kinds
 (dense ones before a mixture's, sliding windows between global ones): `kinds` tells them apart, each
-as a model whose layers are all alike.
+as a model of identical layers.
 """
 
 import re
@@ -36,7 +36,7 @@ An NVFP4 name does not say whether attention is in it, so that needs the file.""
 
 
 class Split(NamedTuple):
-    """How many slices each expert is cut in, and over how many ranks experts are spread."""
+    """Number of slices each expert is cut in, and of ranks that experts are spread over."""
 
     slices: int
     ranks: int
@@ -62,11 +62,11 @@ class ModelSpec:
     a latent of `q_lora_rank` (0: none). A head compares `head_dim` values without position and the
     rotated ones, and yields `v_head_dim`.
 
-    `sliding_window` > 0: tokens attend to the last so many, except in every `full_every`-th layer
-    (0: in no layer), where they attend to all.
+    `sliding_window` > 0: tokens attend to that many last ones, except in every `full_every`-th
+    layer (0: in no layer), where they attend to all.
 
-    `mtp_layers` > 0: after its layers it has so many that predict further tokens; `mtp` is one.
-    `is_mtp`: it is such a module, which first projects a hidden state and a token's embedding, side
+    `mtp_layers` > 0: after its layers it has that many to predict further tokens; `mtp` is one.
+    `is_mtp`: it is that module, which first projects a hidden state and a token's embedding, side
     by side, to one (DeepSeek-V3, section 2.2). Its embedding and its head are the model's.
 
     `quantization`: the format of the layers' matrices, a name of `FORMATS`; "": the model's dtype.
@@ -353,7 +353,7 @@ class ModelSpec:
         return 2 * self.local_kv_heads(tensor_parallel) * self.head_dim
 
     def kv_bytes(self, tokens: int) -> int:
-        """Return the bytes that a request of so many tokens keeps: at most a window's a layer."""
+        """Return the bytes that a request of `tokens` tokens keeps: at most a window's a layer."""
         return sum(
             kind.kv_bytes_per_token(count) * min(tokens, kind.sliding_window or tokens)
             for kind, count in self.kinds().items()

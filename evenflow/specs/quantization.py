@@ -1,4 +1,4 @@
-"""Reads which formats a checkpoint says that its weights, keys and values are in.
+"""Read the formats of weights, keys and values that a checkpoint states.
 
 That is `quantization_config` of a config.json, or `quantization` of an hf_quant_config.json. One
 format for all layers is read; of what is left out of it, all of a mixture's attention. What is not
@@ -59,7 +59,7 @@ PROBES = {
 
 
 class _UnreadError(Exception):
-    """What of a quantisation is not read, in words, and the format that stands in, if known."""
+    """Unread part of a quantisation, in words, and the format that stands in, if known."""
 
     def __init__(self, words: str, stand_in: str = "") -> None:
         super().__init__(words)
@@ -133,7 +133,7 @@ def _require_whole(said: dict[str, Any], layers: int, found: str) -> None:
 
 
 def _layers_left_out(said: dict[str, Any], part: str, layers: int) -> int:
-    """Return of how many layers a part is named among what is left out; all, without a number."""
+    """Return the number of layers that leave a part out by name; all, where no number is given."""
     lists = [said.get(key) for key in ("ignore", "modules_to_not_convert", "exclude_modules")]
     names = [str(name) for names in lists if isinstance(names, list) for name in names]
     found = [name for name in names if MODULES[part].search(name) and "vis" not in name]
@@ -264,6 +264,6 @@ METHODS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def _nearest(said: dict[str, Any]) -> str:
-    """Return the format of FORMATS whose memory is nearest to what is not read."""
+    """Return the format of FORMATS nearest in memory to one that is not read."""
     text = json.dumps(said, default=str).lower()
     return next((dtype for pattern, dtype in STAND_INS if re.search(pattern, text)), PLAIN)

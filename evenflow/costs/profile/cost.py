@@ -1,7 +1,7 @@
 """Costs from a profile file: the operators measured on a device, interpolated.
 
 Knows what a prediction needs of a file, how operators make a layer, and the roofline's estimates of
-those that a file lacks (`fill: roofline`). Known error: decoding rows count with their mean
+operators that a file lacks (`fill: roofline`). Known error: decoding rows count with their mean
 context, and operators measured alone miss what they do to each other's caches.
 """
 
@@ -100,7 +100,7 @@ def profile_cost(
     name: str = "profile",
     with_all_reduces: bool = True,
 ) -> TableCost:
-    """Return the costs that a profile gives for a model on stages of so many layers.
+    """Return the costs that a profile gives for a model on stages of `layers_per_stage` layers.
 
     `fill` estimates the operators that the file lacks; without it a UsageError lists them.
     UsageError also when the file is for other layer shapes or another dtype, or has too few points.
@@ -255,7 +255,7 @@ def check_device(profile: Profile, gpu_name: str, name: str) -> None:
 
 
 class StageParts:
-    """What a layer and the ends are made of, of the file or from the fill."""
+    """Parts of a layer and of the ends, from the file or from the fill."""
 
     def __init__(
         self,

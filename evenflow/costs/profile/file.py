@@ -96,7 +96,7 @@ class Cells(NamedTuple):
 class ProfilePoint(NamedTuple):
     """One measured point: sizes (None where the operator has none of that kind), seconds, repeats.
 
-    `ranks`: the operator has the shape of one of so many tensor-parallel shards.
+    `ranks`: the operator has the shape of one of that many tensor-parallel shards.
     """
 
     operator: str

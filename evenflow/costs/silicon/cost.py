@@ -81,7 +81,7 @@ TensorRT-LLM does so in CUDA graphs, by default of up to 128 requests, here of f
 
 
 class TableSource(NamedTuple):
-    """Which tables stand for a GPU: those of `system`, measured on the GPU named `on`.
+    """Tables that stand for a GPU: those of `system`, measured on the GPU named `on`.
 
     `compute_share`: the arithmetic the GPU sustains, as a share of what its peak would give.
     `nvlink`: it has the links of the measured one, so its all-reduces are those measured.
@@ -250,7 +250,7 @@ def silicon_cost(
 
 
 class _Parts:
-    """What a layer and the ends take, from one set of tables, corrected for a derived GPU."""
+    """Seconds of a layer and of the ends, from one set of tables, corrected for a derived GPU."""
 
     def __init__(
         self,
@@ -311,7 +311,7 @@ class _Parts:
         return unmeasured(curve) if beyond or derived else curve.estimate
 
     def moving(self, bytes_each: float, kernels: int = 1) -> BySize:
-        """Return kernels that only move memory, so many bytes a token or row."""
+        """Return kernels that only move memory, `bytes_each` bytes per token or row."""
         launch_s = kernels * self.launch_s
         return unmeasured(lambda size: launch_s + size * bytes_each * self.per_byte_s)
 
@@ -328,7 +328,7 @@ class _Parts:
         return added([self.own(without=shared), experts, *self.all_reduces()])
 
     def own(self, without: Sequence[tuple[int, int]] = ()) -> BySize:
-        """Return what each token passes, but for some products."""
+        """Return the operators that every token passes, except some products."""
         model = self.model
         up = model.up_shape(self.ranks)  # in the tables of latent attention
         passed = [shape for shape in model.linear_shapes(self.ranks) if shape != up]
@@ -340,11 +340,11 @@ class _Parts:
         return added([*self.products(passed), self.moving(bytes_per_token, kernels)])
 
     def products(self, shapes: Sequence[tuple[int, int]]) -> list[BySize]:
-        """Return linear operators of a layer, those quantised that the model has so."""
+        """Return linear operators of a layer, quantised where the model's are."""
         return [self.product(shape, plain=not self.model.is_quantized(shape)) for shape in shapes]
 
     def all_reduces(self) -> list[BySize]:
-        """Return those of the attention and of what MLP the ranks have for themselves."""
+        """Return the all-reduces of the attention and of the ranks' own MLP."""
         if self.ranks == 1:
             return []
         apart = self.model.num_experts > 0 and self.deployment.data_parallel > 1
@@ -425,7 +425,7 @@ class _Parts:
         return wider
 
     def all_reduce(self, ranks: int) -> BySize:
-        """Return one all-reduce of so many ranks against bytes."""
+        """Return one all-reduce of `ranks` ranks against bytes."""
         fabric = self.fabric
         if fabric is not None:
             return unmeasured(lambda size_bytes: fabric.all_reduce_s(size_bytes, ranks))

@@ -247,7 +247,7 @@ def _prompt_lines(
 ) -> list[tuple[int, Mapping[int, float]]]:
     """Return (heads, times) of the other configurations to interpolate over, in order.
 
-    Those with the same (or nearest) KV heads, or, for as many KV heads as heads, those that are so.
+    These have the same (or nearest) KV heads or, for as many KV heads as heads, as many too.
     """
     count, kv_heads = heads
     chosen = [pair for pair in context if pair[0] == pair[1]]
@@ -259,7 +259,7 @@ def _prompt_lines(
 
 
 def measured_kv_heads(generation: Mapping[Heads, object], heads: Heads) -> int:
-    """Return the KV heads whose decode steps stand for those of `heads`: theirs, or fewer.
+    """Return the KV heads measured in decode steps that stand for `heads`: the same, or fewer.
 
     Only numbers that were measured with several numbers of heads can be interpolated over.
     """
@@ -431,7 +431,7 @@ def read_latent(
 
 
 def _less_products(heads: int, product: Callable[[int, int], ByTokens]) -> ByTokens:
-    """Return what a module takes for its products, below 0, as they are counted apart."""
+    """Return the seconds of a module's products, negated, as they are counted apart."""
     shapes = (
         (HIDDEN, QUERIES + LATENT + ROTATED),
         (QUERIES, heads * (KEY + ROTATED)),

@@ -55,15 +55,15 @@ class ExpertShape(NamedTuple):
     experts_per_token: int
 
     def rows(self, tokens: int) -> float:
-        """Return the rows that an expert has of so many tokens, on average."""
+        """Return the rows that an expert has of `tokens` tokens, on average."""
         return tokens * self.experts_per_token / self.num_experts
 
 
 class ExpertLayer(NamedTuple):
     """A layer of experts: its shape and format as measured.
 
-    `times[slices, ranks][tokens]`: seconds on the busiest rank where each expert is cut in so many
-    slices and the experts are spread over so many ranks; tokens of all of these ranks together.
+    `times[slices, ranks][tokens]`: seconds on the busiest rank where each expert is cut in `slices`
+    slices and the experts are spread over `ranks` ranks; tokens of all of these ranks together.
     """
 
     shape: ExpertShape
@@ -126,7 +126,7 @@ def load_tables(
 ) -> SiliconTables:
     """Read the tables of one GPU and framework; `version` None takes the newest of each operator.
 
-    `window`: of attention to so many tokens.
+    `window`: the number of tokens that attention reaches.
 
     All-reduce is measured for other versions than the rest: the named one where there is, else the
     newest. UsageError lists what there is.
@@ -178,7 +178,7 @@ def each_product(
 
 
 def without_host(blocks: Products, plain: Products) -> Products:
-    """Return FP8 products with a scale a block, without those that waited for the host.
+    """Return FP8 products with a scale a block, without those measured while waiting for the host.
 
     vLLM's were measured as they are launched one by one: below some size all take as long as the
     smallest, 57 us on H200 and 155 on B200, where SGLang's and TensorRT-LLM's tables have 10 for
@@ -219,7 +219,7 @@ def _scales(gemm: Path) -> dict[int, dict[int, float]]:
 
 
 def _least(gemm: Products) -> dict[int, float]:
-    """Return m -> seconds of the fastest product of so many rows."""
+    """Return m -> seconds of the fastest product of m rows."""
     least: dict[int, float] = {}
     for by_k in gemm.values():
         for by_m in by_k.values():
@@ -282,7 +282,7 @@ def rows_of(
 def calm(times: Mapping[int, float]) -> dict[int, float]:
     """Return size -> seconds without hiccups of the benchmark.
 
-    What takes more than twice as long as the next smaller and the next larger size is one: 2,200
+    A size that takes more than twice as long as the next smaller and the next larger is one: 2,200
     of 4.6 million points of A100, H100, H200, B200 and L40S, some a hundred times too long. It
     counts as the longer of the two.
     """
@@ -472,7 +472,7 @@ NAMES = {"mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4"), "fp8": ("fp8", "fp8_block
 
 
 class Wanted(NamedTuple):
-    """Which measurements of experts are meant: a format, a load, and part of a kernel's name.
+    """A selection of expert measurements: a format, a load, and part of a kernel's name.
 
     Where a kernel is named, the newest tables that have it count, and of the weight-only formats of
     four bits any.

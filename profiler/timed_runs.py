@@ -1,8 +1,8 @@
 """Timed runs of micro-batches: taken in rounds, kept on disk as they come, made into points.
 
 Every shape is run once a round, in a new order each round, until time is up. Time between marks is
-told on the CPU by a clock, of CPU time or of the wall, on CUDA by events; torch is imported only
-there. Knows a subject that runs shapes; no model and no profile file.
+measured on the CPU by a clock, of CPU time or of the wall, on CUDA by events; torch is imported
+only there. Knows a subject that runs shapes; no model and no profile file.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ Key = tuple[str, int | None, int | None, int | None]
 
 
 class TimedRun(NamedTuple):
-    """One timed run: of which shape, the seconds by operator, and the seconds it took in all.
+    """One timed run: its shape, the seconds by operator, and the seconds in all.
 
     `disturbed`: other processes had the CPU meanwhile.
     """
@@ -207,7 +207,7 @@ class ProfileJournal:
         return plain_sum(run.wall_s for run in self.runs)
 
     def decide(self, **plan: Any) -> None:
-        """Keep what was decided for all later starts."""
+        """Keep a plan for all later starts."""
         self.plan.update(plan)
         self._write({"plan": plan})
 
@@ -270,7 +270,7 @@ Progress = Callable[[float, float], None]
 
 
 class Subject(Protocol):
-    """What is measured: a stage of some model on some device."""
+    """A measured stage of some model on some device."""
 
     def prepare(self, shape: Shape, rng: np.random.Generator) -> Callable[[Mark], None]:
         """Return a run of a micro-batch, with fresh random inputs, that marks its operators."""
@@ -383,7 +383,7 @@ def stage_s(seconds: Mapping[str, float]) -> float:
 
 
 def marks_share(by_shape: Mapping[Shape, Sequence[TimedRun]]) -> float:
-    """Return by what share a stage takes longer for being marked: the median over the shapes."""
+    """Return the share by which marks lengthen a stage: the median over the shapes."""
     shares = []
     for runs in by_shape.values():
         marked, whole = (
@@ -395,7 +395,7 @@ def marks_share(by_shape: Mapping[Shape, Sequence[TimedRun]]) -> float:
 
 
 def by_marks(runs: Sequence[TimedRun]) -> tuple[list[TimedRun], list[TimedRun]]:
-    """Return the runs whose operators were marked, and the others."""
+    """Return the runs with marked operators, and the others."""
     marked = [run for run in runs if STAGE not in run.seconds]
     return marked, [run for run in runs if STAGE in run.seconds]
 

@@ -50,7 +50,7 @@ class _Sent(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """When the driver heard of things, in seconds of the run.
+    """When the driver received messages, in seconds of the run.
 
     `admitted_s`: of each request, in order of arrival; `freed_s`: of each micro-batch, that stage 0
     has computed it (nothing with a single stage); `returned_s`: that it is back.
@@ -180,7 +180,7 @@ class Driver:
         take_turns(self)
 
     def hear(self, messages: list[Message], now_s: float) -> None:
-        """Apply what has come at an instant."""
+        """Apply the messages that have come at an instant."""
         self._check_alive(messages, now_s)
         for message in messages:
             self._apply(message, now_s)
@@ -207,7 +207,7 @@ class Driver:
             self._left(1)
 
     def let_in(self, now_s: float) -> None:
-        """Let in who is due, and let go who has left."""
+        """Admit due requests, and abort those of clients that left."""
         while (request := self._front.due(now_s)) is not None:
             self.admit(request, now_s)
         for request_id in self._front.withdrawn():
@@ -225,7 +225,7 @@ class Driver:
         self.stops = True
 
     def quit(self) -> None:
-        """Leave `run` at once, whatever is in the pipeline."""
+        """Leave `run` at once, even with micro-batches in the pipeline."""
         self._quits = True
 
     def abandon(self, reason: str) -> None:
@@ -236,12 +236,12 @@ class Driver:
 
     @property
     def drivers(self) -> list[Driver]:
-        """Itself: it needs no others."""
+        """The drivers of the system: itself alone."""
         return [self]
 
     @property
     def num_done(self) -> int:
-        """Requests that need nothing more: finished, aborted or rejected."""
+        """Number of requests that finished, were aborted or rejected."""
         return self._recorder.num_done
 
     @property
@@ -251,7 +251,7 @@ class Driver:
 
     @property
     def heard(self) -> Heard:
-        """When it heard of what it answered, once `run` has ended."""
+        """When the driver received what it answered, once `run` has ended."""
         return Heard(*map(self._recorder.column, Heard._fields))
 
     @property
@@ -288,7 +288,7 @@ class Driver:
 
     @property
     def next_s(self) -> float:
-        """When there is something to do beside listening, as far as is known."""
+        """When the next thing beside listening is due, as far as is known."""
         times = (self._front.next_s, self._wake_at_s)
         return min((at_s for at_s in times if at_s is not None), default=float("inf"))
 
@@ -335,7 +335,7 @@ class Driver:
         self._left(len(sequences))
 
     def _hand_out(self, request_ids: abc.Sequence[int], tokens: abc.Sequence[int]) -> list[int]:
-        """Give everyone the token that came; return the requests that end with it."""
+        """Give each request its token; return the requests that end with it."""
         stopped = [] if self._book is None else self._book.sampled(request_ids, tokens)
         if (on_token := self._on_token) is not None:
             pairs = zip(request_ids, tokens, strict=True)
@@ -363,7 +363,7 @@ class Driver:
         self._changed = True
 
     def wake(self, at_s: float) -> None:
-        """A policy asks to be asked again at that time; the loop calls it."""
+        """Note that a policy wants to be asked again at that time; the loop calls it."""
         self._wake_at_s = at_s
 
 
@@ -389,10 +389,10 @@ class System(Protocol):
 
 
 def take_turns(system: System) -> None:
-    """Serve by one thread until nothing is left to do, or, once the system stops, on its way.
+    """Serve by one thread until nothing is left to do or, once the system stops, in flight.
 
-    An instant is over when all drivers have heard what has come to them, and the system has let in
-    who is due; and when what they decide has changed nothing for another.
+    An instant is over when all drivers have read their messages, the system has admitted the due
+    requests, and no decision has changed anything for another driver.
     """
     drivers = first, *others = system.drivers
     for other in others:
@@ -463,11 +463,11 @@ class Replicas:
 
     @property
     def num_done(self) -> int:
-        """Requests that need nothing more: finished or rejected."""
+        """Number of requests that finished or were rejected."""
         return sum(driver.num_done for driver in self.drivers)
 
     def let_in(self, now_s: float) -> None:
-        """Give who is due to the drivers that the router chooses."""
+        """Pass due requests to the drivers that the router chooses."""
         while (request := self._front.due(now_s)) is not None:
             self._choose(request).admit(request, now_s)
 

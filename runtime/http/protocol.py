@@ -51,7 +51,7 @@ WITHOUT_EFFECT_IN_CHATS: Mapping[str, tuple[Any, ...]] = {
 
 
 class Strict(BaseModel):
-    """What takes nothing that it does not know, and no word for a number."""
+    """A model that refuses unknown parameters, and text in place of numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -67,7 +67,7 @@ class StreamOptions(Strict):
 
 
 class CompletionBody(Strict):
-    """What the bodies of both kinds of call have.
+    """The parameters that both kinds of call share.
 
     `ignore_eos`, `top_k` and `priority` are as vLLM has them. An answer's id begins with `prefix`;
     `names` are those of a whole answer and of a chunk of a stream. `opening`: what a choice of a
@@ -163,7 +163,7 @@ class CompletionBody(Strict):
         return {"text": text}
 
     def most_tokens(self, room: int) -> int:
-        """Return how many tokens an answer may have, of those that there is `room` for."""
+        """Return how many tokens an answer may have, at most `room`."""
         raise NotImplementedError
 
     def prompt_ids(self, codec: Codec) -> list[list[int]]:

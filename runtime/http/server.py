@@ -1,8 +1,8 @@
 """The HTTP server: OpenAI's completions and chats, /health and /metrics, by FastAPI.
 
-A process of its own, at one end of a channel whose other end has the driver; it does not outlive
-that. Knows HTTP, how many connections there may be and how long a request may be on its way; no
-pages and no policy: tokens, text and their order come from `evenflow.runtime.http.answers`.
+A process of its own, connected to the driver by a channel; it does not outlive the driver. Knows
+HTTP, how many connections there may be and how long a request may be on its way; no pages and no
+policy: tokens, text and their order come from `evenflow.runtime.http.answers`.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _add_errors(app: FastAPI) -> None:
 
 
 def _routes(app: FastAPI) -> list[str]:
-    """Return what there is to call: POST /v1/completions, and so on."""
+    """Return the routes: POST /v1/completions, and so on."""
     ours = [route for route in app.routes if isinstance(route, APIRoute)]
     return [f"{way} {route.path}" for route in ours for way in sorted(route.methods or ())]
 
@@ -284,7 +284,7 @@ def _first_of(error: RequestValidationError) -> ServiceError:
 class BodyLimits:
     """An ASGI application whose requests' bodies have limits: 413 above one, 408 above the other.
 
-    `failure` says why nothing is served any more, None while it is: then nobody waits for a body.
+    `failure` says why serving has stopped, None while it goes on: once stopped, no body is awaited.
     After its body, a request may last as long as its answer takes.
     """
 
@@ -320,9 +320,9 @@ class BodyLimits:
 
 
 class AllowedHosts:
-    """An ASGI application that only answers where it is called by one of its names: 400 elsewhere.
+    """An ASGI application that answers only to its own host names: 400 elsewhere.
 
-    A page of a stranger's, whose name leads to this address (DNS rebinding), still calls it by that
+    A foreign page with a name that leads to this address (DNS rebinding) still calls it by that
     name. Addresses of loopback are ours, and all where the server listens on all (`hosts` has
     0.0.0.0 or ::). Starlette's own knows no IPv6 in its older versions, and answers in plain text.
     """
@@ -430,7 +430,7 @@ class FewerWords(logging.Filter):
 
 
 def serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -> None:
-    """Be the process of a server on a bound socket until the driver says "exit", or is gone."""
+    """Run a server's process on a bound socket until the driver says "exit", or is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they are the driver's to hear
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
@@ -481,7 +481,7 @@ class HttpServer(uvicorn.Server):
         self._channel.send_bytes(b'["started"]')
 
     def _hear(self) -> None:
-        """Apply what the driver says; when it is gone, so is this server, and says so."""
+        """Apply the driver's messages; when the driver is gone, log that and stop."""
         try:
             while self._channel.poll():
                 for name, *values in json.loads(self._channel.recv_bytes()):

@@ -30,9 +30,9 @@ UNFINISHED = "\ufffd"
 class Codec:
     """Both ways between text and tokens; UsageError if the file at `path` is no tokenizer.json.
 
-    Without one, and for tokens that are `made_up` whatever reads the prompts, a token is written as
-    its number and a space, so that a client can read back what it got. `end_ids` end an output and
-    are no text. The model knows token ids below `vocab_size` (None: any).
+    Without one, and for `made_up` tokens, however prompts are read, a token is written as its
+    number and a space, so that a client can read back what it got. `end_ids` end an output and are
+    no text. The model knows token ids below `vocab_size` (None: any).
     """
 
     def __init__(

@@ -105,7 +105,7 @@ def _from(start: int, stop: int, per_doubling: float) -> list[int]:
 
 
 def _token_axis(limits: Limits, level: int, tiles: Sequence[int]) -> Iterable[int]:
-    """Return numbers of tokens; tile edges of twice the tile are left to it.
+    """Return numbers of tokens: a ladder, and tile edges, of smaller tiles only odd multiples.
 
     So a step there tells one tile from the next.
     """

@@ -186,7 +186,7 @@ class Driver:
             self._apply(message, now_s)
 
     def is_due(self, now_s: float) -> bool:
-        """Say whether anything happened at this instant, so that the policy is to be asked."""
+        """Say whether anything happened at this instant, which makes the policy due."""
         return self._changed or (self._wake_at_s is not None and self._wake_at_s <= now_s)
 
     def decide(self, now_s: float) -> None:
@@ -197,7 +197,7 @@ class Driver:
         self._loop.settle(now_s)
 
     def admit(self, request: Request, now_s: float) -> None:
-        """Take an arrival."""
+        """Admit an arrived request."""
         self._changed = True
         self._noted["admitted_s"].append(now_s)
         reason = self._loop.admit(request)
@@ -306,7 +306,7 @@ class Driver:
     # -- an instant: what happened, then what to send -------------------------------------------
 
     def _apply(self, message: Message, now_s: float) -> None:
-        """Take note of a message."""
+        """Apply a message."""
         if isinstance(message, Returned):
             self._take_back(message, now_s)
         elif isinstance(message, Free):
@@ -359,7 +359,7 @@ class Driver:
             self._on_done(self.num_done)
 
     def changed(self, now_s: float) -> None:
-        """Something happened: ask when all that has happened is applied; the loop calls it."""
+        """Note a change: the policy is asked once all messages are applied; the loop calls it."""
         self._changed = True
 
     def wake(self, at_s: float) -> None:
@@ -368,7 +368,7 @@ class Driver:
 
 
 class System(Protocol):
-    """What `drivers` serve together; a single one is its own."""
+    """What `drivers` serve together; a single driver is its own system."""
 
     @property
     def drivers(self) -> abc.Sequence[Driver]: ...
@@ -419,10 +419,9 @@ def take_turns(system: System) -> None:
 
 
 class Replicas:
-    """Pipelines of one kind, each with its driver: the requests of a world go where its router
-    says.
+    """Pipelines of one kind, each with its driver: the world's router distributes the requests.
 
-    `drives` make the drivers, given the front that they share and what hears of requests done.
+    `drives` make the drivers, given the front that they share and a callback for finished requests.
     """
 
     def __init__(

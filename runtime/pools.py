@@ -25,7 +25,7 @@ _Call = tuple[float, int, Callable[[float], None]]
 
 
 class Timers:
-    """Calls that are due at times of the run."""
+    """Calls scheduled for times of the run."""
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
@@ -56,7 +56,7 @@ def _due_s(calls: list[_Call]) -> float:
 
 
 class PoolDriver(Driver):
-    """The driver of one pool of a `system`: what it has computed may go on elsewhere."""
+    """The driver of one pool of a `system`: its requests may continue in another pool."""
 
     def __init__(self, *args: Any, system: PooledDriver, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -66,11 +66,11 @@ class PoolDriver(Driver):
         self._system = system
 
     def record(self, seq: decodes.Sequence) -> None:
-        """Count a request among those that this pool served."""
+        """Count a request as served by this pool."""
         self._recorder.finish([seq])
 
     def adopt(self, request_id: int, now_s: float) -> None:
-        """Go on with a request whose KV is here, and tell the workers of its pages."""
+        """Continue a request after its KV has arrived, and tell the workers of its pages."""
         self.engine.adopt(request_id)
         self._writer.adopt(self.engine.queues.live[request_id])
 
@@ -80,12 +80,12 @@ class PoolDriver(Driver):
         super().changed(now_s)
 
     def decide(self, now_s: float) -> None:
-        """Ask the policy; what waited here, and went first, may be in now."""
+        """Ask the policy; requests that waited here first may be admitted now."""
         super().decide(now_s)
         self._system.poke(now_s)
 
     def note_admitted(self, now_s: float) -> None:
-        """An arrival was seen."""
+        """Note that an arrival was seen."""
         self._noted["admitted_s"].append(now_s)
 
     def finished(self, sequences: list[decodes.Sequence], now_s: float) -> None:
@@ -94,7 +94,7 @@ class PoolDriver(Driver):
         self._system.finished(self, sequences, now_s)
 
     def _hand_out(self, request_ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Give everyone the token that came, but for those that compute it again."""
+        """Give each request its token, except requests that compute it again."""
         pairs = zip(request_ids, tokens, strict=True)
         kept = [pair for pair in pairs if not self.engine.is_lost(pair[0])]
         return super()._hand_out(*zip(*kept, strict=True)) if kept else []
@@ -165,7 +165,7 @@ class PooledDriver(Pools):
         return min(self._timers.next_s, float("inf") if due_s is None else due_s)
 
     def let_in(self, now_s: float) -> None:
-        """Let in who is due, and make the calls that are."""
+        """Admit due requests, and make due calls."""
         entered = False
         while (request := self._front.due(now_s)) is not None:
             entered = True
@@ -177,7 +177,7 @@ class PooledDriver(Pools):
         self._timers.run_due(now_s)
 
     def poke(self, now_s: float) -> None:
-        """A pool has decided: KV may set out at this same instant."""
+        """Start transfers of KV that a pool's decision allows, at this same instant."""
         self.transfers.poke(now_s)
         self._timers.run_due(now_s)
 

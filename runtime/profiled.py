@@ -1,4 +1,4 @@
-"""What a profiler measures of the runtime: a stage whose operators are marked, and a pipeline."""
+"""What a profiler measures of the runtime: a stage with marked operators, and a pipeline."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from evenflow.specs.model import ModelSpec
 
 
 class TimedStage:
-    """Run shapes on a stage that has both the embedding and the LM head.
+    """Runs shapes on a stage that has both the embedding and the LM head.
 
     `kv_tokens`: the most that the rows of one shape hold in the KV pages together. The pages hold
     random values, and every run gets other tokens in other pages.

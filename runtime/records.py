@@ -1,4 +1,4 @@
-"""What a real run keeps on disk while it is served, and the results that are made of it.
+"""Files that a real run keeps while serving, and the results made from them.
 
 Of a run that was killed, `recover` makes the files that it would have written, had it ended when it
 last kept something. Serves nothing.
@@ -49,8 +49,8 @@ FACTS = ("max_in_flight", "total_pages", "page_tokens", "prefix_cache")
 class Records:
     """The journal, the tokens and the blocks of a run in a scratch folder, all flushed together.
 
-    It is the `Blocks` of the run's driver, which appends one each second. `on_loss` hears of a file
-    that cannot be kept.
+    It is the `Blocks` of the run's driver, which appends one each second. `on_loss` is called for a
+    file that cannot be kept.
     """
 
     def __init__(self, folder: Path, job: Job, on_loss: Callable[[str], None]) -> None:
@@ -84,7 +84,7 @@ class Records:
         return _Part(self, name) if name else self
 
     def append(self, block: Block) -> None:
-        """Put a block on disk, and what the journal has so far, and tokens of who has ended."""
+        """Write a block, the journal so far, and the tokens of finished requests to disk."""
         assert self._blocks is not None
         for journal in self._journals:
             journal.flush()

@@ -100,8 +100,8 @@ class ServedRun:
 
     `failure`: why it ended early, None if it did not; `interrupted`: because the user asked for it.
     `unfinished` requests have no result. `driver_s`: the driver's own seconds on each micro-batch;
-    `heard`: when it heard of what it answered. `free_pages` were free at the end. `pipelines`:
-    what each replica, or pool, came to.
+    `heard`: when it received what it answered. `free_pages` were free at the end. `pipelines`: what
+    each replica, or pool, came to.
     """
 
     result: RunResult
@@ -238,7 +238,7 @@ def _served(
     ends: tuple[float, str | None, bool],
     unfinished: int,
 ) -> ServedRun:
-    """Return what drivers came to, whose `result` is of all of them."""
+    """Return what the drivers came to; `result` is of all of them."""
     from evenflow.runtime.driver import Heard
 
     driver_s = np.concatenate([driver.driver_s for driver in drivers])

@@ -52,7 +52,7 @@ BEAT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a worker stands: its stage of `depth`, the page pool, the folder of the sockets.
+    """A worker's place: its stage of `depth`, the page pool, the folder of the sockets.
 
     It is one of the `ranks` of its stage. Each hands on to that of its rank in the next stage; the
     first speaks for all.
@@ -115,9 +115,9 @@ class Worker(Protocol):
 
 @runtime_checkable
 class KvHolder(Protocol):
-    """What holds keys and values that another pool goes on with; another thread calls it.
+    """A holder of keys and values for another pool; called from another thread.
 
-    `read_kv` returns those that a message names, `write_kv` puts them where one says.
+    `read_kv` returns the keys and values that a message names, `write_kv` stores those of one.
     """
 
     def read_kv(self, move: Move) -> bytes: ...
@@ -201,7 +201,7 @@ class _Intake(threading.Thread):
                     return
 
     def _take(self, message: Message, received_s: float, data: list[bytes]) -> bool:
-        """Put what a message says where it is waited for; return whether there may be another."""
+        """Pass a message on to its reader; return whether another may follow."""
         if data and isinstance(message, (Step, Activation)):
             self.work.put((message, data[0]))
         elif isinstance(message, Step):
@@ -261,7 +261,7 @@ class _Outlet:
     def hand_on(
         self, batch_id: int, done: Executed, activation: Activation | None, *step: bytes
     ) -> None:
-        """Send what came out of a micro-batch, and its step, to whoever waits for it."""
+        """Send a micro-batch's results, and its step, to the next stage or the driver."""
         before = [] if activation is None else activation.times
         times = [*before, done.available_s, done.start_s, done.end_s]
         if self._place.is_last:
@@ -280,14 +280,14 @@ class _Outlet:
 
 
 def run_process(stages: Sequence[tuple[Place, WorkerSettings]]) -> None:
-    """Be these stages until the driver says stop or is gone. The entry point of a process."""
+    """Run these stages until the driver says stop or is gone. The entry point of a process."""
     end_with_parent(stages[0][0].folder)
     run_stages(stages)
     os._exit(0)  # all is closed; to take torch apart would take a second
 
 
 def run_stages(stages: Sequence[tuple[Place, WorkerSettings]]) -> None:
-    """Be these stages, a thread each, until the driver says stop."""
+    """Run these stages, a thread each, until the driver says stop."""
     threads = [threading.Thread(target=run_worker, args=stage, daemon=True) for stage in stages[1:]]
     for thread in threads:
         thread.start()
@@ -297,7 +297,7 @@ def run_stages(stages: Sequence[tuple[Place, WorkerSettings]]) -> None:
 
 
 def run_worker(place: Place, settings: WorkerSettings) -> None:
-    """Be a stage until the driver says stop."""
+    """Run a stage until the driver says stop."""
     context: Context = zmq.Context()
     outlet = _Outlet(context, place)
     try:

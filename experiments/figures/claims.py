@@ -105,7 +105,7 @@ def published_value(claim_id: str) -> Any:
 
 
 def load_misses() -> dict[str, str]:
-    """Return, by claim, the sentence that says why ours is apart from the paper's."""
+    """Return, by claim, why our value differs from the paper's, as a sentence."""
     return dict(yaml.safe_load(MISSES.read_text(encoding="utf-8")) or {})
 
 
@@ -219,7 +219,7 @@ def _value(table: pd.DataFrame, query: Query) -> float:
 
 
 def _means(table: pd.DataFrame, query: Query, where: Mapping[str, Any]) -> pd.Series[float]:
-    """Return means over the seeds of what is taken, by the axes of which nothing is said.
+    """Return means over the seeds of the queried column, by the axes that the query leaves open.
 
     Of a table without seeds, an axis is what is no fraction.
     """

@@ -1,4 +1,4 @@
-"""What texts of a figure's file stand for: formulas over columns, words with numbers in braces.
+"""Texts of a figure's file: formulas over columns, and words with numbers in braces.
 
 A file is data. A text is read part by part, and what is not listed here is refused by a line: no
 attribute, no call, no power, nothing longer than a person writes.

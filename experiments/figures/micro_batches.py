@@ -1,7 +1,7 @@
-"""The tables of single micro-batches: what they cost by size, part and layout, without a run.
+"""The tables of single micro-batches: costs by size, part and layout, without a run.
 
-Knows which micro-batches a figure asks for and what of their costs is told; the picture and the
-claims are in the figure's YAML.
+Knows a figure's micro-batches and which of their costs it shows; the picture and the claims are in
+the figure's YAML.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ FREE = {
 
 
 def communication(study: FigureStudy) -> pd.DataFrame:
-    """Time a prompt on 1, 2, 4 ... GPUs: all of it, and what goes when messages are free."""
+    """Time a prompt on 1, 2, 4 ... GPUs: in all, and the part that free messages would save."""
     rows = []
     lengths = sorted({study.numbers["tokens"], *study.numbers["all_tokens"]})
     for (pair, keys), count in product(pairs(study).items(), study.gpu_counts):

@@ -364,7 +364,7 @@ def _panels(
 
 
 def _width(panel: Panel, rows: pd.DataFrame) -> float:
-    """Return inches: those asked for, or what the bars and the words under them need."""
+    """Return the width in inches: as given, or as bars and the words under them need."""
     if panel.kind != "bars":
         return panel.width
     groups = _across(panel, rows).unique()
@@ -405,7 +405,7 @@ def _in_words(given: Keys, numbers: Words, key: str) -> dict[str, Any]:
 
 
 def _across(panel: Panel, rows: pd.DataFrame) -> pd.Series:
-    """Return what is across of each row: a value, or the words of several columns."""
+    """Return each row's place across: a value, or the words of several columns."""
     if isinstance(panel.x, str):
         return rows[panel.x]
     return rows[panel.x].astype(str).agg("\n".join, axis=1)
@@ -435,7 +435,7 @@ def _curves(panel: Panel, rows: pd.DataFrame, numbers: Words) -> Iterator[PanelL
 
 
 def _written(write: str | None, means: pd.DataFrame, heights: pd.Series) -> Iterator[str]:
-    """Yield what is written at each of the places across, of the height there or of columns."""
+    """Yield the words at each place across, from the height there or from columns."""
     for row, height in zip(means.to_dict("records"), heights, strict=True):
         words = (
             ""
@@ -550,7 +550,7 @@ def _finish_bars(axes: Axes, panel: Panel, curve: PanelLine, places: Any) -> Non
 
 
 def _failure(rows: pd.DataFrame) -> str:
-    """Return in a word or two why runs have no value."""
+    """Return why runs have no value, in a word or two."""
     told = rows.reindex(columns=["error", "status"]).astype(object)
     if any("does not fit" in str(error) for error in told["error"].dropna()):
         return "OOM"

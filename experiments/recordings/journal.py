@@ -1,4 +1,4 @@
-"""What journals of every engine have in common: a file of events, and how far ours are equal."""
+"""Shared parts of all engines' journals: a file of events, and how far ours are equal."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RequestTimes(NamedTuple):
 class Replayer:
     """Feeds the events of a journal to the Batcher of a world, and compares what it answers.
 
-    The micro-batches travel first in, first out. `times` are those that the journal's clock gives.
+    The micro-batches travel first in, first out. `times` come from the journal's clock.
     """
 
     def __init__(self, form: Form, world: World) -> None:
@@ -78,7 +78,7 @@ class Replayer:
         self.times: dict[int, RequestTimes] = {}
 
     def feed(self, event: Event, now_s: float) -> str | None:
-        """Hand on an event; return what is not as recorded, or None."""
+        """Apply an event; return what is not as recorded, or None."""
         if event["kind"] == "add":
             return self.batcher.add(self._requests[event["id"]])
         if event["kind"] == "ask":
@@ -111,7 +111,7 @@ class Replayer:
 
 
 def replay(path: Path, form: Form, scheduler: str | None = None) -> ReplayOutcome:
-    """Replay a journal through the policy `scheduler`, or that which its settings mean.
+    """Replay a journal through the policy `scheduler`, by default that of its settings.
 
     What a journal of equal steps took on a virtual clock is simulated too, and compared to 1 ns.
     UsageError for a file that cannot be read, or settings that are not modelled.
@@ -132,7 +132,7 @@ def replay(path: Path, form: Form, scheduler: str | None = None) -> ReplayOutcom
 
 
 def replayed(events: Sequence[Event], replayer: Replayer) -> ReplayOutcome:
-    """Hand on what follows a journal's `config` until something is not as recorded."""
+    """Feed the events after a journal's `config` until something is not as recorded."""
     steps = sum(event["kind"] == "ask" for event in events)
     step = 0
     for number, event in enumerate(events[1:]):

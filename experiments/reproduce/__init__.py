@@ -93,8 +93,8 @@ class Entry:
     def files(self, folder: Path) -> list[Path]:
         """Return the files below a folder, of the first pattern that has any.
 
-        The shared folder keeps measured runs in `measured`; who has only this entry's files may
-        give their own folder.
+        The shared folder keeps measured runs in `measured`; a folder with only this entry's files
+        will do, too.
         """
         for pattern in self.keys.files:
             for below in (pattern, f"measured/{pattern}", pattern.rpartition("/")[2]):
@@ -115,13 +115,13 @@ class Entry:
         )
 
     def others(self, folder: Path) -> list[Path]:
-        """Return those files below a folder that are none of those that the catalogue has read."""
+        """Return this entry's files below a folder that its `sha256` does not have."""
         known = set(self.keys.sha256.values())
         files = self.files(folder)
         return [f for f in files if hashlib.sha256(f.read_bytes()).hexdigest() not in known]
 
     def where_from(self) -> str:
-        """Say where the data is to be had."""
+        """Say where to get the data."""
         return f"it is at {self.keys.source.words()}, to be given with --data DIR"
 
 
@@ -182,7 +182,7 @@ class MeasuredCase(NamedTuple):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Which engine on what, for tables."""
+        """The engine and its hardware, for tables."""
         config = self.config
         name = "-" if self.config.gpu is None else gpu(self.config.gpu).name
         engine = self.entry.keys.engine or self.measured.facts.get("engine", "-")
@@ -197,7 +197,7 @@ class MeasuredCase(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Reproduced(Shown):
-    """What came of measured runs.
+    """The results of reproducing measured runs.
 
     `table` has a row a run and metric: `measured`, `simulated` and `ideal` (with no CPU time), each
     with its `error`, the `goal` for it, and the `spread` of what was measured, as shares; NaN where
@@ -334,7 +334,7 @@ def cases_of(
 
 
 def _warm(case: MeasuredCase, traces: Mapping[str, Path]) -> MeasuredCase:
-    """Return a case after those runs of its entry's sequence that were before it.
+    """Return a case preceded by the earlier runs of its entry's sequence.
 
     A rate that was not given is that of the slowest given one, with its arrivals so much faster:
     the client draws the same gaps at every rate. Lengths differ by a few tokens from run to run.

@@ -1,12 +1,12 @@
 """Find the CPU time of an engine from a benchmark's results: the constants of a `runtime`.
 
-A deployment is known (RUN.yaml) and what it was measured to do (the results); the constants are
-those with which the simulation comes nearest to the TTFT and TPOT measured. A Gauss-Newton search
-over log(simulated / measured), none of the constants below 0; large deviations count less (soft
-L1). A simulation is not smooth, as each change makes other micro-batches: slopes are those of a
-plane through all that was tried nearby. Intervals are those of least squares whose deviations
-differ in size (White 1980). A constant that the results cannot tell is left out, and said so. Knows
-no form of results and no command line.
+Given are a deployment (RUN.yaml) and its measurements (the results); the constants are those with
+which the simulation comes nearest to the TTFT and TPOT measured. A Gauss-Newton search over
+log(simulated / measured), none of the constants below 0; large deviations count less (soft L1). A
+simulation is not smooth, as each change makes other micro-batches: slopes are those of a plane
+through all that was tried nearby. Intervals are those of least squares whose deviations differ in
+size (White 1980). A constant that the results cannot tell is left out, and said so. Knows no form
+of results and no command line.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ Asking: TypeAlias = Generator[Sequence[Variant], list[Trial], Answer]
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A constant in seconds, and how far it may be off both ways, at 95 %; None: cannot be told."""
+    """A constant in seconds, and how far it may be off both ways, at 95 %; None: undetermined."""
 
     name: str
     value: float
@@ -245,7 +245,7 @@ def _queues(run: MeasuredRun) -> bool:
 
 
 class CalibrationTarget:
-    """What a measured run says: TTFT by length of the prompt, TPOT by load, to compare with.
+    """A measured run's values to compare with: TTFT by length of the prompt, TPOT by load.
 
     Requests are put into groups, as the latencies of a single one are a matter of luck: TTFT is the
     group's geometric mean, TPOT that of all its tokens. Of a run of which only means are known,
@@ -363,7 +363,7 @@ class Plane(NamedTuple):
 class Fit:
     """A search for the constants; `kept` are keys of the runtime that stay as they are.
 
-    `left_out` are the positions in CONSTANTS of those that are not looked for, or cannot be told.
+    `left_out` are the positions in CONSTANTS of constants not searched, or not determined.
     """
 
     targets: Sequence[Compared]
@@ -509,7 +509,7 @@ class Fit:
         return told if self._free else {}
 
     def constants(self) -> list[Constant]:
-        """Return the constants that were found, and those that cannot be."""
+        """Return the constants found, and those that the results do not determine."""
         units = list(CONSTANTS.values())
         return [
             Constant(

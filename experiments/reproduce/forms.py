@@ -141,7 +141,7 @@ def _numbers(values: Any) -> Floats:
 
 
 class Requests(NamedTuple):
-    """Where a client writes what of a request, and in which units.
+    """Where a client writes each value of a request, and in which units.
 
     `units` are those of the arrival in seconds, of TTFT and E2EL in milliseconds; `clock`: the last
     two are times, as the arrival is. Rows with one of `warmup` at its key are none of the run.
@@ -247,7 +247,7 @@ def _beside(path: Path) -> tuple[float, Floats] | tuple[()]:
 
 
 def _of_guidellm(label: str, data: Json) -> Iterator[MeasuredRun]:
-    """Read a report of GuideLLM, whose `requests` hold those that went well."""
+    """Read a report of GuideLLM; its `requests` are the successful ones."""
     for index, benchmark in enumerate(_list(data, "benchmarks")):
         rows = _list(benchmark, "requests.successful")
         others = (_at(benchmark, f"requests.{kind}") for kind in ("errored", "incomplete"))
@@ -405,7 +405,7 @@ def _of_llmperf(label: str, data: Json) -> Iterator[MeasuredRun]:
 
 
 def _of_trtllm(label: str, data: Json) -> Iterator[MeasuredRun]:
-    """Read a report of trtllm-bench, whose latencies of tokens are there if it streamed."""
+    """Read a report of trtllm-bench, which has latencies of tokens if it streamed."""
     if _at(data, "streaming_metrics") is None:
         raise ValueError("has no streaming_metrics; trtllm-bench with --streaming writes them")
     metrics = {

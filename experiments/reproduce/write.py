@@ -96,7 +96,7 @@ def _told(row: Mapping[Any, Any], columns: Columns) -> list[str]:
 
 
 def runs_told(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the name and the rows of each run that is told by itself; the others are too many."""
+    """Yield the name and the rows of each run shown by itself; the others are too many."""
     for entry, of_entry in table.groupby("entry", sort=False):
         count = of_entry["run"].nunique()
         if count <= FEW_RUNS:

@@ -336,7 +336,7 @@ class Priced(NamedTuple):
 
 
 class KeepingBatcher(PoolBatcher):
-    """A Batcher, of a pool or not, that keeps what it sent."""
+    """A Batcher, of a pool or not, that keeps the micro-batches it sent."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -403,7 +403,7 @@ def cost_errors(
 
 
 def repeat_errors(shapes: np.ndarray, measured_s: Floats) -> Floats:
-    """Return |measured / median of its shape - 1| of whatever has at least one like it."""
+    """Return |measured / median of its shape - 1| of all with at least one of the same shape."""
     by_shape = pd.Series(measured_s).groupby(list(shapes.T))
     apart = (measured_s / by_shape.transform("median") - 1).abs()
     return np.asarray(apart[by_shape.transform("size") > 1])

@@ -1,4 +1,4 @@
-"""What a validation found, for people: tables in a terminal and as Markdown, the figure, the files.
+"""The output of a validation: tables in a terminal and as Markdown, the figure, the files.
 
 Knows what `validate` returns; computes nothing but worst cases.
 """

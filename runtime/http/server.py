@@ -481,7 +481,7 @@ class HttpServer(uvicorn.Server):
         self._channel.send_bytes(b'["started"]')
 
     def _hear(self) -> None:
-        """Apply the driver's messages; when the driver is gone, log that and stop."""
+        """Apply the driver's messages; once the driver is gone, fail open answers and exit."""
         try:
             while self._channel.poll():
                 for name, *values in json.loads(self._channel.recv_bytes()):

@@ -23,7 +23,7 @@ Mark = Callable[[str], None]
 
 
 def unmarked(operator: str) -> None:
-    """Take no notice."""
+    """Ignore a mark."""
 
 
 def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class Linear:
 
 
 def _in_8_bits(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return values as the nearest 8-bit floats after division by a scale, and that."""
+    """Return values as the nearest 8-bit floats after division by a scale, and the scale."""
     largest = torch.finfo(torch.float8_e4m3fn).max
     scale = values.abs().amax().float() / largest
     return (values / scale).clamp(-largest, largest).to(torch.float8_e4m3fn), scale

@@ -129,7 +129,7 @@ CPU_PAGE = 32
 
 
 def _cpu_arguments(settings: EngineSettings, world: World) -> dict[str, Any]:
-    """Return the options for a machine whose memory is not the workers' alone."""
+    """Return the options for a CPU, where memory is not the workers' alone."""
     if world.page_tokens % CPU_PAGE:
         raise UsageError(
             f"kv.page_tokens: {world.page_tokens}: vLLM on a CPU takes multiples of {CPU_PAGE}"

@@ -73,7 +73,7 @@ class VllmEngine:
         self._listens.append(descriptor)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for at most so many seconds for what is watched."""
+        """Wait for the watched descriptors, for at most `timeout_s` seconds."""
         select.select(self._listens, [], [], timeout_s)
 
     def add(self, request: Request, text: Text) -> None:
@@ -100,7 +100,7 @@ class VllmEngine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step has anything to do."""
+        """Whether a step has any work."""
         return self.core.scheduler.has_requests() or bool(self.core.batch_queue)
 
     def step(self) -> dict[int, Any]:
@@ -126,7 +126,7 @@ def _first_line(error: Exception) -> str:
 
 
 class VllmLoop(Loop):
-    """A loop in which vLLM's engine does the asking; `engine` gets what is admitted."""
+    """A loop in which vLLM's engine asks; `engine` gets the admitted requests."""
 
     engine: VllmEngine
     text_of: TextOf

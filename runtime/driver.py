@@ -214,7 +214,7 @@ class Driver:
             self._abort(request_id, "the client left")
 
     def flush(self) -> None:
-        """Put what is recorded where it is kept."""
+        """Write out what was recorded since the last flush."""
         noted: Block = {name: np.array(values) for name, values in self._noted.items()}
         self._loop.flush({**noted, "flushed_s": np.array([self.now_s])})
         for values in self._noted.values():
@@ -471,7 +471,7 @@ class Replicas:
             self._choose(request).admit(request, now_s)
 
     def flush(self) -> None:
-        """Put what is recorded where it is kept."""
+        """Write out what was recorded since the last flush."""
         for driver in self.drivers:
             driver.flush()
 

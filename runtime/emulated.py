@@ -36,7 +36,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedSettings:
-    """What an emulated worker is made from."""
+    """Settings of an emulated worker."""
 
     latency_s: float = 0.0
     faults: Faults = Faults()

@@ -33,11 +33,11 @@ class Timers:
         self._number = count()
 
     def at(self, time_s: float, call: Callable[[float], None]) -> None:
-        """Have `call` called with the time, once it is that late."""
+        """Schedule `call`, which gets the time, for `time_s`."""
         heappush(self._calls, (time_s, next(self._number), call))
 
     def late(self, time_s: float, call: Callable[[float], None]) -> None:
-        """Have `call` called after all that is due when it is."""
+        """Schedule `call` for `time_s`, after all other calls then due."""
         heappush(self._late, (time_s, next(self._number), call))
 
     @property
@@ -182,7 +182,7 @@ class PooledDriver(Pools):
         self._timers.run_due(now_s)
 
     def flush(self, now_s: float | None = None) -> None:
-        """Put what is recorded where it is kept."""
+        """Write out what was recorded since the last flush."""
         for pool in self.drivers:
             pool.flush()
         super().flush(self.now_s if now_s is None else now_s)
@@ -193,7 +193,7 @@ class PooledDriver(Pools):
             self._book.ended(seq.request.request_id)
 
     def _move(self, transfer: Transfer) -> None:
-        """Have the workers of one pool send the pages of a request to those of another."""
+        """Make the workers of one pool send a request's pages to those of another."""
         request_id = transfer.handover.request.request_id
         source, target = self.drivers[transfer.source], self.drivers[transfer.destination]
         pages = target.engine.moving[request_id].pages
@@ -208,7 +208,7 @@ class PooledDriver(Pools):
                     self._awaited += 1
 
     def part_arrived(self, now_s: float) -> None:
-        """A worker has written what it was sent; the last one's word ends the transfer."""
+        """Note that a worker has written its part; the last part ends the transfer."""
         self._awaited -= 1
         if not self._awaited:
             self.transfers.arrive(now_s)

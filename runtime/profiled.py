@@ -76,7 +76,7 @@ class TimedStage:
 
     @property
     def note(self) -> str:
-        """What the routers did."""
+        """How the routers chose."""
         if not self._woken_evenly:
             return ""
         share = self._woken / self._woken_evenly

@@ -65,7 +65,7 @@ class Records:
         self._clients: set[str] = set()  # the parts whose requests are theirs
 
     def journal(self, engine: str | None = None) -> Callable[[Entry], None]:
-        """Return what keeps the journal of an engine, of the name of its folder; None: the only."""
+        """Return the writer of an engine's journal, by its folder's name; None: the only engine."""
         place = self._folder / (engine or "")
         place.mkdir(parents=True, exist_ok=True)
         self._journals.append(self._journal_of(place / NAME, pool=engine))
@@ -80,7 +80,7 @@ class Records:
         self._blocks = BlockFile(self._folder / RECORDS, parts.get("", {"parts": parts}) | head)
 
     def part(self, name: str) -> Blocks:
-        """Return what takes what happens in a part; that of the only one has no name."""
+        """Return the blocks of a part of the run; the only part has no name."""
         return _Part(self, name) if name else self
 
     def append(self, block: Block) -> None:
@@ -163,7 +163,7 @@ def write_served(
 
 
 def _with_room(folder: Path, write: Callable[[], None]) -> None:
-    """Write; on a full disk again, without the records, which what is written is made of."""
+    """Write; on a full disk again, after removing the records, the source of the results."""
     try:
         write()
     except OSError:
@@ -208,7 +208,7 @@ def recover(scratch: Path) -> tuple[Path, Outcome, dict[str, Any], list[str]]:
 
 
 def _outcome(head: Any, blocks: list[Block]) -> tuple[Outcome, dict[str, Any]]:
-    """Return what a run had come to by the last of its blocks, and the facts of it."""
+    """Return the outcome of a run as of the last of its blocks, and its facts."""
     parts = head.get("parts", {"": head})
     if LINK in head:
         parts = {plain(name): part for name, part in parts.items()}  # each has a folder of its name

@@ -147,7 +147,7 @@ class Returned(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The first message on every connection, and a worker's word that all of its own are there."""
+    """The first message on every connection, and a worker's report that all of its own are up."""
 
     worker: int
 

@@ -72,7 +72,7 @@ class Place:
 
     @property
     def number(self) -> int:
-        """Which of all the `workers` it is, stage by stage."""
+        """Its number among all the `workers`, stage by stage."""
         return self.stage * self.ranks + self.rank
 
     @property
@@ -96,7 +96,7 @@ class Executed(NamedTuple):
 
 
 class Worker(Protocol):
-    """What computes in a stage. Micro-batches come in order, to each of the methods.
+    """The computation of a stage. Micro-batches come in order, to each of the methods.
 
     `prepare` makes the inputs of a step, `fetch` returns when what comes with an activation is
     here; both run in another thread, while an earlier micro-batch computes, or just before
@@ -126,7 +126,7 @@ class KvHolder(Protocol):
 
 
 class WorkerSettings(Protocol):
-    """What a worker is made from, in its own process."""
+    """Settings that make a worker, in its own process."""
 
     def make(self, place: Place) -> Worker: ...
 
@@ -144,8 +144,8 @@ class _Work(NamedTuple):
 
 
 class _Intake(threading.Thread):
-    """Takes messages in, and puts the work that they are into a queue; steps that come with their
-    activations (on stage 0, which has none, from the driver) as they are, with the step's bytes.
+    """Receives messages, and queues their work; steps that come with their activations (on stage 0,
+    which has none, from the driver) as they are, with the step's bytes.
 
     None in the queue ends the worker, because the driver said so or because of `failure`.
     """

@@ -1,7 +1,7 @@
 """The cases of a figure, axis by axis, and its table: cases run or searched over the seeds.
 
-An axis is one of AXES, or a name under the figure's `axes`, whose values are a number of the study:
-labels with the keys that they stand for, or values of one key. Draws nothing.
+An axis is one of AXES, or a name under the figure's `axes`, with values from a number of the study:
+labels with their keys, or values of one key. Draws nothing.
 """
 
 from __future__ import annotations

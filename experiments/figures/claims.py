@@ -157,7 +157,7 @@ def answer(table: pd.DataFrame, asked: Asked) -> Any:
 
 
 def _parts(asked: Asked) -> Mapping[str, Query] | list[Query] | Query:
-    """Return what a list or a mapping in a query asks for, one by one; or itself without any."""
+    """Return the parts of a query's list or mapping, one by one; without any, the query itself."""
     if isinstance(asked, Mapping):
         return asked
     keys = asked.model_dump()

@@ -171,7 +171,7 @@ MISUSED = (
 
 @contextmanager
 def _told(plan: FigurePlan) -> Iterator[None]:
-    """Tell what goes wrong inside of what was set by hand, or of a file of the user's own."""
+    """Turn errors due to keys set by hand, or the user's own file, into UsageErrors."""
     try:
         yield
     except MISUSED as error:

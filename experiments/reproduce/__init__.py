@@ -1,4 +1,4 @@
-"""Measured runs of others on real GPUs, simulated again, and how far off that is.
+"""Published measured runs on real GPUs, simulated again, and the errors.
 
 The catalogue has a YAML for each set of runs: where its data lies, and what is simulated as it.
 Every run is simulated so, and once more with `runtime: ideal`, to show what the CPU time of the
@@ -55,15 +55,15 @@ class EntryKeys(Keys):
 
     `files` are patterns below the folder of the data: of the form that this catalogue was made
     with, and of the original; `sha256` are the hashes of files that were read. Of a file with many
-    rows those are taken whose facts are among those of `where`, or of one of several. `metrics` are
+    rows, those with facts among those of `where`, or of one of several, are taken. `metrics` are
     compared, with the largest error that is aimed at (null: none). `spread` is the run-to-run
-    spread by metric, of runs whose names end so. `run` holds RUN.yaml's keys; lengths, arrivals and
-    layout come from the file where it says them; `by_lengths` holds those that differ by the row's
-    lengths, "prompt/output", and goes before both. A closed loop serves `rounds` requests a client,
-    of lengths drawn uniformly from the `shortest` share of what is stated to all of it. `sequence`:
-    the runs, by how their names end, were made one after the other on one server, with the same
-    prompts at these requests a second (null: all at once). `assumed` is what nothing measured says,
-    `misses` why what misses does.
+    spread by metric, of runs with names that end so. `run` holds RUN.yaml's keys; lengths, arrivals
+    and layout come from the file where it says them; `by_lengths` holds those that differ by the
+    row's lengths, "prompt/output", and goes before both. A closed loop serves `rounds` requests a
+    client, of lengths drawn uniformly from the `shortest` share of what is stated to all of it.
+    `sequence`: the runs, by how their names end, were made one after the other on one server, with
+    the same prompts at these requests a second (null: all at once). `assumed` is what nothing
+    measured says, `misses` why what misses does.
     """
 
     title: Text
@@ -320,7 +320,7 @@ def _errors(config: RunConfig) -> list[Patch]:
 def cases_of(
     entry: Entry, data: Path, scratch: Path, overrides: Sequence[str] = ()
 ) -> list[MeasuredCase]:
-    """Return what simulates each run of an entry; requests are written to files in `scratch`."""
+    """Return a case for each run of an entry; requests are written to files in `scratch`."""
     runs = entry.measured(data)
     traces = [scratch / f"{entry.name}-{index}.csv" for index in range(len(runs))]
     cases = [_case(entry, run, trace, overrides) for run, trace in zip(runs, traces, strict=True)]
@@ -356,7 +356,7 @@ def _warm(case: MeasuredCase, traces: Mapping[str, Path]) -> MeasuredCase:
 def _case(
     entry: Entry, measured: MeasuredRun, trace: Path, overrides: Sequence[str]
 ) -> MeasuredCase:
-    """Return what simulates a measured run; its requests are written to the file `trace`."""
+    """Return the case of a measured run; its requests are written to the file `trace`."""
     facts = measured.facts
     patch = served(measured, trace, entry.keys.rounds, entry.keys.shortest)
     patch |= entry.keys.by_lengths.get(f"{facts.get('isl')}/{facts.get('osl')}", {})

@@ -1,12 +1,12 @@
 """Find the CPU time of an engine from a benchmark's results: the constants of a `runtime`.
 
-Given are a deployment (RUN.yaml) and its measurements (the results); the constants are those with
-which the simulation comes nearest to the TTFT and TPOT measured. A Gauss-Newton search over
-log(simulated / measured), none of the constants below 0; large deviations count less (soft L1). A
-simulation is not smooth, as each change makes other micro-batches: slopes are those of a plane
-through all that was tried nearby. Intervals are those of least squares whose deviations differ in
-size (White 1980). A constant that the results cannot tell is left out, and said so. Knows no form
-of results and no command line.
+Given are a deployment (RUN.yaml) and its measurements (the results); the constants bring the
+simulation nearest to the measured TTFT and TPOT. A Gauss-Newton search over log(simulated /
+measured), none of the constants below 0; large deviations count less (soft L1). A simulation is not
+smooth, as each change makes other micro-batches: slopes are those of a plane through all points
+tried nearby. Intervals are those of least squares with deviations that differ in size (White 1980).
+A constant that the results do not determine is left out, and reported. Knows no form of results and
+no command line.
 """
 
 from __future__ import annotations
@@ -375,7 +375,7 @@ class Fit:
     half_widths: Floats = field(init=False)
 
     def search(self) -> Search:
-        """Ask for simulations until no step is worth it and no constant is beyond telling."""
+        """Request simulations until no step gains enough and no constant is undetermined."""
         starts = [units * np.eye(len(CONSTANTS))[0] for units in STARTS]
         self.ideal, *found = yield from self._at(starts if self._hidden else starts[:1])
         self.best = min([self.ideal, *found], key=lambda point: point.cost)
@@ -392,7 +392,7 @@ class Fit:
             (self.best,) = yield from self._at([units])
 
     def _descend(self) -> Asking[None]:
-        """Go from the best point as far as steps gain anything."""
+        """Step on from the best point as long as steps gain."""
         for _ in range(STEPS):
             plane = yield from self._plane()
             step = self._step(plane)
@@ -426,7 +426,7 @@ class Fit:
 
     @property
     def _hidden(self) -> bool:
-        """Whether CPU time shows only where it is long, so that around 0 nothing tells it."""
+        """Whether CPU time shows only where it is long, so that nothing determines it around 0."""
         return self.kept.get("holds") == "nothing"
 
     @property
@@ -446,7 +446,7 @@ class Fit:
         return step
 
     def _reach(self, plane: Plane) -> Floats:
-        """Return how far each constant may be off, infinite where nothing tells it.
+        """Return how far each constant may be off, infinite where it is undetermined.
 
         From the slopes, what is left of each deviation and the scatter of simulations, which what
         was measured has too; and at least as far as those constants tried that fit as well.
@@ -475,7 +475,7 @@ class Fit:
         return found
 
     def _at(self, points: Sequence[Floats]) -> Asking[list[FittedConstants]]:
-        """Ask for the simulation of all runs with each of these constants."""
+        """Request simulations of all runs with each of these constants."""
         trials = yield [
             Variant({}, {**target.patch, "runtime": self.runtime(units)})
             for units in points
@@ -502,7 +502,7 @@ class Fit:
         return {**self.kept, **{name: value * unit for (name, unit), value in pairs}}
 
     def known(self) -> dict[str, Any]:
-        """Return the keys of `runtime` that the results tell; none where they tell no constant."""
+        """Return the keys of `runtime` that the results determine; none if no constant is."""
         unknown = {name for index, name in enumerate(CONSTANTS) if index in self.left_out}
         keys = self.runtime(self.best.units)
         told = {name: value for name, value in keys.items() if name not in unknown}

@@ -1,4 +1,4 @@
-"""How far the simulator is off: the same workload served for real, several times, and simulated.
+"""Errors of the simulator: the same workload served for real, several times, and simulated.
 
 A calibration run may come first: other requests, much fewer, served for real, from which a second
 prediction takes driver and message times. Knows no command line; what is compared is in

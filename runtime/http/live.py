@@ -202,7 +202,7 @@ class Clients:
 
 
 class LiveServer:
-    """Serves what is to be served, as far as that is known yet, on a bound socket.
+    """Serves a model on a bound socket; `serving` is what is known of it yet.
 
     `open`, `drain` (at Ctrl-C), `ended` and `close` are called in this order.
     """

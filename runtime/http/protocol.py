@@ -1,4 +1,4 @@
-"""The wire format of OpenAI's completions and chats: what a client may ask and is answered.
+"""The wire format of OpenAI's completions and chats: requests and answers.
 
 Knows no requests that are being served. A parameter that would change an answer and is not
 supported is refused, never ignored.
@@ -127,7 +127,7 @@ class CompletionBody(Strict):
     def generations(
         self, prompts: Sequence[list[int]], rng: np.random.Generator, max_model_len: int
     ) -> list[Generation]:
-        """Return what is asked of each prompt, in token ids. Without a seed, one is drawn."""
+        """Return the generation of each prompt, in token ids. Without a seed, one is drawn."""
         seed = int(rng.integers(SEEDS)) if self.seed is None else self.seed
         return [
             Generation(
@@ -159,11 +159,11 @@ class CompletionBody(Strict):
         return {**head, "object": self.names[1], "choices": choices}
 
     def holds(self, text: str, *, whole: bool) -> dict[str, Any]:
-        """Return what a choice has of a text."""
+        """Return the fields of a choice that hold a text."""
         return {"text": text}
 
     def most_tokens(self, room: int) -> int:
-        """Return how many tokens an answer may have, at most `room`."""
+        """Return the limit on an answer's tokens; `room` is how many the model has left."""
         raise NotImplementedError
 
     def prompt_ids(self, codec: Codec) -> list[list[int]]:

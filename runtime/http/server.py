@@ -282,7 +282,7 @@ def _first_of(error: RequestValidationError) -> ServiceError:
 
 
 class BodyLimits:
-    """An ASGI application whose requests' bodies have limits: 413 above one, 408 above the other.
+    """An ASGI application with limits on requests' bodies: 413 above one, 408 above the other.
 
     `failure` says why serving has stopped, None while it goes on: once stopped, no body is awaited.
     After its body, a request may last as long as its answer takes.

@@ -93,7 +93,7 @@ class Codec:
         )
 
     def stream(self) -> TextStream:
-        """Return what makes text of the tokens of one output."""
+        """Return a stream that turns the tokens of one output into text."""
         return TextStream(None if self._made_up else self._tokenizer)
 
 
@@ -142,7 +142,7 @@ class TextStream:
         return text
 
     def rest(self) -> str:
-        """Return what is left when no more tokens come."""
+        """Return the remaining text after the last token."""
         return "" if self._tokenizer is None else self._new_text()
 
     def _new_text(self) -> str:
@@ -179,7 +179,7 @@ class StopStrings:
 def codec_of(
     folder: Path | None, tokenizer: Path | None, vocab_size: int | None, *, made_up: bool = False
 ) -> Codec:
-    """Return how the model in `folder` reads and writes: by `tokenizer`, or by its own file.
+    """Return the codec of the model in `folder`: by `tokenizer`, or by its own file.
 
     Without either it writes numbers, and so it does where tokens are `made_up`: most clients time
     a token by its text, and of tokens in no order a tokenizer makes none, or half a character.

@@ -1,4 +1,4 @@
-"""What a torch worker is made from, as data: which layers, on which device, how it is connected.
+"""Settings of a torch worker, as data: which layers, on which device, how it is connected.
 
 Knows no torch, so that a driver needs none.
 """
@@ -25,7 +25,7 @@ ONE_GPU = "gloo, ipc or one_process"
 
 
 class TorchSettings(StageSettings):
-    """What makes a torch worker, once it is in its own process."""
+    """Settings that make a torch worker, once in its own process."""
 
     __slots__ = ()
 

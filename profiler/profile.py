@@ -100,7 +100,7 @@ class ProfileSettings:
 
     @property
     def neighbours(self) -> int:
-        """How many other stages compute meanwhile."""
+        """Number of other stages that compute meanwhile."""
         if self.beside is None:
             return min(machine.most_beside(self.device, self.threads), 1)
         return self.beside if self.device == "cpu" else 0
@@ -264,7 +264,7 @@ def _other_points(
 
 
 def _of_all_kinds(layers: int, shapes: ModelSpec | LayerShapes) -> int:
-    """Return how many layers to measure so that there is one of every kind."""
+    """Return the number of layers to measure so that there is one of every kind."""
     return max(layers, shapes.dense_layers + 1, shapes.full_every)
 
 
@@ -368,7 +368,7 @@ def _spec_of(profile: Profile, layers: int, limits: Limits, path: Path) -> Model
 
 
 class Errors(NamedTuple):
-    """How far predictions of one operator are off, over the micro-batches that have it.
+    """Errors of predictions of one operator, over the micro-batches that have it.
 
     Shares of the mean (Swanson's) of the runs that nothing disturbed: absolute relative errors
     (median and P95) and the signed mean; beside them the machine's own spread: how far
@@ -517,7 +517,7 @@ def _between_halves(times: Sequence[float]) -> float:
 
 
 def _predictor(parts: StageParts, operator: str) -> Callable[[Shape], float]:
-    """Return what predicts the seconds of an operator, of one layer."""
+    """Return a function that predicts the seconds of an operator, of one layer."""
     if operator.startswith("attention_prefill"):
         prefill = parts.attention(operator)
         return lambda shape: plain_sum(prefill(*chunk)[0] for chunk in shape.chunks)

@@ -150,7 +150,7 @@ PER_ROW = ("head", "sample")
 OUTSIDE = ("cpu_prepare",)
 """What is no time of a stage: `evenflow.profiler.outside` measures it where a pipeline serves."""
 STAGE = "stage"
-"""All that is not outside, of a run whose operators were not marked."""
+"""All that is not outside, of a run without marked operators."""
 
 Key = tuple[str, int | None, int | None, int | None]
 """Operator, tokens, context_tokens, bytes."""
@@ -259,7 +259,7 @@ class ProfileJournal:
 # -- the rounds ---------------------------------------------------------------------------------
 
 UNMARKED_EVERY = 4
-"""Of so many runs of a shape one, the second, is not marked: the others hold what marks add."""
+"""Of this many runs of a shape one, the second, is not marked: the others hold what marks add."""
 MIN_ROUNDS = 4
 GOOD_ROUNDS = 15
 """Rounds at least, however little time there is; and rounds before a denser grid is worth it."""
@@ -278,7 +278,7 @@ class Subject(Protocol):
 
     @property
     def note(self) -> str:
-        """What the header of a profile says of the runs so far."""
+        """The note in the header of a profile on the runs so far."""
         ...
 
 

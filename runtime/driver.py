@@ -108,7 +108,7 @@ class _Steps:
         self.stage0_free |= not self.sent or message.batch_id == self.sent[-1].number
 
     def take_back(self, message: Returned) -> _Sent:
-        """Return what a message brings back; WorkerError when something else was to come."""
+        """Return the micro-batch that a message brings back; WorkerError when another was due."""
         sent = self.sent.popleft()
         expected = sent.number, len(sent.sampled)
         if (message.batch_id, len(message.tokens)) != expected:
@@ -260,7 +260,7 @@ class Driver:
         return self._recorder.column("driver_s")
 
     def result(self) -> RunResult:
-        """Return what happened so far."""
+        """Return the result so far."""
         return self._loop.result(**self._facts)
 
     @property
@@ -457,7 +457,7 @@ class Replicas:
 
     @property
     def next_s(self) -> float:
-        """Nothing is due beside what each driver knows."""
+        """Never: each driver knows what is due for it."""
         return float("inf")
 
     @property

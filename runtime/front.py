@@ -86,7 +86,7 @@ class LiveFront:
     """
 
     def __init__(self) -> None:
-        self._events: deque[Request | int] = deque()  # who comes, and the number of who has left
+        self._events: deque[Request | int] = deque()  # arrivals, and ids withdrawn
         self._open = True
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)

@@ -75,7 +75,7 @@ class PoolDriver(Driver):
         self._writer.adopt(self.engine.queues.live[request_id])
 
     def changed(self, now_s: float) -> None:
-        """Something happened: there may be room, and then it is asked."""
+        """Note a change: there may be room, and then the policy is asked."""
         self._system.transfers.poke(now_s)
         super().changed(now_s)
 
@@ -89,7 +89,7 @@ class PoolDriver(Driver):
         self._noted["admitted_s"].append(now_s)
 
     def finished(self, sequences: list[decodes.Sequence], now_s: float) -> None:
-        """Tell the workers, and the system, what has ended here."""
+        """Pass ended requests on to the workers and the system."""
         self._writer.dropped(sequences)
         self._system.finished(self, sequences, now_s)
 

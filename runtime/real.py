@@ -208,9 +208,9 @@ def job_of(
 
 
 def real_workload(config: RunConfig, beside: Path) -> Workload:
-    """Return what a real run serves. A model writes something else than what the trace was made of,
-    so prefixes end with the prompts where one computes. It reads the prompts, if they are known and
-    there is a tokenizer; what they have in common, a prefix cache keeps.
+    """Return the workload of a real run. A model's output differs from the trace's, so prefixes end
+    with the prompts where one computes. It reads the prompts, if they are known and there is a
+    tokenizer; what they have in common, a prefix cache keeps.
     """
     computes, tokenizer = config.workers.kind != "emulated", config.workload.tokenizer
     workload = load_workload(config, beside, keep_text=computes and tokenizer is not None)

@@ -62,7 +62,7 @@ class Records:
         self._lines = None if made_up else Lines(folder / TOKENS, on_loss)
         self.on_token = None if made_up else self._add_token
         self._blocks: BlockFile | None = None
-        self._clients: set[str] = set()  # the parts whose requests are theirs
+        self._clients: set[str] = set()  # the parts with requests of their own
 
     def journal(self, engine: str | None = None) -> Callable[[Entry], None]:
         """Return the writer of an engine's journal, by its folder's name; None: the only engine."""

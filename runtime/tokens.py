@@ -96,7 +96,7 @@ class TokenBook:
         decodes: Sequence[int],
         ahead: Mapping[int, int] | None = None,
     ) -> list[int]:
-        """Return what stage 0 computes: the ids of each chunk, then each decode's last one.
+        """Return the inputs of stage 0: the ids of each chunk, then each decode's last one.
 
         `ahead` has how many output tokens a decode then has; its input is UNKNOWN if the one before
         is on its way.

@@ -121,7 +121,7 @@ class Arrived(NamedTuple):
 
 
 class Activation(NamedTuple):
-    """What a stage hands to the next: `times` are (available, start, end) of the stages so far.
+    """An activation for the next stage: `times` are (available, start, end) of the stages so far.
 
     The data are found by `key`, where they do not come by themselves.
     """

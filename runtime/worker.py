@@ -47,7 +47,7 @@ LOOK_S = 0.25
 """How often a worker with nothing to do looks whether it shall end."""
 
 BEAT_S = 1.0
-"""How often a worker says that it runs; its intake does, so a long micro-batch keeps nobody."""
+"""How often a worker says that it runs; its intake does, so a long micro-batch delays none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class _Intake(threading.Thread):
         self._driver = open_socket(context, zmq.PUSH, driver_address(folder))
         self._context = context
         self._peers: dict[str, zmq.Socket[bytes]] = {}  # workers of other pools
-        self._silent = len(self._sockets)  # those that nobody has connected to yet
+        self._silent = len(self._sockets)  # sockets without a connection yet
         self._early: deque[Activation] = deque()  # without their steps: sockets know no order
         self._ahead: deque[_Work] = deque()  # prepared, and without their activations
         self._beat_s = 0.0

@@ -367,7 +367,7 @@ def over(
 
 
 MODULES = ("measures", "micro_batches", "own")
-"""The modules whose functions a figure's file may name."""
+"""The modules of the functions that a figure's file may name."""
 
 
 def function(name: str, *takes: str) -> Callable[..., Any]:
@@ -435,7 +435,7 @@ def capacities(
 def _search(
     study: FigureStudy, config: RunConfig, slo: tuple[Condition, ...]
 ) -> list[dict[str, Any]]:
-    """Return what the search of each seed found."""
+    """Return the result of each seed's search."""
     seeded = with_(config, {"workload.seed": study.seeds[0]})
     tolerance, count = float(study.numbers["tolerance"]), len(study.seeds)
     asked = CapacityQuestion(

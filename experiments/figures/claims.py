@@ -246,7 +246,7 @@ def _rows(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
 
 
 class Score(NamedTuple):
-    """How near answers are, over all ratios of one thing to another: ours, and 1 in their place.
+    """Nearness of answers, over all ratios of one thing to another: ours, and 1 in their place.
 
     `off` is the geometric mean of max(ours / paper, paper / ours), `within` how many values are
     within 25 %; of pairs of values that a claim puts in an order, `agree` have that order.

@@ -209,7 +209,7 @@ FREE = {
     "nodes": None,
     "costs": {"all_reduce": None},
 }
-"""Keys of a run whose GPUs send their messages to each other in no time."""
+"""Keys of a run with free messages between its GPUs."""
 
 
 def communication(study: FigureStudy) -> pd.DataFrame:

@@ -50,7 +50,7 @@ from evenflow.traces.trace import Trace, random_stream
 from evenflow.types import Request
 
 TURN = 5.0
-"""TTFT has turned where its mean is so many times that at the lowest rate."""
+"""TTFT has turned where its mean is this many times that at the lowest rate."""
 
 
 def turning_points(study: FigureStudy, table: pd.DataFrame) -> pd.Series[float]:

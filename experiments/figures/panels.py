@@ -450,7 +450,7 @@ def _written(write: str | None, means: pd.DataFrame, heights: pd.Series) -> Iter
 
 
 def _reach(values: pd.DataFrame) -> list[pd.Series]:
-    """Return how far the least and the most are from the mean, which may be off by a rounding."""
+    """Return the distances of least and most from the mean, which may be off by a rounding."""
     below, above = values["mean"] - values["min"], values["max"] - values["mean"]
     return [below.clip(lower=0), above.clip(lower=0)]
 
@@ -564,7 +564,7 @@ Run = Mapping[str, Any]
 """A row of a table of runs."""
 
 NUMBERED = 20
-"""Up to so many micro-batches are told apart by their numbers."""
+"""The most micro-batches that get numbers."""
 
 
 def _draw_within(axes: Axes, panel: Panel, rows: pd.DataFrame, numbers: Words) -> Words:

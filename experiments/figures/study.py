@@ -97,12 +97,12 @@ class FigureStudy:
 
     @property
     def labels(self) -> list[str]:
-        """What the figure's systems are called."""
+        """Names of the figure's systems."""
         return list(self.plan.keys.systems)
 
     @property
     def gpus(self) -> int:
-        """How many GPUs the figure's run has."""
+        """Number of GPUs of the figure's run."""
         stages = self.plan.run.data.get("stages", 1)
         depth = len(stages) if isinstance(stages, list) else _count("stages", stages)
         return depth * _count("tensor_parallel", self.plan.run.data.get("tensor_parallel", 1))

@@ -22,7 +22,7 @@ Event = Mapping[str, Any]
 
 
 class ReplayOutcome(NamedTuple):
-    """How many steps a journal has, how many are equal before the first `difference`, and that.
+    """Number of steps in a journal, of equal ones before the first `difference`, and that.
 
     `timed` requests, of a journal that has times, were simulated too, with times equal to 1 ns.
     """
@@ -38,7 +38,7 @@ Answers = Iterator[tuple[str, Any, Any]]
 
 
 class Form(Protocol):
-    """How the journals of an engine are to be read: a module of this package.
+    """A reader of the journals of an engine: a module of this package.
 
     `FIELDS`: what each kind of event has to hold. `RULES` say what decides each part of an answer.
     `world_of` gives a journal's requests and deployment; UsageError for what is not modelled.
@@ -211,7 +211,7 @@ def refuse(path: Path, config: Event, modelled: Mapping[str, object]) -> None:
 
 
 class Contents:
-    """What the tokens of each request are: a journal's prompts, and `generated` (known, stop)."""
+    """The tokens of each request: a journal's prompts, and `generated` (known, stop)."""
 
     def __init__(
         self, path: Path, block_tokens: int, generated: Callable[[int, int], list[int]]
@@ -272,7 +272,7 @@ def first_line(path: Path) -> Event:
 
 
 def differ(name: str, ours: object, theirs: object) -> str:
-    """Say of which request a part of an answer is not as recorded, and what is."""
+    """Describe how a part of an answer differs from the recorded one, and for which request."""
     if isinstance(ours, int | float) or isinstance(theirs, int | float):
         return f"{name}: {ours}, recorded {theirs}"
     assert isinstance(ours, Collection)

@@ -303,8 +303,8 @@ def _others(entries: Sequence[Entry], data: Path) -> Iterator[str]:
 def _unfair(
     entries: Sequence[Entry], pairs: Sequence[tuple[MeasuredCase, Trial]]
 ) -> Iterator[tuple[str, str]]:
-    """Say what makes it unfair to compare an entry's runs: a line for those alike, with the first
-    run's numbers."""
+    """Say why comparing an entry's runs is unfair: a line for those alike, with the first run's
+    numbers."""
     for entry in entries:
         own = [(case.measured, trial.side) for case, trial in pairs if case.entry is entry]
         lines = [

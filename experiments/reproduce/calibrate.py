@@ -50,17 +50,17 @@ CONSTANTS = {
     "per_prompt_token_s": 5e-6,
 }
 """What is looked for, and what makes a difference of each: a constant is known when its interval
-reaches no further than this, or than half of itself. Of those that are not known the last is left
-out, then the last of those that still are not."""
+reaches no further than this, or than half of itself. Of the undetermined constants the last is left
+out, then the last of those still undetermined."""
 
 GROUPS = 20
-"""Into so many groups the requests of a run are put."""
+"""Number of groups that the requests of a run are put into."""
 
 SOFT = 0.1
 """Deviations above this share count less."""
 
 STEPS, LENGTHS, GAIN = 8, (1.0, 0.5), 0.01
-"""At most so many steps, each tried at these lengths, until one gains less than this share."""
+"""The most steps, each tried at these lengths, until one gains less than this share."""
 
 STARTS = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Of the first constant, where a search begins if all are hidden: around 0 nothing tells them."""
@@ -74,16 +74,16 @@ SLOPE = 2.0
 TINY = 1e-12
 
 ALIKE = 1e-3
-"""Constants whose effects differ by less than this share of the larger cannot be told apart."""
+"""Constants with effects that differ by less than this share of the larger are not told apart."""
 
 ROUNDS = 5
-"""Requests a client, of a closed loop whose requests are not known."""
+"""Requests a client, of a closed loop with unknown requests."""
 
 CUT_SHARE, SOONER = 0.2, 0.7
-"""When a comparison is doubted: such a share of the requests; so much less time."""
+"""When a comparison is doubted: from this share of the requests; with this much less time."""
 
 APART = 2.0
-"""Runs differ in load when so many times as many requests decode at once, at P90."""
+"""Runs differ in load when the requests that decode at once, at P90, differ by this factor."""
 
 LATENCIES, MEANS = ("ttft_ms", "tpot_ms"), ("mean_ttft_ms", "mean_tpot_ms")
 
@@ -202,7 +202,7 @@ def _holds(kept: Mapping[str, Any], config: RunConfig) -> Sequence[str]:
 
 
 def unfair(run: MeasuredRun, config: RunConfig, ideal: Mapping[str, Floats]) -> list[str]:
-    """Say what makes it unfair to compare a measured run with a simulation of it.
+    """Say why comparing a measured run with its simulation is unfair.
 
     `ideal`: log(simulated / measured) by latency, with no CPU time at all.
     """
@@ -314,7 +314,7 @@ def _sum(groups: NDArray[np.int64], values: Floats) -> Floats:
 
 
 def _load(requests: pd.DataFrame) -> Floats:
-    """Return how many requests decode beside each while it does, in the mean."""
+    """Return the mean number of requests that decode beside each while it decodes."""
     start_s = (requests["arrival_s"] + requests["ttft_ms"] / 1e3).to_numpy()
     stop_s = (requests["arrival_s"] + requests["e2el_ms"] / 1e3).to_numpy()
     together_s = [

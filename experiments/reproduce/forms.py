@@ -127,7 +127,7 @@ def _number(data: Json, *paths: str, factor: float = 1.0) -> float:
 
 
 def _clients(data: Json, path: str) -> float | None:
-    """Return how many clients there were; None where that is not known."""
+    """Return the number of clients; None where unknown."""
     found = number(_at(data, path))
     return found if 1 <= found <= MOST_CLIENTS else None
 

@@ -1,4 +1,4 @@
-"""What `evenflow reproduce` shows: tables in a terminal, a document, a CSV, and a picture."""
+"""The output of `evenflow reproduce`: tables in a terminal, a document, a CSV, and a picture."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None
 
 @dataclass(frozen=True, slots=True)
 class PipelineRun:
-    """What one pipeline of a real run came to, what the costs say of its micro-batches, and its
+    """The outcome of one pipeline of a real run, the predicted costs of its micro-batches, and its
     times; `world` has the requests that were its own (that of a pool has none).
     """
 

@@ -1,4 +1,4 @@
-"""Between the driver, which has tokens, and the server's event loop, which wants text.
+"""Bridge between the driver, which has tokens, and the server's event loop, for text.
 
 Knows neither HTTP nor the Batcher. An answer is to one request; a reply gathers the answers to all
 prompts of one client's call.
@@ -72,7 +72,7 @@ class Generation:
 
 
 class Delta(NamedTuple):
-    """What one token adds to the answer number `choice`; `finish_reason` with the last one."""
+    """A token's addition to the answer number `choice`; `finish_reason` with the last one."""
 
     choice: int
     text: str
@@ -128,7 +128,7 @@ class _Answer:
             counted.end(reason, self._first_s, now_s, prompt_tokens, self._tokens)
 
     def push(self, token: int) -> Delta:
-        """Return what a token adds."""
+        """Return the piece that a token adds."""
         self._tokens += 1
         if token in self._end_ids:
             return self._last("", "stop")

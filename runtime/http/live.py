@@ -140,7 +140,7 @@ class Clients:
         return ends
 
     def text_of(self, request: Request) -> Text:
-        """Return what workers compute with: the prompt, and how its tokens are drawn."""
+        """Return a request's text for workers: the prompt, and how its tokens are drawn."""
         asked = self._asked.get(request.request_id)
         if asked is None:  # its client has left, and the driver is about to hear of it
             return Text([0] * request.prompt_tokens)
@@ -157,7 +157,7 @@ class Clients:
                 told = [word for word in words if word is not None]
                 try:
                     self._channel.send_bytes(json.dumps(told, separators=(",", ":")).encode())
-                except OSError:  # it is gone, and whoever hears says so
+                except OSError:  # it is gone, and the receiving thread says so
                     return
                 del words[: len(told)]
 

@@ -57,7 +57,7 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    """What a stream has beside text; `include_usage` adds a last chunk with the token counts.
+    """Options of a stream; `include_usage` adds a last chunk with the token counts.
 
     With `continuous_usage_stats`, which is vLLM's, each chunk has those so far.
     """

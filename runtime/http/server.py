@@ -49,7 +49,7 @@ from evenflow.user_code import place_of, words_of
 T = TypeVar("T")
 
 NO_CLIENT = 499
-"""The status of an answer that nobody waits for any more."""
+"""The status of an answer to a client that has left."""
 
 MOST_BODY_BYTES = 16 * 1024**2
 """Two million token ids, or sixteen million letters: more than any context."""
@@ -133,7 +133,7 @@ def make_app(answers: Answers, gauges: Callable[[], Awaitable[Mapping[str, float
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Have every error answered as OpenAI's clients read it."""
+    """Answer every error in the form that OpenAI's clients read."""
 
     @app.exception_handler(ServiceError)
     async def service_error(_: Request, error: ServiceError) -> Response:
@@ -399,17 +399,17 @@ class HttpConnection(H11Protocol):
 
 
 def most_connections() -> int:
-    """Return how many connections there may be: as many as files may be open, but for a reserve."""
+    """Return the limit on connections: that on open files, less a reserve."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 1_000_000 if files == resource.RLIM_INFINITY else files
     return max(most // 2, most - 2 * OTHER_FILES)
 
 
 class FewerWords(logging.Filter):
-    """Says in a line what failed, where asyncio and uvicorn would write a traceback.
+    """Logs a failure in a line, where asyncio and uvicorn would write a traceback.
 
-    Once that no connection could be accepted, which asyncio would at each attempt; never that what
-    is written reaches nobody, as when a client leaves with tokens on their way.
+    Once that no connection could be accepted, which asyncio would at each attempt; never that a
+    write reached no client, as when one leaves with tokens on their way.
     """
 
     def __init__(self) -> None:

@@ -127,7 +127,7 @@ class TextStream:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._context = 0  # tokens in front whose text is out
+        self._context = 0  # tokens in front, with their text out
 
     def push(self, token: int) -> str:
         """Return the text that is certain with this token."""
@@ -171,7 +171,7 @@ class StopStrings:
         return out, False
 
     def rest(self) -> str:
-        """Return what was held back: no more text comes."""
+        """Return the text held back: no more comes."""
         out, self._held = self._held, ""
         return out
 
@@ -201,7 +201,7 @@ def _end_ids(folder: Path) -> frozenset[int]:
 
 
 def _entries(path: Path, *keys: str) -> list[Any]:
-    """Return what a JSON file has under keys; None for what it lacks, or where there is none."""
+    """Return the values of keys in a JSON file; None for missing ones, or without a file."""
     with _readable(path):
         values: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return [values.get(key) for key in keys]

@@ -1,4 +1,4 @@
-"""How the hidden states of a micro-batch get from one stage to the next.
+"""Carriers of a micro-batch's hidden states from one stage to the next.
 
 Knows tensors and their order; no model, no messages but a key. `give` runs in the thread that
 computes, `expect` and `fetch` in the one that prepares, `take` again in the first.

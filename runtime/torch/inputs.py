@@ -59,7 +59,7 @@ class BatchInputs:
     reaches: Mapping[int, Reach]  # by window, in tokens; 0: the whole context
     names: Sequence[int] = ()  # the requests of the sampled tokens
     dropped: Sequence[int] = ()  # requests that are no longer served
-    unknown: Sequence[tuple[int, int]] = ()  # where an id is missing, and whose newest token it is
+    unknown: Sequence[tuple[int, int]] = ()  # missing ids: place, and request
 
 
 def batch_inputs(

@@ -235,7 +235,7 @@ def attend_decodes(
 
 
 class Pass(NamedTuple):
-    """What all layers need of one micro-batch."""
+    """The inputs of one micro-batch that all layers need."""
 
     batch: BatchInputs
     kv: KvPages
@@ -267,7 +267,7 @@ class HeadAttention:
     norms: tuple[Norm, Norm] | None  # of each query head, and of each key head
     o: Linear
     heads: tuple[int, int]  # of queries, and of keys and values
-    window: int  # the last so many tokens are attended to; 0: all
+    window: int  # how many tokens, the last, are attended to; 0: all
 
     def __call__(self, layer: int, normed: Tensor, passing: Pass) -> Tensor:
         """Return the attention [tokens, hidden] of a layer to `normed` and what was before."""

@@ -120,7 +120,7 @@ def rotation(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What turns the last hidden states into logits."""
+    """The LM head: turns the last hidden states into logits."""
 
     norm: Norm
     matrix: Linear
@@ -229,7 +229,7 @@ EXPERTS = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}
 
 @dataclass(frozen=True, slots=True)
 class _LayerWeights:
-    """What one layer is made of: the names that its weights have, and the parts that are here."""
+    """Parts of one layer: the names of its weights, and the shards that are here."""
 
     spec: ModelSpec
     index: int

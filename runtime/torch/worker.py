@@ -93,7 +93,7 @@ class TorchWorker:
         tokens: list[int] = []
         start_s = time.monotonic()
         # NOTE: held until the lane is done. It is memory of another lane, which writes there again
-        # once nobody holds it, however far this lane is behind its launches.
+        # once it is not held, however far this lane is behind its launches.
         given = prepared.ids
         if not self._stage.is_first:
             assert self._carrier is not None

@@ -65,7 +65,7 @@ class VllmEngine:
             self.core.shutdown()
 
     def attach(self, batcher: Batcher, owner: BatcherOwner) -> None:
-        """Have our Batcher decide; `owner` is asked, and told what comes back."""
+        """Let our Batcher decide: `owner` is asked, and takes micro-batches back."""
         self.core.scheduler.attach(batcher, owner)
 
     def watch(self, descriptor: int) -> None:
@@ -142,7 +142,7 @@ class VllmLoop(Loop):
         """Nothing to do: vLLM asks when it can."""
 
     def ask(self, now_s: float) -> MicroBatch | None:
-        """Return what the policy sends now."""
+        """Return the policy's next micro-batch."""
         batch = self._next(now_s)
         if batch is None:
             self._record_wait(now_s)
@@ -197,7 +197,7 @@ class EngineDriver(Driver):
         return waits or not self._engine.is_busy
 
     def ask(self) -> MicroBatch | None:
-        """Return what the policy sends now; vLLM's scheduler calls it."""
+        """Return the policy's next micro-batch; vLLM's scheduler calls it."""
         self._wake_at_s = None
         asked_s = self.now_s
         batch = self._ask(asked_s)

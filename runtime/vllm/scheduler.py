@@ -43,7 +43,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self._planned: Counter[str] = Counter()
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """Return what our Batcher plans, as vLLM's workers are told it."""
+        """Return our Batcher's plan, in the form that vLLM's workers take."""
         batch = self._owner.ask()
         self._planned = _tokens_of(batch)
         self._refuse_too_many()

@@ -448,7 +448,7 @@ def errors(
 
 
 def record_errors(path: Path, rows: Sequence[Errors]) -> None:
-    """Write into a profile how far its predictions of whole stages were found to be off."""
+    """Write into a profile how far its predictions of whole stages were off."""
     checked, stage = read_profile(path), rows[-1]
     words = (
         f"whole stages off by {stage.median:.1%} (median) and {stage.p95:.1%} (P95) over "

@@ -49,8 +49,8 @@ class CpuStopwatch:
     computed meanwhile, have left them.
     `threads` that compute: with one, seconds are those for which it had the CPU, since what other
     processes take meanwhile is no cost of an operator, and a run is disturbed when these were less
-    than UNDISTURBED of its time. With several, that cannot be told from their waiting for each
-    other, and seconds are those of the clock.
+    than UNDISTURBED of its time. With several, that looks like their waiting for each other, and
+    seconds are those of the clock.
     """
 
     def __init__(self, threads: int = 1) -> None:

@@ -126,12 +126,12 @@ class Driver:
     `clock` is that of the workers' times.
     `front` lets requests in, without one those of the world. `text_of` says what workers that
     compute with tokens are given; `book` has it where several drivers share the requests. The run
-    fails when nothing is heard of a micro-batch for `patience_s` seconds longer than all those in
-    flight take. `on_added` is called with (request
-    id, why it is refused or None), `on_token` with (request id, token) as tokens come, and says
-    with True that the request ends there; `on_given_up` with the id of a request that the policy
-    ends for want of pages; `on_done` with the number of requests done. What happens
-    goes to `blocks` every FLUSH_S. `origin_s` is the clock's time of its start.
+    fails when no message of a micro-batch comes for `patience_s` seconds longer than all those in
+    flight take. `on_added` is called with (request id, why it is refused or None), `on_token` with
+    (request id, token) as tokens come, and says with True that the request ends there;
+    `on_given_up` with the id of a request that the policy ends for want of pages; `on_done` with
+    the number of requests done. What happens goes to `blocks` every FLUSH_S. `origin_s` is the
+    clock's time of its start.
     """
 
     def __init__(

@@ -66,8 +66,8 @@ class WorkerPipeline:
     """Worker processes, one for each of `settings` or one for all `together`, in a `with` block.
 
     Each stage is as many of them as it has `ranks`, which come one after the other. `name` is said
-    of them where there are several pipelines. `coupled`: a stage is told of a micro-batch by the
-    one before it, with the activations, and only stage 0 by the driver. `receive` and `send` raise
+    of them where there are several pipelines. `coupled`: a stage gets a micro-batch from the one
+    before it, with the activations, and only stage 0 by the driver. `receive` and `send` raise
     WorkerError for a worker that died, was stopped, failed or takes no messages.
     """
 
@@ -297,7 +297,7 @@ class WorkerPipeline:
             )
 
     def _raise_killed(self) -> None:
-        """Raise for a killed worker, if there is one: another's broken connection comes of that.
+        """Raise for a killed worker, if there is one: it breaks others' connections.
 
         Its neighbour may report that before the system reports the killed one.
         """

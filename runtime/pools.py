@@ -2,7 +2,7 @@
 
 A pool is a driver with a pipeline of its own; one thread turns all of them. Emulated, KV crosses
 for as long as the link's cost says. Where workers compute, its pages are read in the processes of
-one pool and written in those of the other, and it has crossed when the last of them says so.
+one pool and written in those of the other, and it has crossed when the last of them reports so.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PoolDriver(Driver):
         super().changed(now_s)
 
     def decide(self, now_s: float) -> None:
-        """Ask the policy; requests that waited here first may be admitted now."""
+        """Ask the policy; transfers behind requests that are now admitted may start."""
         super().decide(now_s)
         self._system.poke(now_s)
 

@@ -175,10 +175,9 @@ def job_of(
 ) -> Job:
     """Return the job that a file and its overrides describe; UsageError if it cannot be served.
 
-    The CPU time of a `runtime` is for simulations: a real run has its own, which `say` is told in a
-    line. `clients` have the
-    requests: a workload is not read. An `engine` serves in the place of the workers of the file,
-    and asks as it does.
+    The CPU time of a `runtime` is for simulations: a real run has its own, which `say` gets in a
+    line. `clients` have the requests: a workload is not read. An `engine` serves in the place of
+    the workers of the file, and asks as it does.
     """
     if clients:
         overrides = [*overrides, f"workload={{trace: {CLIENTS}}}"]

@@ -55,8 +55,8 @@ class Workers:
     `together`.
 
     `text_of` gives the requests their token ids, where workers compute with them. The run fails
-    when nothing is heard of a micro-batch for `patience_s` seconds longer than all those in flight
-    take. `facts` go into the provenance. `coupled` stages hear of a micro-batch with its
+    when no message of a micro-batch comes for `patience_s` seconds longer than all those in flight
+    take. `facts` go into the provenance. `coupled` stages receive a micro-batch with its
     activations.
     """
 

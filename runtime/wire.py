@@ -76,7 +76,7 @@ class Step(NamedTuple):
     `decodes` are request ids. `dropped` rows gave their pages back since the last step (they ended
     or were preempted); that comes before any new page. `activation_bytes` cross each hop. Emulated
     workers compute for `work_s` seconds by stage, and hop k to stage k + 1 is busy for `hops_s[k]`.
-    `tokens` are the input ids, of pieces and decodes in this order; only stage 0 is told. `draws`
+    `tokens` are the input ids, of pieces and decodes in this order; only stage 0 gets them. `draws`
     are those of last pieces, where they are not greedy. Both are empty for emulated workers.
     `adopted` rows have come from another pool, each with its number of tokens in KV; they decode.
     `shared` pages, of a prefix cache, come before the others of their rows.

@@ -83,8 +83,8 @@ class Place:
 class Executed(NamedTuple):
     """When a micro-batch's input was there, when it was computed, and what came of it.
 
-    `num_bytes` go to the next stage, which finds them by `key` where it must be told; `tokens`
-    come out of the last one.
+    `num_bytes` go to the next stage, which finds them by `key` where a key is needed; `tokens` come
+    out of the last one.
     """
 
     available_s: float

@@ -187,7 +187,7 @@ def calibrate(
 
 
 def nearest_of(study: Study, fits: Sequence[Fit], how: How) -> Fit:
-    """Return the one of these fits, once they are found, that comes nearest to its targets."""
+    """Return the fit nearest to its targets, once all are found."""
     with how.simulator("calibrate", None) as simulator:
         for fit in fits:
             search(study, simulator, fit.search())
@@ -326,7 +326,7 @@ def _load(requests: pd.DataFrame) -> Floats:
 
 
 class Compared(Protocol):
-    """A run to simulate, the keys of `patch`, and how far what comes of it is from its target."""
+    """A run to simulate, the keys of `patch`, and the deviations from its target."""
 
     @property
     def patch(self) -> Patch: ...

@@ -1,6 +1,6 @@
 """Results of benchmarks, in the forms in which their clients write them.
 
-`read_results(path)` sees the form from what is in the file, whatever its name: JSON, one object or
+`read_results(path)` sees the form from the file's content, not its name: JSON, one object or
 several, a line each or not, or a CSV with a header. A form of a request a row is a line in
 REQUESTS, one of a run an object is a function in RUNS.
 """
@@ -133,7 +133,7 @@ def _clients(data: Json, path: str) -> float | None:
 
 
 def _numbers(values: Any) -> Floats:
-    """Return a list as numbers, NaN for whatever is none."""
+    """Return a list as numbers, NaN for values that are none."""
     return np.array([number(value) for value in values], dtype=float)
 
 

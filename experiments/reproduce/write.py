@@ -137,7 +137,7 @@ def run_rows(table: pd.DataFrame) -> Iterator[list[str]]:
 def inside_rows(table: pd.DataFrame) -> Iterator[list[str]]:
     """Yield a row of words for each entry and metric: how many measured values an interval holds.
 
-    Even rows of closed loops told the stated error; in what is scored apart they took no part.
+    Even rows of closed loops determined the stated error; the score apart leaves them out.
     """
     order = table.groupby(["entry", "metric"], sort=False).cumcount()
     told = table["entry"].str.startswith("closed-") & (order % 2 == 0)

@@ -80,7 +80,7 @@ class Delta(NamedTuple):
 
 
 class Reply:
-    """The answers to one call, as the event loop hears of them: pieces, or why there are none."""
+    """The answers to one call, for the event loop: pieces, or why there are none."""
 
     def __init__(self, first_id: int, count: int) -> None:
         self.request_ids = range(first_id, first_id + count)

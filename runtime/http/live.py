@@ -230,7 +230,7 @@ class LiveServer:
     ) -> Driver:
         """Let clients in; return the driver that serves them once it runs, made by `drive`.
 
-        `on_token` hears of their tokens too. `speaks`: the workers compute with tokens.
+        `on_token` gets their tokens too. `speaks`: the workers compute with tokens.
         """
         spawn = multiprocessing.get_context("spawn")
         channel, theirs = spawn.Pipe()
@@ -295,7 +295,7 @@ class LiveServer:
         return failure
 
     def close(self) -> None:
-        """End the HTTP server; after an error, its clients have not heard of the end yet."""
+        """End the HTTP server; after an error, its clients do not know of the end yet."""
         clients, process = self._clients, self._process
         if clients is None:
             return

@@ -208,7 +208,7 @@ class _Call:
         return JSONResponse(self.body.answer(self._head, pieces, whole=True) | counts)
 
     async def _events(self, first: Delta, later: AsyncIterator[Delta]) -> AsyncIterator[str]:
-        """A chunk a token; at the end, if asked for, the counts; then the word that it is over.
+        """A chunk a token; at the end, if asked for, the counts; then the end mark.
 
         A stream that breaks ends with the error.
         """

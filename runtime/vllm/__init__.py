@@ -49,7 +49,7 @@ class EngineSettings(NamedTuple):
 
 
 def require_vllm(threads: int = 1, patience_s: float = 60.0) -> Any:
-    """Import vLLM, told to be quiet, and return it; UsageError unless it is of VERSION.
+    """Import vLLM quietly, and return it; UsageError unless it is of VERSION.
 
     Each of its workers has `threads` cores on a CPU. It waits for one for `patience_s` seconds.
     """

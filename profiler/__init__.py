@@ -1,8 +1,8 @@
-"""Measures a device: what the operators of a stage cost, for cost models to interpolate.
+"""Measure a device: what the operators of a stage cost, for cost models to interpolate.
 
-Operators are timed in place, inside forward passes of whole stages, because that is where their
-caches, their threads and their launches are as they will be. The package knows no model: whoever
-has one gives it as a `Subject`. Importing the package imports no torch.
+Operators are timed in place, inside forward passes of whole stages, where caches, threads and
+launches are as in service. The package knows no model: a caller passes one as a `Subject`.
+Importing the package imports no torch.
 """
 
 from evenflow.profiler.importers import import_files

@@ -102,7 +102,7 @@ def _median_s(row: Cells, operator: str) -> float:
 
 
 def _from_milliseconds(row: Cells, column: str) -> float:
-    """Return the seconds that a cell says in milliseconds; UsageError for what is no time."""
+    """Return a cell's milliseconds in seconds; UsageError if it holds no time."""
     milliseconds = row.number(column)
     if math.isnan(milliseconds):
         raise row.wrong(column, "milliseconds, not negative")

@@ -1,4 +1,4 @@
-"""The machine that is measured: its names and versions, threads held in place, and other stages.
+"""The measured machine: its names and versions, pinned threads, and neighbouring stages.
 
 Stages on one CPU share its memory and its last cache: what a stage finds there after it waited for
 its next micro-batch is what the others have left. So others compute on this machine while one is
@@ -64,7 +64,7 @@ def driver_version(device: str) -> str:
 
 
 def libraries() -> str:
-    """Return what computes, with versions."""
+    """Return the libraries that compute, with versions."""
     import torch
 
     return f"torch {torch.__version__}, python {platform.python_version()}"
@@ -76,7 +76,7 @@ def _cores() -> list[int]:
 
 
 def require_threads(threads: int, stages: int = 1) -> None:
-    """Raise a UsageError unless there is a core for each thread of so many stages."""
+    """Raise a UsageError unless there is a core for each thread of `stages` stages."""
     most = len(_cores()) or os.cpu_count() or 1
     if not 1 <= threads <= most:
         raise UsageError(f"--threads {threads}: from 1 to the number of cores, {most}, is right")
@@ -88,12 +88,12 @@ def require_threads(threads: int, stages: int = 1) -> None:
 
 
 def most_beside(device: str, threads: int) -> int:
-    """Return how many stages have cores of their own beside the one that is measured."""
+    """Return how many stages beside the measured one can have cores of their own."""
     return max(len(_cores()) // threads - 1, 0) if device == "cpu" else 0
 
 
 def places_beside(count: int, threads: int) -> list[list[int]]:
-    """Return the cores of so many stages beside the measured one, which has the last."""
+    """Return the cores of `count` stages beside the measured one, which has the last cores."""
     cores = _cores()[:-threads]
     return [cores[len(cores) - (each + 1) * threads :][:threads] for each in range(count)]
 
@@ -137,7 +137,7 @@ START_S = 120.0
 def neighbours(
     make: Callable[[], Subject], shapes: Sequence[Shape], places: Sequence[Sequence[int]]
 ) -> Iterator[None]:
-    """Let a stage compute the shapes on each of `places` (cores) meanwhile, in random order.
+    """Run a stage on each of `places` (cores) meanwhile; it computes the shapes in random order.
 
     `make` is sent to its process. UsageError when one does not start, or ended early, as what was
     measured then holds less than it says.
@@ -169,7 +169,7 @@ def neighbours(
 def _compute(
     make: Callable[[], Subject], shapes: Sequence[Shape], cores: Sequence[int], ready: Connection
 ) -> None:
-    """Be a neighbour until the parent process ends it, or is no more."""
+    """Compute as a neighbour until the parent process ends this process, or exits."""
     end_with_parent()
     rng = np.random.default_rng(os.getpid())
     placed(cores)

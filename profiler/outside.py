@@ -1,11 +1,11 @@
-"""What is measured beside stages: the host's time for a micro-batch, hops, copies, all-reduces.
+"""Measurements beside stages: the host's time for a micro-batch, hops, copies, all-reduces.
 
 The host's and the hops are measured while a pipeline serves: the driver's whole step (policy,
 Batcher, page tables, messages and their ways), the inputs on stage 0, and the way from a stage to
-the next, each as whoever serves saw it: processes share cores, and a message waits for its reader.
-A policy's own time comes on top of that of this one, which is of few lines. An all-reduce runs over
-gloo between processes on a CPU, and over NCCL on CUDA, a GPU a rank. Knows no workers and no
-sockets; of what crosses, bytes and their dtype.
+the next, each as seen by the serving process: processes share cores, and a message waits for its
+reader. A policy's own time comes on top of that of this one, which is of few lines. An all-reduce
+runs over gloo between processes on a CPU, and over NCCL on CUDA, a GPU a rank. Knows no workers and
+no sockets; of what crosses, bytes and their dtype.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def host_points(
     token_bytes: int,
     repeats: int,
 ) -> list[ProfilePoint]:
-    """Measure micro-batches of so many decodes, and of one prompt of so many tokens.
+    """Measure micro-batches of `rows` decodes, and of one prompt of `prompts` tokens.
 
     Points of `cpu_message`, `cpu_schedule` and `cpu_prepare` against rows, of `cpu_prompt` against
     tokens and, where the service crosses, of `transfer`. `token_bytes` of each token cross.
@@ -143,7 +143,7 @@ def _point(key: Key, seconds: Floats) -> ProfilePoint:
 
 
 def detokenise_points(tokenizer: Path, rows: Sequence[int], repeats: int) -> list[ProfilePoint]:
-    """Measure turning one token of each of so many requests into text (cpu_detokenise).
+    """Measure turning one token of each of `rows` requests into text (cpu_detokenise).
 
     `tokenizer` is a tokenizer.json. UsageError when it cannot be read, or the package is missing.
     """
@@ -218,7 +218,7 @@ def _copies_s(size_bytes: int, repeats: int) -> list[float]:
 
 
 class MeasurementJob(NamedTuple):
-    """What the processes of a measurement are told."""
+    """The settings sent to the processes of a measurement."""
 
     backend: str
     ranks: int
@@ -249,7 +249,7 @@ def _points(
 
 
 def _wait(processes: Sequence[Any], limit_s: float) -> None:
-    """Wait for all; when one fails or time is up, end the others and say so."""
+    """Wait for all processes; on a failure or a timeout, end the others and raise."""
     deadline_s = monotonic() + limit_s
     while any(process.is_alive() for process in processes):
         failed = any(process.exitcode for process in processes)
@@ -266,7 +266,7 @@ def _wait(processes: Sequence[Any], limit_s: float) -> None:
 
 
 def _rank(rank: int, job: MeasurementJob, folder: str) -> None:
-    """Be one process of a measurement; rank 0 writes the seconds of each size to `folder`."""
+    """Run as one process of a measurement; rank 0 writes the seconds of each size to `folder`."""
     import torch
     from torch import distributed
 

@@ -1,7 +1,7 @@
 """Measure a profile of a model on this machine's device, and check one against new measurements.
 
-Whoever has the model gives what runs its stage. Nothing here needs a library beyond those of the
-measuring itself, so that it runs on a bare GPU machine.
+The caller passes what runs the model's stage. Needs no library beyond those of the measuring
+itself, so that it runs on a bare GPU machine.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ HOST_REPEATS = 50
 
 @dataclass(frozen=True, slots=True)
 class ProfileSettings:
-    """How to measure: `minutes` in all, on so many `threads`, a stage of so many `layers`.
+    """How to measure: for `minutes` in all, on `threads` threads, a stage of `layers` layers.
 
     More layers where these would not be of all of the model's kinds. `max_tokens`, `max_rows` and
     `max_context` bound the grid; None takes the device's default, and a window with a chunk.
@@ -100,7 +100,7 @@ class ProfileSettings:
 
     @property
     def neighbours(self) -> int:
-        """How many other stages compute meanwhile."""
+        """Number of other stages that compute meanwhile."""
         if self.beside is None:
             return min(machine.most_beside(self.device, self.threads), 1)
         return self.beside if self.device == "cpu" else 0
@@ -194,7 +194,7 @@ def tokenizer_beside(name_or_path: str | Path) -> Path | None:
 def _in_service(
     spec: ModelSpec, limits: Limits, settings: ProfileSettings, stage_of: StageOf
 ) -> Iterator[None]:
-    """Have the measured stage's cores to ourselves, and the other stages compute on theirs."""
+    """Reserve the measured stage's cores, and let the other stages compute on theirs."""
     shapes = random_shapes(limits, 100, np.random.default_rng(settings.seed))
     places = machine.places_beside(settings.neighbours, settings.threads)
     with (
@@ -264,12 +264,12 @@ def _other_points(
 
 
 def _of_all_kinds(layers: int, shapes: ModelSpec | LayerShapes) -> int:
-    """Return how many layers to measure so that there is one of every kind."""
+    """Return the number of layers to measure so that there is one of every kind."""
     return max(layers, shapes.dense_layers + 1, shapes.full_every)
 
 
 def tile_of(points: Sequence[ProfilePoint], tiles: Sequence[int] = TILES) -> int:
-    """Return by which of `tiles` points of products are told best, each point from the others.
+    """Return which of `tiles` predicts points of products best, each point from the others.
 
     1 where a straight line does it: no steps. The measure is the mean relative error.
     """
@@ -356,7 +356,7 @@ def _limits_of(profile: Profile, ranks: int, path: Path) -> Limits:
 
 
 def _spec_of(profile: Profile, layers: int, limits: Limits, path: Path) -> ModelSpec:
-    """Return a model of a profile's shapes and so many layers, named as the file is."""
+    """Return a model of a profile's shapes with `layers` layers, named after the file."""
     return ModelSpec(
         name=str(path),
         num_layers=_of_all_kinds(layers, profile.header.shapes),
@@ -368,7 +368,7 @@ def _spec_of(profile: Profile, layers: int, limits: Limits, path: Path) -> Model
 
 
 class Errors(NamedTuple):
-    """How far predictions of one operator are off, over the micro-batches that have it.
+    """Errors of predictions of one operator, over the micro-batches that have it.
 
     Shares of the mean (Swanson's) of the runs that nothing disturbed: absolute relative errors
     (median and P95) and the signed mean; beside them the machine's own spread: how far
@@ -448,7 +448,7 @@ def errors(
 
 
 def record_errors(path: Path, rows: Sequence[Errors]) -> None:
-    """Write into a profile how far its predictions of whole stages were found to be off."""
+    """Write into a profile how far its predictions of whole stages were off."""
     checked, stage = read_profile(path), rows[-1]
     words = (
         f"whole stages off by {stage.median:.1%} (median) and {stage.p95:.1%} (P95) over "
@@ -517,7 +517,7 @@ def _between_halves(times: Sequence[float]) -> float:
 
 
 def _predictor(parts: StageParts, operator: str) -> Callable[[Shape], float]:
-    """Return what predicts the seconds of an operator, of one layer."""
+    """Return a function that predicts the seconds of an operator, of one layer."""
     if operator.startswith("attention_prefill"):
         prefill = parts.attention(operator)
         return lambda shape: plain_sum(prefill(*chunk)[0] for chunk in shape.chunks)

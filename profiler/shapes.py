@@ -100,12 +100,12 @@ def ladder(start: int, stop: int, per_doubling: float) -> list[int]:
 
 
 def _from(start: int, stop: int, per_doubling: float) -> list[int]:
-    """Return a ladder from `start`, or from a quarter of `stop` when that is lower; maybe none."""
+    """Return a ladder from `start`, or from a quarter of `stop` if lower; may be empty."""
     return ladder(max(min(start, stop // 4), 1), stop, per_doubling) if stop > 0 else []
 
 
 def _token_axis(limits: Limits, level: int, tiles: Sequence[int]) -> Iterable[int]:
-    """Return numbers of tokens; of tile edges those that are none of twice the tile, and the rest.
+    """Return numbers of tokens: a ladder, and tile edges, of smaller tiles only odd multiples.
 
     So a step there tells one tile from the next.
     """

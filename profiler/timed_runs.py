@@ -1,8 +1,8 @@
 """Timed runs of micro-batches: taken in rounds, kept on disk as they come, made into points.
 
 Every shape is run once a round, in a new order each round, until time is up. Time between marks is
-told on the CPU by a clock, of CPU time or of the wall, on CUDA by events; torch is imported only
-there. Knows a subject that runs shapes; no model and no profile file.
+measured on the CPU by a clock, of CPU time or of the wall, on CUDA by events; torch is imported
+only there. Knows a subject that runs shapes; no model and no profile file.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class CpuStopwatch:
     computed meanwhile, have left them.
     `threads` that compute: with one, seconds are those for which it had the CPU, since what other
     processes take meanwhile is no cost of an operator, and a run is disturbed when these were less
-    than UNDISTURBED of its time. With several, that cannot be told from their waiting for each
-    other, and seconds are those of the clock.
+    than UNDISTURBED of its time. With several, that looks like their waiting for each other, and
+    seconds are those of the clock.
     """
 
     def __init__(self, threads: int = 1) -> None:
@@ -150,14 +150,14 @@ PER_ROW = ("head", "sample")
 OUTSIDE = ("cpu_prepare",)
 """What is no time of a stage: `evenflow.profiler.outside` measures it where a pipeline serves."""
 STAGE = "stage"
-"""All that is not outside, of a run whose operators were not marked."""
+"""All that is not outside, of a run without marked operators."""
 
 Key = tuple[str, int | None, int | None, int | None]
 """Operator, tokens, context_tokens, bytes."""
 
 
 class TimedRun(NamedTuple):
-    """One timed run: of which shape, the seconds by operator, and the seconds it took in all.
+    """One timed run: its shape, the seconds by operator, and the seconds in all.
 
     `disturbed`: other processes had the CPU meanwhile.
     """
@@ -207,7 +207,7 @@ class ProfileJournal:
         return plain_sum(run.wall_s for run in self.runs)
 
     def decide(self, **plan: Any) -> None:
-        """Keep what was decided for all later starts."""
+        """Keep a plan for all later starts."""
         self.plan.update(plan)
         self._write({"plan": plan})
 
@@ -259,7 +259,7 @@ class ProfileJournal:
 # -- the rounds ---------------------------------------------------------------------------------
 
 UNMARKED_EVERY = 4
-"""Of so many runs of a shape one, the second, is not marked: the others hold what marks add."""
+"""Of this many runs of a shape one, the second, is not marked: the others hold what marks add."""
 MIN_ROUNDS = 4
 GOOD_ROUNDS = 15
 """Rounds at least, however little time there is; and rounds before a denser grid is worth it."""
@@ -270,7 +270,7 @@ Progress = Callable[[float, float], None]
 
 
 class Subject(Protocol):
-    """What is measured: a stage of some model on some device."""
+    """A measured stage of some model on some device."""
 
     def prepare(self, shape: Shape, rng: np.random.Generator) -> Callable[[Mark], None]:
         """Return a run of a micro-batch, with fresh random inputs, that marks its operators."""
@@ -278,7 +278,7 @@ class Subject(Protocol):
 
     @property
     def note(self) -> str:
-        """What the header of a profile says of the runs so far."""
+        """The note in the header of a profile on the runs so far."""
         ...
 
 
@@ -383,7 +383,7 @@ def stage_s(seconds: Mapping[str, float]) -> float:
 
 
 def marks_share(by_shape: Mapping[Shape, Sequence[TimedRun]]) -> float:
-    """Return by what share a stage takes longer for being marked: the median over the shapes."""
+    """Return the share by which marks lengthen a stage: the median over the shapes."""
     shares = []
     for runs in by_shape.values():
         marked, whole = (
@@ -395,7 +395,7 @@ def marks_share(by_shape: Mapping[Shape, Sequence[TimedRun]]) -> float:
 
 
 def by_marks(runs: Sequence[TimedRun]) -> tuple[list[TimedRun], list[TimedRun]]:
-    """Return the runs whose operators were marked, and the others."""
+    """Return the runs with marked operators, and the others."""
     marked = [run for run in runs if STAGE not in run.seconds]
     return marked, [run for run in runs if STAGE in run.seconds]
 

@@ -50,7 +50,7 @@ class _Sent(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """When the driver heard of things, in seconds of the run.
+    """When the driver received messages, in seconds of the run.
 
     `admitted_s`: of each request, in order of arrival; `freed_s`: of each micro-batch, that stage 0
     has computed it (nothing with a single stage); `returned_s`: that it is back.
@@ -108,7 +108,7 @@ class _Steps:
         self.stage0_free |= not self.sent or message.batch_id == self.sent[-1].number
 
     def take_back(self, message: Returned) -> _Sent:
-        """Return what a message brings back; WorkerError when something else was to come."""
+        """Return the micro-batch that a message brings back; WorkerError when another was due."""
         sent = self.sent.popleft()
         expected = sent.number, len(sent.sampled)
         if (message.batch_id, len(message.tokens)) != expected:
@@ -126,12 +126,12 @@ class Driver:
     `clock` is that of the workers' times.
     `front` lets requests in, without one those of the world. `text_of` says what workers that
     compute with tokens are given; `book` has it where several drivers share the requests. The run
-    fails when nothing is heard of a micro-batch for `patience_s` seconds longer than all those in
-    flight take. `on_added` is called with (request
-    id, why it is refused or None), `on_token` with (request id, token) as tokens come, and says
-    with True that the request ends there; `on_given_up` with the id of a request that the policy
-    ends for want of pages; `on_done` with the number of requests done. What happens
-    goes to `blocks` every FLUSH_S. `origin_s` is the clock's time of its start.
+    fails when no message of a micro-batch comes for `patience_s` seconds longer than all those in
+    flight take. `on_added` is called with (request id, why it is refused or None), `on_token` with
+    (request id, token) as tokens come, and says with True that the request ends there;
+    `on_given_up` with the id of a request that the policy ends for want of pages; `on_done` with
+    the number of requests done. What happens goes to `blocks` every FLUSH_S. `origin_s` is the
+    clock's time of its start.
     """
 
     def __init__(
@@ -180,13 +180,13 @@ class Driver:
         take_turns(self)
 
     def hear(self, messages: list[Message], now_s: float) -> None:
-        """Apply what has come at an instant."""
+        """Apply the messages that have come at an instant."""
         self._check_alive(messages, now_s)
         for message in messages:
             self._apply(message, now_s)
 
     def is_due(self, now_s: float) -> bool:
-        """Say whether anything happened at this instant, so that the policy is to be asked."""
+        """Say whether anything happened at this instant, which makes the policy due."""
         return self._changed or (self._wake_at_s is not None and self._wake_at_s <= now_s)
 
     def decide(self, now_s: float) -> None:
@@ -197,7 +197,7 @@ class Driver:
         self._loop.settle(now_s)
 
     def admit(self, request: Request, now_s: float) -> None:
-        """Take an arrival."""
+        """Admit an arrived request."""
         self._changed = True
         self._noted["admitted_s"].append(now_s)
         reason = self._loop.admit(request)
@@ -207,14 +207,14 @@ class Driver:
             self._left(1)
 
     def let_in(self, now_s: float) -> None:
-        """Let in who is due, and let go who has left."""
+        """Admit due requests, and abort those of clients that left."""
         while (request := self._front.due(now_s)) is not None:
             self.admit(request, now_s)
         for request_id in self._front.withdrawn():
             self._abort(request_id, "the client left")
 
     def flush(self) -> None:
-        """Put what is recorded where it is kept."""
+        """Write out what was recorded since the last flush."""
         noted: Block = {name: np.array(values) for name, values in self._noted.items()}
         self._loop.flush({**noted, "flushed_s": np.array([self.now_s])})
         for values in self._noted.values():
@@ -225,7 +225,7 @@ class Driver:
         self.stops = True
 
     def quit(self) -> None:
-        """Leave `run` at once, whatever is in the pipeline."""
+        """Leave `run` at once, even with micro-batches in the pipeline."""
         self._quits = True
 
     def abandon(self, reason: str) -> None:
@@ -236,12 +236,12 @@ class Driver:
 
     @property
     def drivers(self) -> list[Driver]:
-        """Itself: it needs no others."""
+        """The drivers of the system: itself alone."""
         return [self]
 
     @property
     def num_done(self) -> int:
-        """Requests that need nothing more: finished, aborted or rejected."""
+        """Number of requests that finished, were aborted or rejected."""
         return self._recorder.num_done
 
     @property
@@ -251,7 +251,7 @@ class Driver:
 
     @property
     def heard(self) -> Heard:
-        """When it heard of what it answered, once `run` has ended."""
+        """When the driver received what it answered, once `run` has ended."""
         return Heard(*map(self._recorder.column, Heard._fields))
 
     @property
@@ -260,7 +260,7 @@ class Driver:
         return self._recorder.column("driver_s")
 
     def result(self) -> RunResult:
-        """Return what happened so far."""
+        """Return the result so far."""
         return self._loop.result(**self._facts)
 
     @property
@@ -288,7 +288,7 @@ class Driver:
 
     @property
     def next_s(self) -> float:
-        """When there is something to do beside listening, as far as is known."""
+        """When the next thing beside listening is due, as far as is known."""
         times = (self._front.next_s, self._wake_at_s)
         return min((at_s for at_s in times if at_s is not None), default=float("inf"))
 
@@ -306,7 +306,7 @@ class Driver:
     # -- an instant: what happened, then what to send -------------------------------------------
 
     def _apply(self, message: Message, now_s: float) -> None:
-        """Take note of a message."""
+        """Apply a message."""
         if isinstance(message, Returned):
             self._take_back(message, now_s)
         elif isinstance(message, Free):
@@ -335,7 +335,7 @@ class Driver:
         self._left(len(sequences))
 
     def _hand_out(self, request_ids: abc.Sequence[int], tokens: abc.Sequence[int]) -> list[int]:
-        """Give everyone the token that came; return the requests that end with it."""
+        """Give each request its token; return the requests that end with it."""
         stopped = [] if self._book is None else self._book.sampled(request_ids, tokens)
         if (on_token := self._on_token) is not None:
             pairs = zip(request_ids, tokens, strict=True)
@@ -359,16 +359,16 @@ class Driver:
             self._on_done(self.num_done)
 
     def changed(self, now_s: float) -> None:
-        """Something happened: ask when all that has happened is applied; the loop calls it."""
+        """Note a change: the policy is asked once all messages are applied; the loop calls it."""
         self._changed = True
 
     def wake(self, at_s: float) -> None:
-        """A policy asks to be asked again at that time; the loop calls it."""
+        """Note that a policy wants to be asked again at that time; the loop calls it."""
         self._wake_at_s = at_s
 
 
 class System(Protocol):
-    """What `drivers` serve together; a single one is its own."""
+    """What `drivers` serve together; a single driver is its own system."""
 
     @property
     def drivers(self) -> abc.Sequence[Driver]: ...
@@ -389,10 +389,10 @@ class System(Protocol):
 
 
 def take_turns(system: System) -> None:
-    """Serve by one thread until nothing is left to do, or, once the system stops, on its way.
+    """Serve by one thread until nothing is left to do or, once the system stops, in flight.
 
-    An instant is over when all drivers have heard what has come to them, and the system has let in
-    who is due; and when what they decide has changed nothing for another.
+    An instant is over when all drivers have read their messages, the system has admitted the due
+    requests, and no decision has changed anything for another driver.
     """
     drivers = first, *others = system.drivers
     for other in others:
@@ -419,10 +419,9 @@ def take_turns(system: System) -> None:
 
 
 class Replicas:
-    """Pipelines of one kind, each with its driver: the requests of a world go where its router
-    says.
+    """Pipelines of one kind, each with its driver: the world's router distributes the requests.
 
-    `drives` make the drivers, given the front that they share and what hears of requests done.
+    `drives` make the drivers, given the front that they share and a callback for finished requests.
     """
 
     def __init__(
@@ -458,21 +457,21 @@ class Replicas:
 
     @property
     def next_s(self) -> float:
-        """Nothing is due beside what each driver knows."""
+        """Never: each driver knows what is due for it."""
         return float("inf")
 
     @property
     def num_done(self) -> int:
-        """Requests that need nothing more: finished or rejected."""
+        """Number of requests that finished or were rejected."""
         return sum(driver.num_done for driver in self.drivers)
 
     def let_in(self, now_s: float) -> None:
-        """Give who is due to the drivers that the router chooses."""
+        """Pass due requests to the drivers that the router chooses."""
         while (request := self._front.due(now_s)) is not None:
             self._choose(request).admit(request, now_s)
 
     def flush(self) -> None:
-        """Put what is recorded where it is kept."""
+        """Write out what was recorded since the last flush."""
         for driver in self.drivers:
             driver.flush()
 

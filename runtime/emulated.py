@@ -1,4 +1,4 @@
-"""A worker that computes nothing: it waits for as long as a cost model says, and makes up tokens.
+"""A worker that computes nothing: it waits as long as a cost model says, and makes up tokens.
 
 Knows a step's seconds, given with it; no cost model, no sockets.
 """
@@ -23,10 +23,10 @@ VOCABULARY = 32_000
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What is wrong with one stage, on purpose.
+    """Faults injected into one stage.
 
     It computes `slow_factor` times as long; it kills itself before micro-batch number `dies_after`
-    (counted from 0); what it is sent arrives `link_delay_s` seconds later.
+    (counted from 0); its messages arrive `link_delay_s` seconds later.
     """
 
     slow_factor: float = 1.0
@@ -36,7 +36,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedSettings:
-    """What an emulated worker is made from."""
+    """Settings of an emulated worker."""
 
     latency_s: float = 0.0
     faults: Faults = Faults()
@@ -79,12 +79,12 @@ class EmulatedWorker:
         return Prepared(work_s, hop_s, step.activation_bytes, tokens)
 
     def fetch(self, activation: Activation) -> None:
-        """Nothing comes with it."""
+        """Do nothing: an emulated activation has no data."""
 
     def execute(
         self, prepared: Prepared, activation: Activation | None, received_s: float
     ) -> Executed:
-        """Wait until the work would be done."""
+        """Wait until the micro-batch would be computed."""
         if self._executed == self._faults.dies_after:
             os.kill(os.getpid(), signal.SIGKILL)
         self._executed += 1

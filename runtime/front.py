@@ -16,7 +16,7 @@ from evenflow.types import Request
 
 
 class Front(Protocol):
-    """What a driver asks for requests. True as long as requests may come."""
+    """The source of a driver's requests. True as long as requests may come."""
 
     @property
     def next_s(self) -> float | None:
@@ -28,14 +28,14 @@ class Front(Protocol):
         """Return a request that enters now, if there is one."""
 
     def withdrawn(self) -> Iterator[int]:
-        """Iterate over the requests whose clients have left since it was last asked."""
+        """Iterate over the requests withdrawn by their clients since the last call."""
 
     def left(self, count: int) -> None:
-        """Hear that so many requests have ended."""
+        """Note that `count` requests have ended."""
 
 
 class TraceReplay:
-    """Lets `requests`, in order of time, in at their arrival times.
+    """Admits `requests`, in order of time, at their arrival times.
 
     `concurrency`: only as many at once; each that ends lets the next one in, and the arrival times
     are ignored. A request that comes late, because the driver was busy, keeps its own time.
@@ -74,7 +74,7 @@ class TraceReplay:
         return iter(())
 
     def left(self, count: int) -> None:
-        """Hear that so many requests have ended."""
+        """Note that `count` requests have ended."""
         if self._places is not None:
             self._places += count
 
@@ -86,7 +86,7 @@ class LiveFront:
     """
 
     def __init__(self) -> None:
-        self._events: deque[Request | int] = deque()  # who comes, and the number of who has left
+        self._events: deque[Request | int] = deque()  # arrivals, and ids withdrawn
         self._open = True
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
@@ -100,12 +100,12 @@ class LiveFront:
         self._wake()
 
     def withdraw(self, request_id: int) -> None:
-        """Say that a client has left; its request may have ended already."""
+        """Withdraw a request because its client has left; it may have ended already."""
         self._events.append(request_id)
         self._wake()
 
     def close(self) -> None:
-        """Let no more requests in; those that are here are served. A signal handler may call it."""
+        """Admit no more requests; the admitted ones are served. A signal handler may call it."""
         self._open = False
         self._wake()
 
@@ -128,7 +128,7 @@ class LiveFront:
         return 0.0 if self._events else None
 
     def due(self, now_s: float) -> Request | None:
-        """Return the next request that has come, as long as nobody has left before it."""
+        """Return the next request that has come, unless a withdrawal is before it."""
         with suppress(BlockingIOError):
             os.read(self._read, 4096)
         event = self._events[0] if self._events else None
@@ -138,15 +138,15 @@ class LiveFront:
         return event
 
     def withdrawn(self) -> Iterator[int]:
-        """Iterate over the requests whose clients have left, as long as nobody comes after them."""
+        """Iterate over withdrawn requests, up to the next arrival."""
         while self._events and isinstance(event := self._events[0], int):
             self._events.popleft()
             yield event
 
     def left(self, count: int) -> None:
-        """Hear that so many requests have ended."""
+        """Note that `count` requests have ended."""
 
     def release(self) -> None:
-        """Give the pipe back; nobody may call anything any more."""
+        """Close the pipe; no method may be called afterwards."""
         os.close(self._read)
         os.close(self._write)

@@ -34,11 +34,11 @@ def journals_in(folder: Path) -> list[Path]:
 
 
 class Lines:
-    """Lines of JSON for a new gzip file, with the system once they are flushed.
+    """Lines of JSON for a new gzip file, passed to the system once flushed.
 
     Each flush writes a member of its own, so that a killed process leaves a file that any tool
     reads, but for what it had not flushed. A file that cannot be written on, on a full disk, stops
-    no run: it is removed, which makes room for the results, and at the end `on_loss` hears why.
+    no run: it is removed, which makes room for the results, and at the end `on_loss` gets why.
     """
 
     def __init__(self, path: Path, on_loss: Callable[[str], None]) -> None:
@@ -53,7 +53,7 @@ class Lines:
         self._lines.append(json.dumps(line, separators=(",", ":")) + "\n")
 
     def flush(self) -> None:
-        """Hand the lines so far to the system."""
+        """Pass the lines so far to the system."""
         if self._lines and self._failure is None:
             data = memoryview(gzip.compress("".join(self._lines).encode("ascii"), 1, mtime=0))
             try:
@@ -74,11 +74,11 @@ class Lines:
 
 
 class Journal:
-    """A new journal; `on_loss` hears of one that cannot be kept. `write` appends an entry.
+    """A new journal; `on_loss` is called if it cannot be kept. `write` appends an entry.
 
     The first line says what a Batcher is made from: the resolved configuration, and the folder that
-    its relative paths start from. The last one says that it is the last. `pool` is whose it is in
-    a system of pools. Of requests, prefixes are written where there is a cache for them.
+    its relative paths start from. The last one says that it is the last. `pool` names the journal's
+    pool, in a system of pools. Of requests, prefixes are written where there is a cache for them.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class Journal:
 
 
 def read_head(path: Path) -> tuple[RunConfig, Path, str | None]:
-    """Return the configuration of a recorded run, the folder of its relative paths, and whose of
-    its pools the journal is.
+    """Return the configuration of a recorded run, the folder of its relative paths, and the
+    journal's pool.
     """
     try:
         head = next(_lines(path), None)

@@ -1,7 +1,7 @@
-"""Which sequence holds which pages, told to the workers as differences: both ends of that.
+"""Page tables sent to the workers as differences: both ends of that.
 
-A step names only the pages that are new to a sequence and those that gave theirs back, so a decode
-that goes on costs its id. Knows no sockets and no clock.
+A step names only new pages of sequences and the sequences that released theirs, so a continuing
+decode costs its id. Knows no sockets and no clock.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class StepWriter:
         return Step(*news, activation_bytes, work_s, hops_s, tokens, draws, adopted, shared)
 
     def adopt(self, seq: Sequence) -> None:
-        """Note a sequence whose KV has come: the next step says where it is."""
+        """Note a sequence after its KV has arrived: the next step says where it is."""
         tokens = seq.request.prompt_tokens + seq.generated - 1
         pages = self._new_pages(seq)
         self._adopted.append(Piece(seq.request.request_id, 0, tokens, False, pages))
@@ -100,15 +100,15 @@ class StepWriter:
                 self._book.ended(seq.request.request_id)
 
     def dropped(self, sequences: list[Sequence]) -> None:
-        """Note sequences that this pool is done with; they may go on in another."""
+        """Note sequences that leave this pool; they may go on in another."""
         for seq in sequences:
             if self._told.pop(seq.request.request_id, None) is not None:
                 self._ended.append(seq.request.request_id)
 
     def _new_pages(self, seq: Sequence, kept_tokens: int = 0) -> list[int]:
-        """Note what the workers do not know of a sequence's pages; return those that are its own.
+        """Note a sequence's pages that are new to the workers; return its own ones.
 
-        One that begins has `kept_tokens` in pages of others.
+        A new sequence has `kept_tokens` in pages of others.
         """
         request_id = seq.request.request_id
         if (told := self._told.get(request_id)) is None:
@@ -119,7 +119,7 @@ class StepWriter:
         return [told.first_page + page for page in new_pages]
 
     def _tell_shared(self, told: _Told, kept_tokens: int = 0) -> None:
-        """Note the pages of a prefix cache that a sequence has since it was told of last.
+        """Note pages of a prefix cache that a sequence got since the last step that named it.
 
         It may be in no micro-batch just now: the pages that it left are free for another.
         """
@@ -202,7 +202,7 @@ class PageTable:
         return rows
 
     def _share(self, shared: abc.Sequence[Shared]) -> None:
-        """Let rows have pages that others have too, once all have left what they had there."""
+        """Give rows shared pages, once all rows have released their old ones."""
         for request_id, start, pages, tokens in shared:
             if start == 0:
                 self._rows.setdefault(request_id, _Held(tokens=tokens))

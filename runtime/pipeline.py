@@ -1,4 +1,4 @@
-"""The workers as the driver sees them: start, send a step, hear what happened, stop.
+"""The workers as the driver sees them: start, send a step, receive messages, stop.
 
 Owns the processes and the sockets, and leaves none behind. Every wait has a limit. Knows no
 requests and no policy.
@@ -53,7 +53,7 @@ LOOK_S = 0.5
 
 
 class KvLayers(NamedTuple):
-    """Layers [start, stop), whose KV a worker has, and where that hears."""
+    """Layers [start, stop) with their KV in one worker, and the worker's address."""
 
     worker: int
     rank: int
@@ -66,8 +66,8 @@ class WorkerPipeline:
     """Worker processes, one for each of `settings` or one for all `together`, in a `with` block.
 
     Each stage is as many of them as it has `ranks`, which come one after the other. `name` is said
-    of them where there are several pipelines. `coupled`: a stage is told of a micro-batch by the
-    one before it, with the activations, and only stage 0 by the driver. `receive` and `send` raise
+    of them where there are several pipelines. `coupled`: a stage gets a micro-batch from the one
+    before it, with the activations, and only stage 0 by the driver. `receive` and `send` raise
     WorkerError for a worker that died, was stopped, failed or takes no messages.
     """
 
@@ -131,7 +131,7 @@ class WorkerPipeline:
         return [process.pid or 0 for process in self._processes]
 
     def send(self, step: Step) -> None:
-        """Tell every stage of a micro-batch, and stage 0 its token ids, or stage 0 alone."""
+        """Send a micro-batch to every stage, with token ids to stage 0, or to stage 0 alone."""
         frames, sockets = [encode(step)], self._steps
         if self._coupled:
             frames, sockets = [*frames, encode(step._replace(tokens=[]))], sockets[: self._ranks]
@@ -144,7 +144,7 @@ class WorkerPipeline:
                 raise WorkerError(f"{self._name(worker)} takes no messages") from None
 
     def receive(self, timeout_s: float) -> list[Message]:
-        """Return all messages that have come; if none, wait for at most so many seconds.
+        """Return all messages that have come; if none, wait for at most `timeout_s` seconds.
 
         What came before a worker failed is returned first; only then the failure is raised.
         """
@@ -164,7 +164,7 @@ class WorkerPipeline:
 
     @property
     def kv_layers(self) -> list[KvLayers]:
-        """Where the keys and values are; nowhere when nothing computes."""
+        """Where the keys and values are; empty for emulated workers."""
         return [
             KvLayers(worker, worker % self._ranks, stage.start, stage.stop, address)
             for worker, stage in enumerate(self._settings)
@@ -174,7 +174,7 @@ class WorkerPipeline:
 
     @property
     def results(self) -> zmq.Socket[bytes]:
-        """What the workers' messages come in by."""
+        """The socket that receives the workers' messages."""
         return self._results
 
     def watch(self, descriptor: int | zmq.Socket[bytes]) -> None:
@@ -182,7 +182,7 @@ class WorkerPipeline:
         self._poller.register(descriptor, zmq.POLLIN)
 
     def close(self, grace_s: float) -> None:
-        """End the workers, after so many seconds by force, and remove the sockets."""
+        """End the workers, after `grace_s` seconds by force, and remove the sockets."""
         for socket in self._steps:
             try:
                 socket.send(encode(Stop()), zmq.NOBLOCK)
@@ -260,9 +260,9 @@ class WorkerPipeline:
         return messages
 
     def _grow_silent(self) -> None:
-        """Count the time since the last look, until a worker is heard of, as its silence.
+        """Add the time since the last look to each worker's silence, which a message ends.
 
-        One that is not heard of yet starts, unless it is stopped.
+        A worker without a message so far is starting, unless it is stopped.
         """
         now_s = time.monotonic()
         passed_s, self._looked_s = min(now_s - self._looked_s, LOOK_S), now_s
@@ -273,7 +273,7 @@ class WorkerPipeline:
                 self._silent_s[worker] = 0.0
 
     def _take_last_words(self, ended: Sequence[BaseProcess]) -> list[Message]:
-        """Wait for what a worker said before it ended by itself, if one did: it may come later."""
+        """Wait for the last message of a worker that ended by itself: it may come later."""
         limit_s = time.monotonic() + LAST_WORDS_LIMIT_S
         messages: list[Message] = []
         if any(_exit_code(process) >= 0 for process in ended):
@@ -282,7 +282,7 @@ class WorkerPipeline:
         return messages
 
     def _raise_failure(self, ended: Sequence[BaseProcess]) -> None:
-        """Raise for what is wrong, if anything: the failure that was told, or the silence."""
+        """Raise for a reported failure, or for silence, if there is one."""
         if self._failure is not None:
             self._raise_killed()
             raise WorkerError(self._failure)
@@ -297,9 +297,9 @@ class WorkerPipeline:
             )
 
     def _raise_killed(self) -> None:
-        """Raise for a killed worker, if there is one: another's broken connection comes of that.
+        """Raise for a killed worker, if there is one: it breaks others' connections.
 
-        The one that is left alone may say so before the system tells of the dead.
+        Its neighbour may report that before the system reports the killed one.
         """
         limit_s = time.monotonic() + CAUSE_LIMIT_S
         while time.monotonic() < limit_s:
@@ -319,13 +319,13 @@ def _is_stopped(process: BaseProcess) -> bool:
 
 
 def _exit_code(process: BaseProcess) -> int:
-    """Return with which code a process ended whose sentinel says that it did."""
+    """Return the exit code of a process that has ended by its sentinel."""
     process.join(CAUSE_LIMIT_S)  # the sentinel is a moment early
     return process.exitcode or 0
 
 
 def ended_error(process: BaseProcess) -> WorkerError:
-    """Return what to raise where a process has ended that was to serve."""
+    """Return the error of a worker process that ended while serving."""
     code = _exit_code(process)
     how = f"killed by signal {-code}" if code < 0 else f"ended with status {code}"
     return WorkerError(f"{process.name} (process {process.pid}) was {how}")

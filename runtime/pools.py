@@ -2,7 +2,7 @@
 
 A pool is a driver with a pipeline of its own; one thread turns all of them. Emulated, KV crosses
 for as long as the link's cost says. Where workers compute, its pages are read in the processes of
-one pool and written in those of the other, and it has crossed when the last of them says so.
+one pool and written in those of the other, and it has crossed when the last of them reports so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Call = tuple[float, int, Callable[[float], None]]
 
 
 class Timers:
-    """Calls that are due at times of the run."""
+    """Calls scheduled for times of the run."""
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
@@ -33,11 +33,11 @@ class Timers:
         self._number = count()
 
     def at(self, time_s: float, call: Callable[[float], None]) -> None:
-        """Have `call` called with the time, once it is that late."""
+        """Schedule `call`, which gets the time, for `time_s`."""
         heappush(self._calls, (time_s, next(self._number), call))
 
     def late(self, time_s: float, call: Callable[[float], None]) -> None:
-        """Have `call` called after all that is due when it is."""
+        """Schedule `call` for `time_s`, after all other calls then due."""
         heappush(self._late, (time_s, next(self._number), call))
 
     @property
@@ -56,7 +56,7 @@ def _due_s(calls: list[_Call]) -> float:
 
 
 class PoolDriver(Driver):
-    """The driver of one pool of a `system`: what it has computed may go on elsewhere."""
+    """The driver of one pool of a `system`: its requests may continue in another pool."""
 
     def __init__(self, *args: Any, system: PooledDriver, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -66,35 +66,35 @@ class PoolDriver(Driver):
         self._system = system
 
     def record(self, seq: decodes.Sequence) -> None:
-        """Count a request among those that this pool served."""
+        """Count a request as served by this pool."""
         self._recorder.finish([seq])
 
     def adopt(self, request_id: int, now_s: float) -> None:
-        """Go on with a request whose KV is here, and tell the workers of its pages."""
+        """Continue a request after its KV has arrived, and tell the workers of its pages."""
         self.engine.adopt(request_id)
         self._writer.adopt(self.engine.queues.live[request_id])
 
     def changed(self, now_s: float) -> None:
-        """Something happened: there may be room, and then it is asked."""
+        """Note a change: there may be room, and then the policy is asked."""
         self._system.transfers.poke(now_s)
         super().changed(now_s)
 
     def decide(self, now_s: float) -> None:
-        """Ask the policy; what waited here, and went first, may be in now."""
+        """Ask the policy; transfers behind requests that are now admitted may start."""
         super().decide(now_s)
         self._system.poke(now_s)
 
     def note_admitted(self, now_s: float) -> None:
-        """An arrival was seen."""
+        """Note that an arrival was seen."""
         self._noted["admitted_s"].append(now_s)
 
     def finished(self, sequences: list[decodes.Sequence], now_s: float) -> None:
-        """Tell the workers, and the system, what has ended here."""
+        """Pass ended requests on to the workers and the system."""
         self._writer.dropped(sequences)
         self._system.finished(self, sequences, now_s)
 
     def _hand_out(self, request_ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Give everyone the token that came, but for those that compute it again."""
+        """Give each request its token, except requests that compute it again."""
         pairs = zip(request_ids, tokens, strict=True)
         kept = [pair for pair in pairs if not self.engine.is_lost(pair[0])]
         return super()._hand_out(*zip(*kept, strict=True)) if kept else []
@@ -165,7 +165,7 @@ class PooledDriver(Pools):
         return min(self._timers.next_s, float("inf") if due_s is None else due_s)
 
     def let_in(self, now_s: float) -> None:
-        """Let in who is due, and make the calls that are."""
+        """Admit due requests, and make due calls."""
         entered = False
         while (request := self._front.due(now_s)) is not None:
             entered = True
@@ -177,12 +177,12 @@ class PooledDriver(Pools):
         self._timers.run_due(now_s)
 
     def poke(self, now_s: float) -> None:
-        """A pool has decided: KV may set out at this same instant."""
+        """Start transfers of KV that a pool's decision allows, at this same instant."""
         self.transfers.poke(now_s)
         self._timers.run_due(now_s)
 
     def flush(self, now_s: float | None = None) -> None:
-        """Put what is recorded where it is kept."""
+        """Write out what was recorded since the last flush."""
         for pool in self.drivers:
             pool.flush()
         super().flush(self.now_s if now_s is None else now_s)
@@ -193,7 +193,7 @@ class PooledDriver(Pools):
             self._book.ended(seq.request.request_id)
 
     def _move(self, transfer: Transfer) -> None:
-        """Have the workers of one pool send the pages of a request to those of another."""
+        """Make the workers of one pool send a request's pages to those of another."""
         request_id = transfer.handover.request.request_id
         source, target = self.drivers[transfer.source], self.drivers[transfer.destination]
         pages = target.engine.moving[request_id].pages
@@ -208,7 +208,7 @@ class PooledDriver(Pools):
                     self._awaited += 1
 
     def part_arrived(self, now_s: float) -> None:
-        """A worker has written what it was sent; the last one's word ends the transfer."""
+        """Note that a worker has written its part; the last part ends the transfer."""
         self._awaited -= 1
         if not self._awaited:
             self.transfers.arrive(now_s)

@@ -1,4 +1,4 @@
-"""What a profiler measures of the runtime: a stage whose operators are marked, and a pipeline."""
+"""What a profiler measures of the runtime: a stage with marked operators, and a pipeline."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from evenflow.specs.model import ModelSpec
 
 
 class TimedStage:
-    """Run shapes on a stage that has both the embedding and the LM head.
+    """Runs shapes on a stage that has both the embedding and the LM head.
 
     `kv_tokens`: the most that the rows of one shape hold in the KV pages together. The pages hold
     random values, and every run gets other tokens in other pages.
@@ -76,7 +76,7 @@ class TimedStage:
 
     @property
     def note(self) -> str:
-        """What the routers did."""
+        """How the routers chose."""
         if not self._woken_evenly:
             return ""
         share = self._woken / self._woken_evenly
@@ -145,8 +145,7 @@ def _require_8_bits(spec: ModelSpec, settings: ProfileSettings) -> None:
 def service_of(model: str | Path, spec: ModelSpec, settings: ProfileSettings) -> Service | None:
     """Return two stages of a layer each: on a CPU, on two GPUs or, crossing none, on one.
 
-    None without ZeroMQ, over which stages are told of micro-batches, and for a model that is not
-    served.
+    None without ZeroMQ, which carries micro-batches to stages, and for a model that is not served.
     """
     if find_spec("zmq") is None or spec.family not in FAMILIES or spec.quantization:
         return None

@@ -1,4 +1,4 @@
-"""From a configuration to a real run: what can be served, by which workers, what comes of it.
+"""From a configuration to a real run: what can be served, its workers, its outcome.
 
 A run is served by `evenflow.runtime.serve`; its folder is written as a
 simulation's is. No command line.
@@ -153,7 +153,7 @@ def _refuse(why: str, *rows: tuple[str, bool, str]) -> None:
 
 
 def outcome_of(job: Job, served: ServedRun) -> Outcome:
-    """Return what a served job came to, as that of a simulated one."""
+    """Return the outcome of a served job, in the form of a simulated one."""
     result = served.result
     summary = summarize(result, job.config.goodput)
     several = served.pipelines if result.replicas > 1 else [served]
@@ -175,10 +175,9 @@ def job_of(
 ) -> Job:
     """Return the job that a file and its overrides describe; UsageError if it cannot be served.
 
-    The CPU time of a `runtime` is for simulations: a real run has its own, which `say` is told in a
-    line. `clients` have the
-    requests: a workload is not read. An `engine` serves in the place of the workers of the file,
-    and asks as it does.
+    The CPU time of a `runtime` is for simulations: a real run has its own, which `say` gets in a
+    line. `clients` have the requests: a workload is not read. An `engine` serves in the place of
+    the workers of the file, and asks as it does.
     """
     if clients:
         overrides = [*overrides, f"workload={{trace: {CLIENTS}}}"]
@@ -208,9 +207,9 @@ def job_of(
 
 
 def real_workload(config: RunConfig, beside: Path) -> Workload:
-    """Return what a real run serves. A model writes something else than what the trace was made of,
-    so prefixes end with the prompts where one computes. It reads the prompts, if they are known and
-    there is a tokenizer; what they have in common, a prefix cache keeps.
+    """Return the workload of a real run. A model's output differs from the trace's, so prefixes end
+    with the prompts where one computes. It reads the prompts, if they are known and there is a
+    tokenizer; what they have in common, a prefix cache keeps.
     """
     computes, tokenizer = config.workers.kind != "emulated", config.workload.tokenizer
     workload = load_workload(config, beside, keep_text=computes and tokenizer is not None)
@@ -268,8 +267,8 @@ def serve_into(
 def replay_folder(folder: Path) -> tuple[str | None, str | None]:
     """Feed the inputs of a recorded run to a fresh Batcher; return the first difference, or None.
 
-    Beside it, if the journal is cut because its driver was killed, what of it is missing.
-    UsageError when the folder holds no record, or one that cannot be read.
+    Beside it, what is missing of a journal that was cut because its driver was killed. UsageError
+    when the folder holds no record, or one that cannot be read.
     """
     with reading(folder):
         if not (paths := journal.journals_in(folder)):
@@ -311,7 +310,7 @@ def _replay_file(path: Path) -> tuple[str | None, str | None]:
 
 
 def check_servable(config: RunConfig) -> None:
-    """Raise UsageError for what only a simulation can do yet."""
+    """Raise UsageError for keys that only a simulation supports yet."""
     require_package("zmq", "a real run", "pyzmq")
     name, vllm = config.scheduler.name, config.workers.kind == "vllm"
     one_policy = "one policy, or workers of another kind"
@@ -351,9 +350,9 @@ def servable(built: Built) -> World:
 
 
 def workers_of(config: RunConfig, built: Built, beside: Path, first: int = 0) -> Workers:
-    """Return the workers that a configuration asks for; UsageError for what cannot be.
+    """Return the workers of a configuration; UsageError for impossible ones.
 
-    `first` workers are there already.
+    `first`: how many workers exist already.
     """
     world = servable(built)
     if isinstance(config.workers, EmulatedWorkers):
@@ -503,7 +502,7 @@ def _check_all_is_computed(world: World) -> None:
 
 
 def _free_bytes(config: RunConfig, device: str) -> list[int]:
-    """Return what the stages may use of each memory they are in; none where nothing tells."""
+    """Return the bytes that stages may use of each memory they are in; none where unknown."""
     from evenflow.runtime.torch.settings import free_gpu_bytes, free_memory_bytes
 
     if device == "cuda":
@@ -513,7 +512,7 @@ def _free_bytes(config: RunConfig, device: str) -> list[int]:
 
 
 def _facts(settings: Sequence[TorchSettings], ranks: int) -> dict[str, Any]:
-    """Say what computes, for the provenance."""
+    """Return facts on what computes, for the provenance."""
     first = settings[0]
     return {
         "device": device_name(first.device),
@@ -528,7 +527,7 @@ def _facts(settings: Sequence[TorchSettings], ranks: int) -> dict[str, Any]:
 
 
 def _notes(settings: Sequence[TorchSettings], built: Built) -> list[str]:
-    """Say what makes the run unlike the costs that it is compared with, a line each."""
+    """Return the differences between the run and the costs it is compared with, a line each."""
     source, first, notes = built.cost_source, settings[0], _sharing(settings)
     if source["kind"] == "profile" and source["dtype"] != first.dtype:
         measured = f"{source['path']} was measured in {source['dtype']}"
@@ -544,7 +543,7 @@ def _sharing(settings: Sequence[TorchSettings]) -> list[str]:
 
 
 def check_comparable(job: Job) -> None:
-    """Raise UsageError where no simulation is of what would be served: stages that take turns."""
+    """Raise UsageError where no simulation matches the run: stages that take turns."""
     check_servable(job.config)
     if job.config.virtual_engines and job.config.dispatch == "eager":
         raise UsageError(
@@ -561,7 +560,7 @@ def check_comparable(job: Job) -> None:
 
 
 def notes_of(provenance: Mapping[str, Any]) -> Sequence[str]:
-    """Return what the provenance of a real run says of its being unlike its costs."""
+    """Return the notes in a real run's provenance on how it differs from its costs."""
     notes: Sequence[str] = provenance.get("workers", {}).get("notes", ())
     return notes
 

@@ -1,4 +1,4 @@
-"""What a real run keeps on disk while it is served, and the results that are made of it.
+"""Files that a real run keeps while serving, and the results made from them.
 
 Of a run that was killed, `recover` makes the files that it would have written, had it ended when it
 last kept something. Serves nothing.
@@ -49,8 +49,8 @@ FACTS = ("max_in_flight", "total_pages", "page_tokens", "prefix_cache")
 class Records:
     """The journal, the tokens and the blocks of a run in a scratch folder, all flushed together.
 
-    It is the `Blocks` of the run's driver, which appends one each second. `on_loss` hears of a file
-    that cannot be kept.
+    It is the `Blocks` of the run's driver, which appends one each second. `on_loss` is called for a
+    file that cannot be kept.
     """
 
     def __init__(self, folder: Path, job: Job, on_loss: Callable[[str], None]) -> None:
@@ -62,10 +62,10 @@ class Records:
         self._lines = None if made_up else Lines(folder / TOKENS, on_loss)
         self.on_token = None if made_up else self._add_token
         self._blocks: BlockFile | None = None
-        self._clients: set[str] = set()  # the parts whose requests are theirs
+        self._clients: set[str] = set()  # the parts with requests of their own
 
     def journal(self, engine: str | None = None) -> Callable[[Entry], None]:
-        """Return what keeps the journal of an engine, of the name of its folder; None: the only."""
+        """Return the writer of an engine's journal, by its folder's name; None: the only engine."""
         place = self._folder / (engine or "")
         place.mkdir(parents=True, exist_ok=True)
         self._journals.append(self._journal_of(place / NAME, pool=engine))
@@ -80,11 +80,11 @@ class Records:
         self._blocks = BlockFile(self._folder / RECORDS, parts.get("", {"parts": parts}) | head)
 
     def part(self, name: str) -> Blocks:
-        """Return what takes what happens in a part; that of the only one has no name."""
+        """Return the blocks of a part of the run; the only part has no name."""
         return _Part(self, name) if name else self
 
     def append(self, block: Block) -> None:
-        """Put a block on disk, and what the journal has so far, and tokens of who has ended."""
+        """Write a block, the journal so far, and the tokens of finished requests to disk."""
         assert self._blocks is not None
         for journal in self._journals:
             journal.flush()
@@ -163,7 +163,7 @@ def write_served(
 
 
 def _with_room(folder: Path, write: Callable[[], None]) -> None:
-    """Write; on a full disk again, without the records, which what is written is made of."""
+    """Write; on a full disk again, after removing the records, the source of the results."""
     try:
         write()
     except OSError:
@@ -208,7 +208,7 @@ def recover(scratch: Path) -> tuple[Path, Outcome, dict[str, Any], list[str]]:
 
 
 def _outcome(head: Any, blocks: list[Block]) -> tuple[Outcome, dict[str, Any]]:
-    """Return what a run had come to by the last of its blocks, and the facts of it."""
+    """Return the outcome of a run as of the last of its blocks, and its facts."""
     parts = head.get("parts", {"": head})
     if LINK in head:
         parts = {plain(name): part for name, part in parts.items()}  # each has a folder of its name

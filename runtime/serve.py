@@ -55,8 +55,8 @@ class Workers:
     `together`.
 
     `text_of` gives the requests their token ids, where workers compute with them. The run fails
-    when nothing is heard of a micro-batch for `patience_s` seconds longer than all those in flight
-    take. `facts` go into the provenance. `coupled` stages hear of a micro-batch with its
+    when no message of a micro-batch comes for `patience_s` seconds longer than all those in flight
+    take. `facts` go into the provenance. `coupled` stages receive a micro-batch with its
     activations.
     """
 
@@ -96,12 +96,12 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class ServedRun:
-    """What a real run came to, and the wall seconds it took.
+    """The outcome of a real run, and the wall seconds it took.
 
     `failure`: why it ended early, None if it did not; `interrupted`: because the user asked for it.
     `unfinished` requests have no result. `driver_s`: the driver's own seconds on each micro-batch;
-    `heard`: when it heard of what it answered. `free_pages` were free at the end. `pipelines`:
-    what each replica, or pool, came to.
+    `heard`: when it received what it answered. `free_pages` were free at the end. `pipelines`: what
+    each replica, or pool, came to.
     """
 
     result: RunResult
@@ -115,7 +115,7 @@ class ServedRun:
     pipelines: Sequence[ServedRun] = ()
 
     def facts(self) -> dict[str, Any]:
-        """Return what summary.json says of the run itself."""
+        """Return the facts in summary.json on the run itself."""
         ends = self.failure, self.unfinished, self.free_pages
         return facts_of(self.result, *ends, self.driver_s)
 
@@ -127,7 +127,7 @@ def facts_of(
     free_pages: int | None,
     driver_s: Floats,
 ) -> dict[str, Any]:
-    """Return what summary.json says of a real run itself; None: it is not known."""
+    """Return the facts in summary.json on a real run itself; None: unknown."""
     work_ms = 1e3 * (driver_s if len(driver_s) else np.zeros(1))
     return {
         "failure": failure,
@@ -218,7 +218,7 @@ def _system(
     on_done: Callable[[int], None] | None,
     blocks: BlocksOf,
 ) -> System:
-    """Return what drives the only pipeline, or several."""
+    """Return the system that drives the only pipeline, or several."""
     from evenflow.runtime.driver import Replicas
     from evenflow.runtime.pools import PooledDriver
 
@@ -238,7 +238,7 @@ def _served(
     ends: tuple[float, str | None, bool],
     unfinished: int,
 ) -> ServedRun:
-    """Return what drivers came to, whose `result` is of all of them."""
+    """Return the drivers' outcomes as one run; `result` is of all of them."""
     from evenflow.runtime.driver import Heard
 
     driver_s = np.concatenate([driver.driver_s for driver in drivers])
@@ -266,7 +266,7 @@ def engines_of(
 
 
 def names_of(world: World) -> list[str]:
-    """Return what the replicas of a world, and their folders, are called; "": the only one."""
+    """Return the names of a world's replicas, and of their folders; "": the only one."""
     count = world.replicas
     return [f"replica-{index}" for index in range(count)] if count > 1 else [""]
 

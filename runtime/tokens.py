@@ -96,7 +96,7 @@ class TokenBook:
         decodes: Sequence[int],
         ahead: Mapping[int, int] | None = None,
     ) -> list[int]:
-        """Return what stage 0 computes: the ids of each chunk, then each decode's last one.
+        """Return the inputs of stage 0: the ids of each chunk, then each decode's last one.
 
         `ahead` has how many output tokens a decode then has; its input is UNKNOWN if the one before
         is on its way.
@@ -112,17 +112,17 @@ class TokenBook:
         return ids
 
     def draws(self, chunks: Sequence[Chunk]) -> list[Draw]:
-        """Return how the requests draw whose prompts end in these chunks, greedy ones left out."""
+        """Return the draws of requests with last chunks among these, without greedy ones."""
         texts = (self._of(chunk.sequence.request).text for chunk in chunks if chunk.last)
         return [text.draw for text in texts if text.draw is not None]
 
     def draws_of(self, request_ids: Iterable[int]) -> list[Draw]:
-        """Return how live requests draw, greedy ones left out."""
+        """Return the draws of live requests, without greedy ones."""
         texts = (self._live[request_id].text for request_id in request_ids)
         return [text.draw for text in texts if text.draw is not None]
 
     def sampled(self, request_ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Note a token each; return the requests that it ends. Unknown ones have left."""
+        """Note a token for each; return the requests that it ends. Unknown ones have left."""
         stopped = []
         for request_id, token in zip(request_ids, tokens, strict=True):
             live = self._live.get(request_id)

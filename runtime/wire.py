@@ -26,8 +26,8 @@ class Piece(NamedTuple):
     """Tokens [start, stop) of a request; `last`: they end its prompt or are its newest, and yield a
     token.
 
-    On the wire `pages` are those that come after what the request has; a worker's page table gives
-    all of them, enough for `stop` tokens.
+    On the wire `pages` are those after the request's known ones; a worker's page table gives all of
+    them, enough for `stop` tokens.
     """
 
     request_id: int
@@ -71,15 +71,15 @@ class Draw(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A micro-batch as every stage hears of it, when it is scheduled.
+    """A micro-batch as it is sent to every stage when scheduled.
 
     `decodes` are request ids. `dropped` rows gave their pages back since the last step (they ended
     or were preempted); that comes before any new page. `activation_bytes` cross each hop. Emulated
     workers compute for `work_s` seconds by stage, and hop k to stage k + 1 is busy for `hops_s[k]`.
-    `tokens` are the input ids, of pieces and decodes in this order; only stage 0 is told. `draws`
+    `tokens` are the input ids, of pieces and decodes in this order; only stage 0 gets them. `draws`
     are those of last pieces, where they are not greedy. Both are empty for emulated workers.
-    `adopted` rows have come from another pool, with the KV of so many tokens; they decode. `shared`
-    pages, of a prefix cache, come before the others of their rows.
+    `adopted` rows have come from another pool, each with its number of tokens in KV; they decode.
+    `shared` pages, of a prefix cache, come before the others of their rows.
     """
 
     batch_id: int
@@ -121,7 +121,7 @@ class Arrived(NamedTuple):
 
 
 class Activation(NamedTuple):
-    """What a stage hands to the next: `times` are (available, start, end) of the stages so far.
+    """An activation for the next stage: `times` are (available, start, end) of the stages so far.
 
     The data are found by `key`, where they do not come by themselves.
     """
@@ -147,13 +147,13 @@ class Returned(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The first message on every connection, and a worker's word that all of its own are there."""
+    """The first message on every connection, and a worker's report that all of its own are up."""
 
     worker: int
 
 
 class Beat(NamedTuple):
-    """A worker's process runs, whatever its stage computes."""
+    """A heartbeat: a worker's process runs, whatever its stage computes."""
 
     worker: int
 
@@ -188,7 +188,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Return the message that the bytes are; WorkerError if they are none."""
+    """Return the message in these bytes; WorkerError if they hold none."""
     try:
         number, *values = json.loads(data)
         kind = KINDS[number]
@@ -211,17 +211,17 @@ def decode(data: bytes) -> Message:
 
 
 def driver_address(folder: str) -> str:
-    """Return where the driver hears from the workers."""
+    """Return the address at which the driver receives from workers."""
     return f"ipc://{folder}/driver"
 
 
 def step_address(folder: str, worker: int) -> str:
-    """Return where a worker hears from the driver."""
+    """Return the address at which a worker receives from the driver."""
     return f"ipc://{folder}/steps-{worker}"
 
 
 def hop_address(folder: str, worker: int) -> str:
-    """Return where a worker hears from the stage before its own."""
+    """Return the address at which a worker receives from the previous stage."""
     return f"ipc://{folder}/hop-{worker}"
 
 

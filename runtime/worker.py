@@ -47,12 +47,12 @@ LOOK_S = 0.25
 """How often a worker with nothing to do looks whether it shall end."""
 
 BEAT_S = 1.0
-"""How often a worker says that it runs; its intake does, so a long micro-batch keeps nobody."""
+"""How often a worker says that it runs; its intake does, so a long micro-batch delays none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a worker stands: its stage of `depth`, the page pool, the folder of the sockets.
+    """A worker's place: its stage of `depth`, the page pool, the folder of the sockets.
 
     It is one of the `ranks` of its stage. Each hands on to that of its rank in the next stage; the
     first speaks for all.
@@ -72,7 +72,7 @@ class Place:
 
     @property
     def number(self) -> int:
-        """Which of all the `workers` it is, stage by stage."""
+        """Its number among all the `workers`, stage by stage."""
         return self.stage * self.ranks + self.rank
 
     @property
@@ -83,8 +83,8 @@ class Place:
 class Executed(NamedTuple):
     """When a micro-batch's input was there, when it was computed, and what came of it.
 
-    `num_bytes` go to the next stage, which finds them by `key` where it must be told; `tokens`
-    come out of the last one.
+    `num_bytes` go to the next stage, which finds them by `key` where a key is needed; `tokens` come
+    out of the last one.
     """
 
     available_s: float
@@ -96,7 +96,7 @@ class Executed(NamedTuple):
 
 
 class Worker(Protocol):
-    """What computes in a stage. Micro-batches come in order, to each of the methods.
+    """The computation of a stage. Micro-batches come in order, to each of the methods.
 
     `prepare` makes the inputs of a step, `fetch` returns when what comes with an activation is
     here; both run in another thread, while an earlier micro-batch computes, or just before
@@ -115,9 +115,9 @@ class Worker(Protocol):
 
 @runtime_checkable
 class KvHolder(Protocol):
-    """What holds keys and values that another pool goes on with; another thread calls it.
+    """A holder of keys and values for another pool; called from another thread.
 
-    `read_kv` returns those that a message names, `write_kv` puts them where one says.
+    `read_kv` returns the keys and values that a message names, `write_kv` stores those of one.
     """
 
     def read_kv(self, move: Move) -> bytes: ...
@@ -126,7 +126,7 @@ class KvHolder(Protocol):
 
 
 class WorkerSettings(Protocol):
-    """What a worker is made from, in its own process."""
+    """Settings that make a worker, in its own process."""
 
     def make(self, place: Place) -> Worker: ...
 
@@ -144,8 +144,8 @@ class _Work(NamedTuple):
 
 
 class _Intake(threading.Thread):
-    """Takes messages in, and puts the work that they are into a queue; steps that come with their
-    activations (on stage 0, which has none, from the driver) as they are, with the step's bytes.
+    """Receives messages, and queues their work; steps that come with their activations (on stage 0,
+    which has none, from the driver) as they are, with the step's bytes.
 
     None in the queue ends the worker, because the driver said so or because of `failure`.
     """
@@ -167,7 +167,7 @@ class _Intake(threading.Thread):
         self._driver = open_socket(context, zmq.PUSH, driver_address(folder))
         self._context = context
         self._peers: dict[str, zmq.Socket[bytes]] = {}  # workers of other pools
-        self._silent = len(self._sockets)  # those that nobody has connected to yet
+        self._silent = len(self._sockets)  # sockets without a connection yet
         self._early: deque[Activation] = deque()  # without their steps: sockets know no order
         self._ahead: deque[_Work] = deque()  # prepared, and without their activations
         self._beat_s = 0.0
@@ -201,7 +201,7 @@ class _Intake(threading.Thread):
                     return
 
     def _take(self, message: Message, received_s: float, data: list[bytes]) -> bool:
-        """Put what a message says where it is waited for; return whether there may be another."""
+        """Pass a message on to its reader; return whether another may follow."""
         if data and isinstance(message, (Step, Activation)):
             self.work.put((message, data[0]))
         elif isinstance(message, Step):
@@ -261,7 +261,7 @@ class _Outlet:
     def hand_on(
         self, batch_id: int, done: Executed, activation: Activation | None, *step: bytes
     ) -> None:
-        """Send what came out of a micro-batch, and its step, to whoever waits for it."""
+        """Send a micro-batch's results, and its step, to the next stage or the driver."""
         before = [] if activation is None else activation.times
         times = [*before, done.available_s, done.start_s, done.end_s]
         if self._place.is_last:
@@ -280,14 +280,14 @@ class _Outlet:
 
 
 def run_process(stages: Sequence[tuple[Place, WorkerSettings]]) -> None:
-    """Be these stages until the driver says stop or is gone. The entry point of a process."""
+    """Run these stages until the driver says stop or is gone. The entry point of a process."""
     end_with_parent(stages[0][0].folder)
     run_stages(stages)
     os._exit(0)  # all is closed; to take torch apart would take a second
 
 
 def run_stages(stages: Sequence[tuple[Place, WorkerSettings]]) -> None:
-    """Be these stages, a thread each, until the driver says stop."""
+    """Run these stages, a thread each, until the driver says stop."""
     threads = [threading.Thread(target=run_worker, args=stage, daemon=True) for stage in stages[1:]]
     for thread in threads:
         thread.start()
@@ -297,7 +297,7 @@ def run_stages(stages: Sequence[tuple[Place, WorkerSettings]]) -> None:
 
 
 def run_worker(place: Place, settings: WorkerSettings) -> None:
-    """Be a stage until the driver says stop."""
+    """Run a stage until the driver says stop."""
     context: Context = zmq.Context()
     outlet = _Outlet(context, place)
     try:

@@ -1,7 +1,7 @@
 """The cases of a figure, axis by axis, and its table: cases run or searched over the seeds.
 
-An axis is one of AXES, or a name under the figure's `axes`, whose values are a number of the study:
-labels with the keys that they stand for, or values of one key. Draws nothing.
+An axis is one of AXES, or a name under the figure's `axes`, with values from a number of the study:
+labels with their keys, or values of one key. Draws nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Case:
         return replace(self, values=values, layers={**self.layers, axis: keys or {}}, **more)
 
     def each(self, axis: str, values: Mapping[Any, Layer]) -> list[Case]:
-        """Return the case at each value of one more axis, with the keys that it stands for."""
+        """Return the case at each value of one more axis, with that value's keys."""
         return [self.at(axis, value, keys) for value, keys in values.items()]
 
     def config(self, study: FigureStudy) -> RunConfig:
@@ -314,10 +314,10 @@ def run_cases(
     more: Mapping[str, Any] | None = None,
     columns: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """Run cases with every seed; return a row each. `measure` is the figure's, if not another's.
+    """Run cases with every seed; return a row each. `measure` is by default the figure's.
 
-    `more` are its arguments, by default the values of the case, or numbers of the study, that
-    `args` names; `columns` those that the values of a case fill, by default all.
+    `more` are its arguments, by default the values of the case, or numbers of the study, named by
+    `args`; `columns` are filled by a case's values, by default all.
     """
     keys = study.plan.keys
     columns = columns or keys.columns or list(cases[0].values)
@@ -345,7 +345,7 @@ def _argument(study: FigureStudy, case: Case, of: str | list[str]) -> Any:
 
 
 def exploded(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """Return columns of runs with a row for each value of their lists, which are equally long."""
+    """Return columns of runs with a row for each value of their equally long lists."""
     table = table.loc[table.error.isna(), list(columns)]
     while lists := [name for name in columns if isinstance(table[name].iloc[0], list)]:
         table = table.explode(lists)
@@ -367,7 +367,7 @@ def over(
 
 
 MODULES = ("measures", "micro_batches", "own")
-"""The modules whose functions a figure's file may name."""
+"""The modules of the functions that a figure's file may name."""
 
 
 def function(name: str, *takes: str) -> Callable[..., Any]:
@@ -435,7 +435,7 @@ def capacities(
 def _search(
     study: FigureStudy, config: RunConfig, slo: tuple[Condition, ...]
 ) -> list[dict[str, Any]]:
-    """Return what the search of each seed found."""
+    """Return the result of each seed's search."""
     seeded = with_(config, {"workload.seed": study.seeds[0]})
     tolerance, count = float(study.numbers["tolerance"]), len(study.seeds)
     asked = CapacityQuestion(

@@ -62,7 +62,7 @@ class Answer:
 
     `ratio` is ours / paper. Of a comparison, `effect` is log(ours) / log(paper):
     1 is the whole published effect, 0 none of it, below 0 the opposite; None where there is none.
-    `low` and `high` are the ends of the 90 % interval of ours, where nine more runs told it.
+    `low` and `high` are the ends of the 90 % interval of ours, where nine more runs were made.
     """
 
     claim: Claim
@@ -105,7 +105,7 @@ def published_value(claim_id: str) -> Any:
 
 
 def load_misses() -> dict[str, str]:
-    """Return, by claim, the sentence that says why ours is apart from the paper's."""
+    """Return, by claim, why our value differs from the paper's, as a sentence."""
     return dict(yaml.safe_load(MISSES.read_text(encoding="utf-8")) or {})
 
 
@@ -157,7 +157,7 @@ def answer(table: pd.DataFrame, asked: Asked) -> Any:
 
 
 def _parts(asked: Asked) -> Mapping[str, Query] | list[Query] | Query:
-    """Return what a list or a mapping in a query asks for, one by one; or itself without any."""
+    """Return the parts of a query's list or mapping, one by one; without any, the query itself."""
     if isinstance(asked, Mapping):
         return asked
     keys = asked.model_dump()
@@ -219,7 +219,7 @@ def _value(table: pd.DataFrame, query: Query) -> float:
 
 
 def _means(table: pd.DataFrame, query: Query, where: Mapping[str, Any]) -> pd.Series[float]:
-    """Return means over the seeds of what is taken, by the axes of which nothing is said.
+    """Return means over the seeds of the queried column, by the axes that the query leaves open.
 
     Of a table without seeds, an axis is what is no fraction.
     """
@@ -246,7 +246,7 @@ def _rows(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
 
 
 class Score(NamedTuple):
-    """How near answers are, over all ratios of one thing to another: ours, and 1 in their place.
+    """Nearness of answers, over all ratios of one thing to another: ours, and 1 in their place.
 
     `off` is the geometric mean of max(ours / paper, paper / ours), `within` how many values are
     within 25 %; of pairs of values that a claim puts in an order, `agree` have that order.

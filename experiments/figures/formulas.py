@@ -1,4 +1,4 @@
-"""What texts of a figure's file stand for: formulas over columns, words with numbers in braces.
+"""Texts of a figure's file: formulas over columns, and words with numbers in braces.
 
 A file is data. A text is read part by part, and what is not listed here is refused by a line: no
 attribute, no call, no power, nothing longer than a person writes.
@@ -41,7 +41,7 @@ COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 
 
 def evaluated(text: str, table: pd.DataFrame, numbers: Mapping[str, Any], key: str) -> pd.Series:
-    """Return what a formula makes of each row of a table; a name is a column.
+    """Return a formula's value in each row of a table; a name is a column.
 
     `{name}` and `{name[part]}` are numbers of the study; an empty cell is not equal to itself.
     UsageError, in the name of the key, for what is no formula, or none of these columns.
@@ -114,7 +114,7 @@ class _Reader:
         raise UsageError(f"{self.key}: no column {shown(name)}; {hint}")
 
     def counts(self, depth: int) -> Callable[[ast.expr], Any]:
-        """Return what reads a part that is a number, or a column of them: words do not add up."""
+        """Return a reader of a part that is a number, or a column of them: words do not add up."""
         return lambda node: pd.to_numeric(self.value(node, depth))
 
     def truth(self, node: ast.expr, depth: int) -> pd.Series:

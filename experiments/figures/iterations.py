@@ -61,7 +61,7 @@ def roofline_of(study: FigureStudy, *layers: Layer) -> RooflineCost:
 
 
 def iteration(world: World) -> Seconds:
-    """Return the seconds from when stage 0 takes a micro-batch until the last stage has done it.
+    """Return the seconds from a micro-batch's start on stage 0 to its end on the last stage.
 
     Stages and links one after the other, and the CPU work that the runtime does not hide.
     """

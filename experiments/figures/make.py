@@ -171,7 +171,7 @@ MISUSED = (
 
 @contextmanager
 def _told(plan: FigurePlan) -> Iterator[None]:
-    """Tell what goes wrong inside of what was set by hand, or of a file of the user's own."""
+    """Turn errors due to keys set by hand, or the user's own file, into UsageErrors."""
     try:
         yield
     except MISUSED as error:
@@ -244,7 +244,7 @@ def write_claims(folder: Path) -> list[Answer]:
 
 
 def _made(path: Path) -> dict[str, Any]:
-    """Return what is kept of a figure beside its picture; UsageError for another file."""
+    """Return the facts kept of a figure beside its picture; UsageError for another file."""
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         facts, claims, ends = about["facts"], about["claims"], about.get("intervals", {})
@@ -256,7 +256,7 @@ def _made(path: Path) -> dict[str, Any]:
 
 
 def markdown(found: Sequence[Answer]) -> str:
-    """Return the table of claims, a row a claim, with what has to be known: why it misses, say."""
+    """Return the table of claims, a row a claim, with notes, such as why one misses."""
     misses = load_misses()
     heads = ("claim", "quantity", "paper", "ours", "ours / paper", "effect", "verdict", "why")
     rows = []

@@ -1,4 +1,4 @@
-"""What the papers' figures keep of a run, besides its summary. Knows no figure and no picture."""
+"""What figures measure of a run, besides its summary. Knows no figure and no picture."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def busy_over_time(result: RunResult, edges: Floats) -> Floats:
 
 
 def phases(outcome: Outcome, columns: Sequence[str]) -> dict[str, Any]:
-    """Return columns of a run's micro-batches, and where each run of those of one kind starts.
+    """Return columns of a run's micro-batches, and where each series of one kind starts.
 
     `kv_before` and `kv_after` are the shares of KV pages held there; `phases`: how many prefill.
     """

@@ -1,7 +1,7 @@
-"""The tables of single micro-batches: what they cost by size, part and layout, without a run.
+"""The tables of single micro-batches: costs by size, part and layout, without a run.
 
-Knows which micro-batches a figure asks for and what of their costs is told; the picture and the
-claims are in the figure's YAML.
+Knows a figure's micro-batches and which of their costs it shows; the picture and the claims are in
+the figure's YAML.
 """
 
 from __future__ import annotations
@@ -209,11 +209,11 @@ FREE = {
     "nodes": None,
     "costs": {"all_reduce": None},
 }
-"""Keys of a run whose GPUs send their messages to each other in no time."""
+"""Keys of a run with free messages between its GPUs."""
 
 
 def communication(study: FigureStudy) -> pd.DataFrame:
-    """Time a prompt on 1, 2, 4 ... GPUs: all of it, and what goes when messages are free."""
+    """Time a prompt on 1, 2, 4 ... GPUs: in all, and the part that free messages would save."""
     rows = []
     lengths = sorted({study.numbers["tokens"], *study.numbers["all_tokens"]})
     for (pair, keys), count in product(pairs(study).items(), study.gpu_counts):

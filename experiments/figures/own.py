@@ -1,4 +1,4 @@
-"""Tables and pictures of single figures that are more than their YAML can say.
+"""Tables and pictures of single figures that a YAML cannot express.
 
 What is swept comes from the figure's cases; scenarios are a few requests that its numbers describe.
 """
@@ -50,7 +50,7 @@ from evenflow.traces.trace import Trace, random_stream
 from evenflow.types import Request
 
 TURN = 5.0
-"""TTFT has turned where its mean is so many times that at the lowest rate."""
+"""TTFT has turned where its mean is this many times that at the lowest rate."""
 
 
 def turning_points(study: FigureStudy, table: pd.DataFrame) -> pd.Series[float]:
@@ -273,7 +273,7 @@ ENDS_AT_ONCE, LASTS = 2, 50
 
 
 def stealing(study: FigureStudy) -> Drawing:
-    """Play the example: as many batches as stages, of which some requests end at once."""
+    """Simulate the example: a batch a stage, with some requests that end at once."""
     numbers = study.numbers
     requests = example(numbers["batch_rows"], numbers["finished"])
     table = first_rounds(played(study, requests, {"stages": study.gpus}), numbers["rounds"])
@@ -299,7 +299,7 @@ def example(batch_rows: int, finished: list[int]) -> list[Request]:
 def first_rounds(result: RunResult, rounds: int) -> pd.DataFrame:
     """Return a row for each decode batch that returns in the first `rounds` of them.
 
-    `average` is that of the live requests over the batches; `withheld` counts those kept back.
+    `average`: live requests over the batches; `withheld`: how many requests are kept back.
     """
     shown, depth = rounds * result.depth, result.depth
     sent = result.decode_tokens[result.decode_tokens > 0]
@@ -364,7 +364,7 @@ def steps_of_prompt(result: RunResult) -> slice:
 
 
 def gaps(result: RunResult) -> dict[str, float]:
-    """Return how the last prompt is computed, and the times between tokens of those that decode."""
+    """Return how the last prompt is computed, and the decoding requests' times between tokens."""
     part = steps_of_prompt(result)
     took_ms = 1e3 * (result.end_s - result.start_s)[part, 0]
     gaps_ms = 1e3 * np.diff(result.returned_s[result.decode_tokens > 0])
@@ -462,7 +462,7 @@ CONTEXTS = tuple(2**power for power in range(8, 16))
 
 
 def disaggregation(study: FigureStudy) -> Drawing:
-    """Run each system at each rate, and one request whose KV is the text's 224 MB."""
+    """Run each system at each rate, and one request with the text's 224 MB of KV."""
     table, moved_ms = table_of(study), example_ms(study)
     shown, run = pd.concat([_transfers(study), table]), study.plan.run.data
     words = {"gpus": study.gpus, "gpu": run["gpu"], "model": run["model"]}

@@ -364,7 +364,7 @@ def _panels(
 
 
 def _width(panel: Panel, rows: pd.DataFrame) -> float:
-    """Return inches: those asked for, or what the bars and the words under them need."""
+    """Return the width in inches: as given, or as bars and the words under them need."""
     if panel.kind != "bars":
         return panel.width
     groups = _across(panel, rows).unique()
@@ -405,7 +405,7 @@ def _in_words(given: Keys, numbers: Words, key: str) -> dict[str, Any]:
 
 
 def _across(panel: Panel, rows: pd.DataFrame) -> pd.Series:
-    """Return what is across of each row: a value, or the words of several columns."""
+    """Return each row's place across: a value, or the words of several columns."""
     if isinstance(panel.x, str):
         return rows[panel.x]
     return rows[panel.x].astype(str).agg("\n".join, axis=1)
@@ -435,7 +435,7 @@ def _curves(panel: Panel, rows: pd.DataFrame, numbers: Words) -> Iterator[PanelL
 
 
 def _written(write: str | None, means: pd.DataFrame, heights: pd.Series) -> Iterator[str]:
-    """Yield what is written at each of the places across, of the height there or of columns."""
+    """Yield the words at each place across, from the height there or from columns."""
     for row, height in zip(means.to_dict("records"), heights, strict=True):
         words = (
             ""
@@ -450,7 +450,7 @@ def _written(write: str | None, means: pd.DataFrame, heights: pd.Series) -> Iter
 
 
 def _reach(values: pd.DataFrame) -> list[pd.Series]:
-    """Return how far the least and the most are from the mean, which may be off by a rounding."""
+    """Return the distances of least and most from the mean, which may be off by a rounding."""
     below, above = values["mean"] - values["min"], values["max"] - values["mean"]
     return [below.clip(lower=0), above.clip(lower=0)]
 
@@ -550,7 +550,7 @@ def _finish_bars(axes: Axes, panel: Panel, curve: PanelLine, places: Any) -> Non
 
 
 def _failure(rows: pd.DataFrame) -> str:
-    """Return in a word or two why runs have no value."""
+    """Return why runs have no value, in a word or two."""
     told = rows.reindex(columns=["error", "status"]).astype(object)
     if any("does not fit" in str(error) for error in told["error"].dropna()):
         return "OOM"
@@ -564,7 +564,7 @@ Run = Mapping[str, Any]
 """A row of a table of runs."""
 
 NUMBERED = 20
-"""Up to so many micro-batches are told apart by their numbers."""
+"""The most micro-batches that get numbers."""
 
 
 def _draw_within(axes: Axes, panel: Panel, rows: pd.DataFrame, numbers: Words) -> Words:

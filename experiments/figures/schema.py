@@ -170,8 +170,8 @@ class FigurePlan:
 def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = False) -> FigurePlan:
     """Read a figure's YAML; `overrides` are `KEY=VALUE` of its run, `study.KEY` or `systems.LABEL`.
 
-    Raises UsageError for unknown keys, for a `study.KEY` that the figure does not have, and for one
-    whose value is of another kind than the figure's.
+    Raises UsageError for unknown keys, for a `study.KEY` that the figure does not have, and for a
+    value of another kind than the figure's.
     """
     document = _read(path)
     yaml_file.checked(FigureKeys, document)
@@ -207,7 +207,7 @@ def _key(assignment: str) -> str:
 
 
 def _read(path: Path, above: tuple[Path, ...] = ()) -> Document:
-    """Return a figure's file, with what it does not say from that of the figure it is like."""
+    """Return a figure's file, completed from the file of the figure that it is `like`."""
     document = yaml_file.read(path, "title, run, study")
     if "like" not in document.data:
         return document
@@ -331,7 +331,7 @@ def set_by_hand(document: Document) -> dict[str, Any]:
 
 
 def without_links(run: Layer) -> dict[str, Any]:
-    """Return a run's keys without those that say what connects its GPUs within a machine."""
+    """Return a run's keys without those of its links within a machine."""
     kept = {key: value for key, value in run.items() if key not in ("link", "machine")}
     if isinstance(costs := kept.get("costs"), Mapping):
         kept["costs"] = {key: value for key, value in costs.items() if key != "all_reduce"}
@@ -339,5 +339,5 @@ def without_links(run: Layer) -> dict[str, Any]:
 
 
 def gpu_name(given: str | Mapping[str, Any]) -> str:
-    """Return what a figure calls a GPU that is named or described."""
+    """Return a figure's name for a GPU that is named or described."""
     return given if isinstance(given, str) else str(given.get("name", "gpu"))

@@ -1,4 +1,4 @@
-"""What a figure is made with: configurations made of layers, runs of them over seeds, and facts.
+"""The means to make a figure: configurations made of layers, runs over seeds, and facts.
 
 The facts are what a reader has to know of the runs: they stand under the picture.
 """
@@ -37,7 +37,7 @@ PLACED = ("stages", "tensor_parallel")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Drawing(Shown):
-    """What a figure's module makes.
+    """The result of a figure's module.
 
     `table` is the data behind the picture, a row a measurement, of which a terminal shows the
     columns `shown` (None: all); `claims` has our value for each published claim the figure answers,
@@ -97,12 +97,12 @@ class FigureStudy:
 
     @property
     def labels(self) -> list[str]:
-        """What the figure's systems are called."""
+        """Names of the figure's systems."""
         return list(self.plan.keys.systems)
 
     @property
     def gpus(self) -> int:
-        """How many GPUs the figure's run has."""
+        """Number of GPUs of the figure's run."""
         stages = self.plan.run.data.get("stages", 1)
         depth = len(stages) if isinstance(stages, list) else _count("stages", stages)
         return depth * _count("tensor_parallel", self.plan.run.data.get("tensor_parallel", 1))
@@ -162,7 +162,7 @@ class FigureStudy:
         return str(long_form("scheduler", self.keys_of(label)["scheduler"])["name"])
 
     def system(self, label: str, gpus: int | None = None) -> Layer:
-        """Return the keys of one of the figure's systems, on so many GPUs (default: `gpus`).
+        """Return the keys of one of the figure's systems, on `gpus` GPUs (default: the figure's).
 
         A system on tensor parallelism gets one stage of all GPUs; any other as many stages as its
         GPUs make, each of as many ranks as the figure's run has.
@@ -219,7 +219,7 @@ class FigureStudy:
         return self.noted(list(cases.values()), table_of(trials))
 
     def simulator(self, asked: int = 0) -> Simulator:
-        """Return who simulates points, and shows how far it is with the `asked` ones.
+        """Return a simulator of points, which shows its progress through `asked` points.
 
         A search, which does not know how many it will need, asks for none.
         """
@@ -263,7 +263,7 @@ class FigureStudy:
             self.doubts += [str(each)] if each.is_unfair else []
 
     def facts(self) -> dict[str, Any]:
-        """Return what the reader of the figure has to know: sizes, seeds, KV pages, costs.
+        """Return facts for the reader of the figure: sizes, seeds, KV pages, costs.
 
         How the GPUs are used, or of several systems, which may differ in that, their number.
         """
@@ -302,7 +302,7 @@ def _parameters_of(system: Layer) -> Sequence[str]:
 
 
 def unfair(trials: Sequence[Trial]) -> list[str]:
-    """Return what makes the systems of a figure's panels unfair to compare; of no systems, weak."""
+    """Return why comparing the systems of a figure's panels is unfair; of no systems, weak."""
     groups: dict[str, dict[str, Side]] = {}
     for trial in trials:
         if not trial.errors:

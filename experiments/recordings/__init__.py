@@ -1,6 +1,6 @@
 """Recorded decisions of real engines, replayed through our own Batcher.
 
-Here: which journal is whose, and what `evenflow replay` replays at a path.
+Here: which engine wrote a journal, and what `evenflow replay` replays at a path.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evenflow.runtime.real import replay_folder
 
 
 class RecordedEngine(NamedTuple):
-    """An engine: its policy here, whose rules are those of this version, and its journals' form."""
+    """An engine: our policy for it, with the rules of this version, and its journals' form."""
 
     name: str
     version: str
@@ -34,7 +34,7 @@ ENGINES = {
 
 
 def of_engines(path: Path) -> list[Path]:
-    """Return the journals of engines at a path: itself, or those of a folder and its folders.
+    """Return the journals of engines at a path: a file, or those below a folder.
 
     None for what evenflow run wrote, a folder or the journal in it.
     """
@@ -62,7 +62,7 @@ def replay_run(path: Path, scheduler: str | None) -> tuple[str | None, str | Non
 def replay_engines(
     paths: list[Path], scheduler: str | None
 ) -> Iterator[tuple[Path, ReplayOutcome | UsageError]]:
-    """Replay journals of engines; of those that cannot be, give the reason."""
+    """Replay journals of engines; for a journal that cannot be replayed, give the reason."""
     for path in paths:
         try:
             yield path, replay(path, engine_of(path).form, scheduler)
@@ -71,7 +71,7 @@ def replay_engines(
 
 
 def engine_of(path: Path) -> RecordedEngine:
-    """Return whose journal a file is; UsageError if it is none of an engine that is known.
+    """Return the engine that wrote a journal; UsageError if it is none of ours.
 
     A journal may say its `engine` and version, which then has to be that of the rules.
     """

@@ -1,6 +1,6 @@
 """Journals of gLLM's scheduler (tools/gllm_package.py), replayed through a Batcher.
 
-An `ask` has the rows that decode and the tokens of prompts, in the package's order, whom it
+An `ask` has the rows that decode and the tokens of prompts, in the package's order, the requests
 preempted, and how many pages were free then. `fails` is the last event where the package finds no
 page for a prefill, or would wait for ever.
 """
@@ -87,7 +87,7 @@ def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
 
 
 def rows_of(batch: MicroBatch | None) -> Event:
-    """Return who decodes in a micro-batch and the tokens of its prompts, as a journal has them."""
+    """Return a micro-batch's decoding requests and prompt tokens, as a journal has them."""
     group = batch.decodes if batch is not None else None
     chunks = batch.chunks if batch is not None else ()
     return {

@@ -1,4 +1,4 @@
-"""What journals of every engine have in common: a file of events, and how far ours are equal."""
+"""Shared parts of all engines' journals: a file of events, and how far ours are equal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Event = Mapping[str, Any]
 
 
 class ReplayOutcome(NamedTuple):
-    """How many steps a journal has, how many are equal before the first `difference`, and that.
+    """Number of steps in a journal, of equal ones before the first `difference`, and that.
 
     `timed` requests, of a journal that has times, were simulated too, with times equal to 1 ns.
     """
@@ -38,7 +38,7 @@ Answers = Iterator[tuple[str, Any, Any]]
 
 
 class Form(Protocol):
-    """How the journals of an engine are to be read: a module of this package.
+    """A reader of the journals of an engine: a module of this package.
 
     `FIELDS`: what each kind of event has to hold. `RULES` say what decides each part of an answer.
     `world_of` gives a journal's requests and deployment; UsageError for what is not modelled.
@@ -67,7 +67,7 @@ class RequestTimes(NamedTuple):
 class Replayer:
     """Feeds the events of a journal to the Batcher of a world, and compares what it answers.
 
-    The micro-batches travel first in, first out. `times` are those that the journal's clock gives.
+    The micro-batches travel first in, first out. `times` come from the journal's clock.
     """
 
     def __init__(self, form: Form, world: World) -> None:
@@ -78,7 +78,7 @@ class Replayer:
         self.times: dict[int, RequestTimes] = {}
 
     def feed(self, event: Event, now_s: float) -> str | None:
-        """Hand on an event; return what is not as recorded, or None."""
+        """Apply an event; return what is not as recorded, or None."""
         if event["kind"] == "add":
             return self.batcher.add(self._requests[event["id"]])
         if event["kind"] == "ask":
@@ -111,7 +111,7 @@ class Replayer:
 
 
 def replay(path: Path, form: Form, scheduler: str | None = None) -> ReplayOutcome:
-    """Replay a journal through the policy `scheduler`, or that which its settings mean.
+    """Replay a journal through the policy `scheduler`, by default that of its settings.
 
     What a journal of equal steps took on a virtual clock is simulated too, and compared to 1 ns.
     UsageError for a file that cannot be read, or settings that are not modelled.
@@ -132,7 +132,7 @@ def replay(path: Path, form: Form, scheduler: str | None = None) -> ReplayOutcom
 
 
 def replayed(events: Sequence[Event], replayer: Replayer) -> ReplayOutcome:
-    """Hand on what follows a journal's `config` until something is not as recorded."""
+    """Feed the events after a journal's `config` until something is not as recorded."""
     steps = sum(event["kind"] == "ask" for event in events)
     step = 0
     for number, event in enumerate(events[1:]):
@@ -211,7 +211,7 @@ def refuse(path: Path, config: Event, modelled: Mapping[str, object]) -> None:
 
 
 class Contents:
-    """What the tokens of each request are: a journal's prompts, and `generated` (known, stop)."""
+    """The tokens of each request: a journal's prompts, and `generated` (known, stop)."""
 
     def __init__(
         self, path: Path, block_tokens: int, generated: Callable[[int, int], list[int]]
@@ -272,7 +272,7 @@ def first_line(path: Path) -> Event:
 
 
 def differ(name: str, ours: object, theirs: object) -> str:
-    """Say of which request a part of an answer is not as recorded, and what is."""
+    """Describe how a part of an answer differs from the recorded one, and for which request."""
     if isinstance(ours, int | float) or isinstance(theirs, int | float):
         return f"{name}: {ours}, recorded {theirs}"
     assert isinstance(ours, Collection)

@@ -94,7 +94,7 @@ def mode(config: Event) -> str:
 
 
 def scheduler_of(config: Event, name: str = "sglang") -> Scheduler:
-    """Return the policy that a journal's settings stand for; `name` takes those that it has."""
+    """Return the policy of a journal's settings; `name` gets the settings that it has."""
     known = parameters(policy(name))
     settings = {**config, "dynamic_chunking": config.get("dynamic_chunking") is not None}
     params = {key: settings[key] for key in known if key in settings}
@@ -171,7 +171,7 @@ def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
 
 
 def _room(batcher: Batcher) -> list[int]:
-    """Return the free tokens, and those of what nobody pins."""
+    """Return the free tokens, and the tokens of unpinned cache entries."""
     pool = batcher.pool
     idle_pages = pool.free_pages - pool.empty_pages
     return [pool.empty_pages * pool.page_tokens, idle_pages * pool.page_tokens]

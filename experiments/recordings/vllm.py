@@ -79,7 +79,7 @@ def mode(config: Event) -> str:
 
 
 def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:
-    """Return the policy that a journal's settings stand for; `name` takes those that it has."""
+    """Return the policy of a journal's settings; `name` gets the settings that it has."""
     params = {
         "max_num_batched_tokens": config["budget"],
         "token_budget": config["budget"],

@@ -1,4 +1,4 @@
-"""Measured runs of others on real GPUs, simulated again, and how far off that is.
+"""Published measured runs on real GPUs, simulated again, and the errors.
 
 The catalogue has a YAML for each set of runs: where its data lies, and what is simulated as it.
 Every run is simulated so, and once more with `runtime: ideal`, to show what the CPU time of the
@@ -55,15 +55,15 @@ class EntryKeys(Keys):
 
     `files` are patterns below the folder of the data: of the form that this catalogue was made
     with, and of the original; `sha256` are the hashes of files that were read. Of a file with many
-    rows those are taken whose facts are among those of `where`, or of one of several. `metrics` are
+    rows, those with facts among those of `where`, or of one of several, are taken. `metrics` are
     compared, with the largest error that is aimed at (null: none). `spread` is the run-to-run
-    spread by metric, of runs whose names end so. `run` holds RUN.yaml's keys; lengths, arrivals and
-    layout come from the file where it says them; `by_lengths` holds those that differ by the row's
-    lengths, "prompt/output", and goes before both. A closed loop serves `rounds` requests a client,
-    of lengths drawn uniformly from the `shortest` share of what is stated to all of it. `sequence`:
-    the runs, by how their names end, were made one after the other on one server, with the same
-    prompts at these requests a second (null: all at once). `assumed` is what nothing measured says,
-    `misses` why what misses does.
+    spread by metric, of runs with names that end so. `run` holds RUN.yaml's keys; lengths, arrivals
+    and layout come from the file where it says them; `by_lengths` holds those that differ by the
+    row's lengths, "prompt/output", and goes before both. A closed loop serves `rounds` requests a
+    client, of lengths drawn uniformly from the `shortest` share of what is stated to all of it.
+    `sequence`: the runs, by how their names end, were made one after the other on one server, with
+    the same prompts at these requests a second (null: all at once). `assumed` is what nothing
+    measured says, `misses` why what misses does.
     """
 
     title: Text
@@ -93,8 +93,8 @@ class Entry:
     def files(self, folder: Path) -> list[Path]:
         """Return the files below a folder, of the first pattern that has any.
 
-        The shared folder keeps measured runs in `measured`; who has only this entry's files may
-        give their own folder.
+        The shared folder keeps measured runs in `measured`; a folder with only this entry's files
+        will do, too.
         """
         for pattern in self.keys.files:
             for below in (pattern, f"measured/{pattern}", pattern.rpartition("/")[2]):
@@ -115,13 +115,13 @@ class Entry:
         )
 
     def others(self, folder: Path) -> list[Path]:
-        """Return those files below a folder that are none of those that the catalogue has read."""
+        """Return this entry's files below a folder that its `sha256` does not have."""
         known = set(self.keys.sha256.values())
         files = self.files(folder)
         return [f for f in files if hashlib.sha256(f.read_bytes()).hexdigest() not in known]
 
     def where_from(self) -> str:
-        """Say where the data is to be had."""
+        """Say where to get the data."""
         return f"it is at {self.keys.source.words()}, to be given with --data DIR"
 
 
@@ -182,7 +182,7 @@ class MeasuredCase(NamedTuple):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Which engine on what, for tables."""
+        """The engine and its hardware, for tables."""
         config = self.config
         name = "-" if self.config.gpu is None else gpu(self.config.gpu).name
         engine = self.entry.keys.engine or self.measured.facts.get("engine", "-")
@@ -197,7 +197,7 @@ class MeasuredCase(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Reproduced(Shown):
-    """What came of measured runs.
+    """The results of reproducing measured runs.
 
     `table` has a row a run and metric: `measured`, `simulated` and `ideal` (with no CPU time), each
     with its `error`, the `goal` for it, and the `spread` of what was measured, as shares; NaN where
@@ -303,8 +303,8 @@ def _others(entries: Sequence[Entry], data: Path) -> Iterator[str]:
 def _unfair(
     entries: Sequence[Entry], pairs: Sequence[tuple[MeasuredCase, Trial]]
 ) -> Iterator[tuple[str, str]]:
-    """Say what makes it unfair to compare an entry's runs: a line for those alike, with the first
-    run's numbers."""
+    """Say why comparing an entry's runs is unfair: a line for those alike, with the first run's
+    numbers."""
     for entry in entries:
         own = [(case.measured, trial.side) for case, trial in pairs if case.entry is entry]
         lines = [
@@ -320,7 +320,7 @@ def _errors(config: RunConfig) -> list[Patch]:
 def cases_of(
     entry: Entry, data: Path, scratch: Path, overrides: Sequence[str] = ()
 ) -> list[MeasuredCase]:
-    """Return what simulates each run of an entry; requests are written to files in `scratch`."""
+    """Return a case for each run of an entry; requests are written to files in `scratch`."""
     runs = entry.measured(data)
     traces = [scratch / f"{entry.name}-{index}.csv" for index in range(len(runs))]
     cases = [_case(entry, run, trace, overrides) for run, trace in zip(runs, traces, strict=True)]
@@ -334,7 +334,7 @@ def cases_of(
 
 
 def _warm(case: MeasuredCase, traces: Mapping[str, Path]) -> MeasuredCase:
-    """Return a case after those runs of its entry's sequence that were before it.
+    """Return a case preceded by the earlier runs of its entry's sequence.
 
     A rate that was not given is that of the slowest given one, with its arrivals so much faster:
     the client draws the same gaps at every rate. Lengths differ by a few tokens from run to run.
@@ -356,7 +356,7 @@ def _warm(case: MeasuredCase, traces: Mapping[str, Path]) -> MeasuredCase:
 def _case(
     entry: Entry, measured: MeasuredRun, trace: Path, overrides: Sequence[str]
 ) -> MeasuredCase:
-    """Return what simulates a measured run; its requests are written to the file `trace`."""
+    """Return the case of a measured run; its requests are written to the file `trace`."""
     facts = measured.facts
     patch = served(measured, trace, entry.keys.rounds, entry.keys.shortest)
     patch |= entry.keys.by_lengths.get(f"{facts.get('isl')}/{facts.get('osl')}", {})

@@ -1,12 +1,12 @@
 """Find the CPU time of an engine from a benchmark's results: the constants of a `runtime`.
 
-A deployment is known (RUN.yaml) and what it was measured to do (the results); the constants are
-those with which the simulation comes nearest to the TTFT and TPOT measured. A Gauss-Newton search
-over log(simulated / measured), none of the constants below 0; large deviations count less (soft
-L1). A simulation is not smooth, as each change makes other micro-batches: slopes are those of a
-plane through all that was tried nearby. Intervals are those of least squares whose deviations
-differ in size (White 1980). A constant that the results cannot tell is left out, and said so. Knows
-no form of results and no command line.
+Given are a deployment (RUN.yaml) and its measurements (the results); the constants bring the
+simulation nearest to the measured TTFT and TPOT. A Gauss-Newton search over log(simulated /
+measured), none of the constants below 0; large deviations count less (soft L1). A simulation is not
+smooth, as each change makes other micro-batches: slopes are those of a plane through all points
+tried nearby. Intervals are those of least squares with deviations that differ in size (White 1980).
+A constant that the results do not determine is left out, and reported. Knows no form of results and
+no command line.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ CONSTANTS = {
     "per_prompt_token_s": 5e-6,
 }
 """What is looked for, and what makes a difference of each: a constant is known when its interval
-reaches no further than this, or than half of itself. Of those that are not known the last is left
-out, then the last of those that still are not."""
+reaches no further than this, or than half of itself. Of the undetermined constants the last is left
+out, then the last of those still undetermined."""
 
 GROUPS = 20
-"""Into so many groups the requests of a run are put."""
+"""Number of groups that the requests of a run are put into."""
 
 SOFT = 0.1
 """Deviations above this share count less."""
 
 STEPS, LENGTHS, GAIN = 8, (1.0, 0.5), 0.01
-"""At most so many steps, each tried at these lengths, until one gains less than this share."""
+"""The most steps, each tried at these lengths, until one gains less than this share."""
 
 STARTS = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Of the first constant, where a search begins if all are hidden: around 0 nothing tells them."""
@@ -74,16 +74,16 @@ SLOPE = 2.0
 TINY = 1e-12
 
 ALIKE = 1e-3
-"""Constants whose effects differ by less than this share of the larger cannot be told apart."""
+"""Constants with effects that differ by less than this share of the larger are not told apart."""
 
 ROUNDS = 5
-"""Requests a client, of a closed loop whose requests are not known."""
+"""Requests a client, of a closed loop with unknown requests."""
 
 CUT_SHARE, SOONER = 0.2, 0.7
-"""When a comparison is doubted: such a share of the requests; so much less time."""
+"""When a comparison is doubted: from this share of the requests; with this much less time."""
 
 APART = 2.0
-"""Runs differ in load when so many times as many requests decode at once, at P90."""
+"""Runs differ in load when the requests that decode at once, at P90, differ by this factor."""
 
 LATENCIES, MEANS = ("ttft_ms", "tpot_ms"), ("mean_ttft_ms", "mean_tpot_ms")
 
@@ -93,7 +93,7 @@ Asking: TypeAlias = Generator[Sequence[Variant], list[Trial], Answer]
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A constant in seconds, and how far it may be off both ways, at 95 %; None: cannot be told."""
+    """A constant in seconds, and how far it may be off both ways, at 95 %; None: undetermined."""
 
     name: str
     value: float
@@ -187,7 +187,7 @@ def calibrate(
 
 
 def nearest_of(study: Study, fits: Sequence[Fit], how: How) -> Fit:
-    """Return the one of these fits, once they are found, that comes nearest to its targets."""
+    """Return the fit nearest to its targets, once all are found."""
     with how.simulator("calibrate", None) as simulator:
         for fit in fits:
             search(study, simulator, fit.search())
@@ -202,7 +202,7 @@ def _holds(kept: Mapping[str, Any], config: RunConfig) -> Sequence[str]:
 
 
 def unfair(run: MeasuredRun, config: RunConfig, ideal: Mapping[str, Floats]) -> list[str]:
-    """Say what makes it unfair to compare a measured run with a simulation of it.
+    """Say why comparing a measured run with its simulation is unfair.
 
     `ideal`: log(simulated / measured) by latency, with no CPU time at all.
     """
@@ -245,7 +245,7 @@ def _queues(run: MeasuredRun) -> bool:
 
 
 class CalibrationTarget:
-    """What a measured run says: TTFT by length of the prompt, TPOT by load, to compare with.
+    """A measured run's values to compare with: TTFT by length of the prompt, TPOT by load.
 
     Requests are put into groups, as the latencies of a single one are a matter of luck: TTFT is the
     group's geometric mean, TPOT that of all its tokens. Of a run of which only means are known,
@@ -314,7 +314,7 @@ def _sum(groups: NDArray[np.int64], values: Floats) -> Floats:
 
 
 def _load(requests: pd.DataFrame) -> Floats:
-    """Return how many requests decode beside each while it does, in the mean."""
+    """Return the mean number of requests that decode beside each while it decodes."""
     start_s = (requests["arrival_s"] + requests["ttft_ms"] / 1e3).to_numpy()
     stop_s = (requests["arrival_s"] + requests["e2el_ms"] / 1e3).to_numpy()
     together_s = [
@@ -326,7 +326,7 @@ def _load(requests: pd.DataFrame) -> Floats:
 
 
 class Compared(Protocol):
-    """A run to simulate, the keys of `patch`, and how far what comes of it is from its target."""
+    """A run to simulate, the keys of `patch`, and the deviations from its target."""
 
     @property
     def patch(self) -> Patch: ...
@@ -363,7 +363,7 @@ class Plane(NamedTuple):
 class Fit:
     """A search for the constants; `kept` are keys of the runtime that stay as they are.
 
-    `left_out` are the positions in CONSTANTS of those that are not looked for, or cannot be told.
+    `left_out` are the positions in CONSTANTS of constants not searched, or not determined.
     """
 
     targets: Sequence[Compared]
@@ -375,7 +375,7 @@ class Fit:
     half_widths: Floats = field(init=False)
 
     def search(self) -> Search:
-        """Ask for simulations until no step is worth it and no constant is beyond telling."""
+        """Request simulations until no step gains enough and no constant is undetermined."""
         starts = [units * np.eye(len(CONSTANTS))[0] for units in STARTS]
         self.ideal, *found = yield from self._at(starts if self._hidden else starts[:1])
         self.best = min([self.ideal, *found], key=lambda point: point.cost)
@@ -392,7 +392,7 @@ class Fit:
             (self.best,) = yield from self._at([units])
 
     def _descend(self) -> Asking[None]:
-        """Go from the best point as far as steps gain anything."""
+        """Step on from the best point as long as steps gain."""
         for _ in range(STEPS):
             plane = yield from self._plane()
             step = self._step(plane)
@@ -426,7 +426,7 @@ class Fit:
 
     @property
     def _hidden(self) -> bool:
-        """Whether CPU time shows only where it is long, so that around 0 nothing tells it."""
+        """Whether CPU time shows only where it is long, so that nothing determines it around 0."""
         return self.kept.get("holds") == "nothing"
 
     @property
@@ -446,7 +446,7 @@ class Fit:
         return step
 
     def _reach(self, plane: Plane) -> Floats:
-        """Return how far each constant may be off, infinite where nothing tells it.
+        """Return how far each constant may be off, infinite where it is undetermined.
 
         From the slopes, what is left of each deviation and the scatter of simulations, which what
         was measured has too; and at least as far as those constants tried that fit as well.
@@ -475,7 +475,7 @@ class Fit:
         return found
 
     def _at(self, points: Sequence[Floats]) -> Asking[list[FittedConstants]]:
-        """Ask for the simulation of all runs with each of these constants."""
+        """Request simulations of all runs with each of these constants."""
         trials = yield [
             Variant({}, {**target.patch, "runtime": self.runtime(units)})
             for units in points
@@ -502,14 +502,14 @@ class Fit:
         return {**self.kept, **{name: value * unit for (name, unit), value in pairs}}
 
     def known(self) -> dict[str, Any]:
-        """Return the keys of `runtime` that the results tell; none where they tell no constant."""
+        """Return the keys of `runtime` that the results determine; none if no constant is."""
         unknown = {name for index, name in enumerate(CONSTANTS) if index in self.left_out}
         keys = self.runtime(self.best.units)
         told = {name: value for name, value in keys.items() if name not in unknown}
         return told if self._free else {}
 
     def constants(self) -> list[Constant]:
-        """Return the constants that were found, and those that cannot be."""
+        """Return the constants found, and those that the results do not determine."""
         units = list(CONSTANTS.values())
         return [
             Constant(

@@ -1,6 +1,6 @@
 """Results of benchmarks, in the forms in which their clients write them.
 
-`read_results(path)` sees the form from what is in the file, whatever its name: JSON, one object or
+`read_results(path)` sees the form from the file's content, not its name: JSON, one object or
 several, a line each or not, or a CSV with a header. A form of a request a row is a line in
 REQUESTS, one of a run an object is a function in RUNS.
 """
@@ -127,13 +127,13 @@ def _number(data: Json, *paths: str, factor: float = 1.0) -> float:
 
 
 def _clients(data: Json, path: str) -> float | None:
-    """Return how many clients there were; None where that is not known."""
+    """Return the number of clients; None where unknown."""
     found = number(_at(data, path))
     return found if 1 <= found <= MOST_CLIENTS else None
 
 
 def _numbers(values: Any) -> Floats:
-    """Return a list as numbers, NaN for whatever is none."""
+    """Return a list as numbers, NaN for values that are none."""
     return np.array([number(value) for value in values], dtype=float)
 
 
@@ -141,7 +141,7 @@ def _numbers(values: Any) -> Floats:
 
 
 class Requests(NamedTuple):
-    """Where a client writes what of a request, and in which units.
+    """Where a client writes each value of a request, and in which units.
 
     `units` are those of the arrival in seconds, of TTFT and E2EL in milliseconds; `clock`: the last
     two are times, as the arrival is. Rows with one of `warmup` at its key are none of the run.
@@ -247,7 +247,7 @@ def _beside(path: Path) -> tuple[float, Floats] | tuple[()]:
 
 
 def _of_guidellm(label: str, data: Json) -> Iterator[MeasuredRun]:
-    """Read a report of GuideLLM, whose `requests` hold those that went well."""
+    """Read a report of GuideLLM; its `requests` are the successful ones."""
     for index, benchmark in enumerate(_list(data, "benchmarks")):
         rows = _list(benchmark, "requests.successful")
         others = (_at(benchmark, f"requests.{kind}") for kind in ("errored", "incomplete"))
@@ -405,7 +405,7 @@ def _of_llmperf(label: str, data: Json) -> Iterator[MeasuredRun]:
 
 
 def _of_trtllm(label: str, data: Json) -> Iterator[MeasuredRun]:
-    """Read a report of trtllm-bench, whose latencies of tokens are there if it streamed."""
+    """Read a report of trtllm-bench, which has latencies of tokens if it streamed."""
     if _at(data, "streaming_metrics") is None:
         raise ValueError("has no streaming_metrics; trtllm-bench with --streaming writes them")
     metrics = {

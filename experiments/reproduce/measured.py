@@ -76,7 +76,7 @@ def of_requests(
 
 
 def _complete(requests: pd.DataFrame) -> tuple[pd.DataFrame, int]:
-    """Return the requests that say all, from time 0 on with their TPOT, and how many do not."""
+    """Return the complete requests, from time 0 on with their TPOT, and how many are incomplete."""
     table = requests[COLUMNS].astype(float)
     lacking = [name for name in COLUMNS if not np.isfinite(table[name]).any()]
     if lacking:
@@ -116,11 +116,11 @@ def of_means(
 
 
 def closed_loop(clients: int) -> dict[str, Any]:
-    """Return the arrivals of so many clients, which send when their last request is answered."""
+    """Return the arrivals of `clients` clients; each sends when its last request is answered."""
     return {"kind": "closed", "concurrency": clients}
 
 
 def layout_words(ranks: int, groups: int, stages: int) -> str:
-    """Return what people call so many GPUs: TP4 x DP2 x PP2, without what there is one of."""
+    """Return the usual name of a layout: TP4 x DP2 x PP2, without a DP or PP of one."""
     more = {"DP": groups, "PP": stages}
     return " x ".join([f"TP{ranks}", *(f"{name}{n}" for name, n in more.items() if n > 1)])

@@ -1,4 +1,4 @@
-"""What `evenflow reproduce` shows: tables in a terminal, a document, a CSV, and a picture."""
+"""The output of `evenflow reproduce`: tables in a terminal, a document, a CSV, and a picture."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _told(row: Mapping[Any, Any], columns: Columns) -> list[str]:
 
 
 def runs_told(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the name and the rows of each run that is told by itself; the others are too many."""
+    """Yield the name and the rows of each run shown by itself; the others are too many."""
     for entry, of_entry in table.groupby("entry", sort=False):
         count = of_entry["run"].nunique()
         if count <= FEW_RUNS:
@@ -137,7 +137,7 @@ def run_rows(table: pd.DataFrame) -> Iterator[list[str]]:
 def inside_rows(table: pd.DataFrame) -> Iterator[list[str]]:
     """Yield a row of words for each entry and metric: how many measured values an interval holds.
 
-    Even rows of closed loops told the stated error; in what is scored apart they took no part.
+    Even rows of closed loops determined the stated error; the score apart leaves them out.
     """
     order = table.groupby(["entry", "metric"], sort=False).cumcount()
     told = table["entry"].str.startswith("closed-") & (order % 2 == 0)

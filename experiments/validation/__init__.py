@@ -1,7 +1,7 @@
-"""How far the simulator is off: the same workload served for real, several times, and simulated.
+"""Errors of the simulator: the same workload served for real, several times, and simulated.
 
-A calibration run may come first: other requests, much fewer, served for real, whose driver and
-message times a second prediction then uses. Knows no command line; what is compared is in
+A calibration run may come first: other requests, much fewer, served for real, from which a second
+prediction takes driver and message times. Knows no command line; what is compared is in
 `evenflow.experiments.validation.layers`.
 """
 
@@ -71,7 +71,7 @@ Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None
 
 @dataclass(frozen=True, slots=True)
 class PipelineRun:
-    """What one pipeline of a real run came to, what the costs say of its micro-batches, and its
+    """The outcome of one pipeline of a real run, the predicted costs of its micro-batches, and its
     times; `world` has the requests that were its own (that of a pool has none).
     """
 
@@ -106,7 +106,7 @@ class RealRun:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What a validation came to. `found` is ready for JSON.
+    """The results of a validation. `found` is ready for JSON.
 
     `measured` is the first real run, `again` that run simulated from its own times (None where a
     run has none of its stages), `predicted` the prediction of it: calibrated, if there was a
@@ -124,7 +124,7 @@ def validate(
 ) -> Validation:
     """Serve a job `runs` times, simulate it, and return the three layers.
 
-    `calibration`: before that, so many requests of the same kind, drawn with another seed, are
+    `calibration`: before that, this many requests of the same kind, drawn with another seed, are
     served for real, for the times of the driver and of messages. Raises KeyboardInterrupt when a
     run is interrupted, UsageError when one does not finish.
     """
@@ -171,9 +171,9 @@ def validate(
 
 
 def _without_stages(job: Job, runs: int, watch: Watch) -> Validation:
-    """Return what can be said where stages tell no times: decisions and end to end.
+    """Return the layers of runs without stage times: decisions and end to end.
 
-    Raises PolicyError when a run's decisions, replayed, are not those that it recorded.
+    Raises PolicyError when a run's decisions, replayed, differ from the recorded ones.
     """
     built, served = job.built(), []
     for number in range(runs):

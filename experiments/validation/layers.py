@@ -56,7 +56,7 @@ STALL_PERCENTILE = 99
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What a run measured, in seconds, a row a micro-batch; the columns are those of Timing.
+    """Measured times of a run, in seconds, a row a micro-batch; the columns are those of Timing.
 
     `arrivals_s`: when the driver saw each request, in the order of the world's.
     """
@@ -143,7 +143,7 @@ class Recorded:
         self._sums_s = [0.0, 0.0]  # measured, and by the costs, of the same micro-batches
 
     def __call__(self, batch: MicroBatch) -> Timing:
-        """Return what the next micro-batch takes."""
+        """Return the times of the next micro-batch."""
         index, key = next(self._positions), (batch.prefill_tokens, batch.decode_tokens)
         by_costs_s = self._costs.times(batch.charged or batch)
         same = self._batches[index : index + 1] == [(*key, batch.free_pages)]
@@ -271,7 +271,7 @@ def structure_of(world: World | PooledWorld, result: RunResult, *times: Times) -
 
 
 def structure_errors(structure: Structure) -> dict[str, Any]:
-    """Return how far a run simulated from its own times is from it.
+    """Return the errors of a run simulated from its own times.
 
     `metrics` has relative errors, `requests` the distribution over requests of the absolute
     relative errors of each latency. `same_micro_batches` is the share of micro-batches that hold as
@@ -328,15 +328,15 @@ def same_batches(one: RunResult, other: RunResult) -> float:
 
 
 class Priced(NamedTuple):
-    """What the costs say of each micro-batch of a run, [m, depth] in seconds, and how many tokens
-    it computes, padding included, [m]."""
+    """Predicted costs of each micro-batch of a run, [m, depth] in seconds, and its tokens, padding
+    included, [m]."""
 
     expected_s: Floats
     num_tokens: Ints
 
 
 class KeepingBatcher(PoolBatcher):
-    """A Batcher, of a pool or not, that keeps what it sent."""
+    """A Batcher, of a pool or not, that keeps the micro-batches it sent."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -351,7 +351,7 @@ class KeepingBatcher(PoolBatcher):
 def priced(
     world: World, journals: Iterable[Iterable[Entry]], *, keeps_pages: bool = False
 ) -> Priced:
-    """Return what the costs say of a recorded run, of the journals of its engines.
+    """Return the predicted costs of a recorded run, from the journals of its engines.
 
     `keeps_pages` as of a PoolBatcher. Raises PolicyError when one, replayed, does not give what
     it records.
@@ -403,7 +403,7 @@ def cost_errors(
 
 
 def repeat_errors(shapes: np.ndarray, measured_s: Floats) -> Floats:
-    """Return |measured / median of its shape - 1| of whatever has at least one like it."""
+    """Return |measured / median of its shape - 1| of all with at least one of the same shape."""
     by_shape = pd.Series(measured_s).groupby(list(shapes.T))
     apart = (measured_s / by_shape.transform("median") - 1).abs()
     return np.asarray(apart[by_shape.transform("size") > 1])

@@ -1,4 +1,4 @@
-"""What a validation found, for people: tables in a terminal and as Markdown, the figure, the files.
+"""The output of a validation: tables in a terminal and as Markdown, the figure, the files.
 
 Knows what `validate` returns; computes nothing but worst cases.
 """
@@ -119,7 +119,7 @@ def sections(found: Found) -> list[Section]:
 
 
 def notes(found: Found) -> list[str]:
-    """Return what to know beside the tables: times around the stages, calibration, load."""
+    """Return notes beside the tables: times around the stages, calibration, load."""
     if "structure" in found:
         lines = [f"around the stages, on average: {_around(found['overheads'])}"]
     else:
@@ -256,7 +256,7 @@ def _shares(label: str, shares: Iterable[float | None]) -> list[str]:
 
 
 def _words(metric: str) -> str:
-    """Return how a row is called: by rule where the summary in a terminal does not have it."""
+    """Return a row's name: by rule where the summary in a terminal does not have it."""
     if metric == "bubble_share":
         return "stages idle"
     words = metric_words(metric)

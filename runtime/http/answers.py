@@ -1,4 +1,4 @@
-"""Between the driver, which has tokens, and the server's event loop, which wants text.
+"""Bridge between the driver, which has tokens, and the server's event loop, for text.
 
 Knows neither HTTP nor the Batcher. An answer is to one request; a reply gathers the answers to all
 prompts of one client's call.
@@ -34,7 +34,7 @@ class ServiceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What is served: a model by its name, and what reads and writes for its clients.
+    """The served model: its name, and what reads and writes for its clients.
 
     `workers` says what computes: torch, or emulated. At most `max_queue` requests wait for their
     first token (None: no limit). `allowed_hosts` are what clients may call the server, beside
@@ -54,7 +54,7 @@ class Serving:
 
 @dataclass(frozen=True)
 class Generation:
-    """What a client asks of one prompt; `max_tokens` is the limit, `stop` strings end it before.
+    """What a client wants for one prompt; `max_tokens` is the limit, `stop` strings end it before.
 
     With `ignore_eos`, end-of-sequence tokens do not. Tokens are drawn greedily at a temperature of
     0.
@@ -72,7 +72,7 @@ class Generation:
 
 
 class Delta(NamedTuple):
-    """What one token adds to the answer number `choice`; `finish_reason` with the last one."""
+    """A token's addition to the answer number `choice`; `finish_reason` with the last one."""
 
     choice: int
     text: str
@@ -80,7 +80,7 @@ class Delta(NamedTuple):
 
 
 class Reply:
-    """The answers to one call, as the event loop hears of them: pieces, or why there are none."""
+    """The answers to one call, for the event loop: pieces, or why there are none."""
 
     def __init__(self, first_id: int, count: int) -> None:
         self.request_ids = range(first_id, first_id + count)
@@ -128,7 +128,7 @@ class _Answer:
             counted.end(reason, self._first_s, now_s, prompt_tokens, self._tokens)
 
     def push(self, token: int) -> Delta:
-        """Return what a token adds."""
+        """Return the piece that a token adds."""
         self._tokens += 1
         if token in self._end_ids:
             return self._last("", "stop")
@@ -147,10 +147,10 @@ class _Answer:
 
 
 class Answers:
-    """All requests of clients that are being answered.
+    """All client requests that are being answered.
 
-    `tell` has the driver hear a word: "submit", "withdraw", or "stop" where a stop string ends an
-    answer. `failure`: why nobody is served any more, None while clients are.
+    `tell` sends the driver a word: "submit", "withdraw", or "stop" where a stop string ends an
+    answer. `failure`: why serving has stopped, None while it goes on.
     """
 
     def __init__(self, serving: Serving, tell: Callable[..., None]) -> None:
@@ -164,7 +164,7 @@ class Answers:
     # -- for clients ----------------------------------------------------------------------------
 
     def submit(self, generations: Sequence[Generation]) -> Reply:
-        """Queue a request for each; ServiceError when nobody is served, or too many wait."""
+        """Queue a request for each; ServiceError when serving has stopped, or too many wait."""
         if self.failure is not None:
             raise ServiceError(self.failure, 503)
         if (most := self.serving.max_queue) is not None:
@@ -185,7 +185,7 @@ class Answers:
         return reply
 
     def withdraw(self, reply: Reply) -> None:
-        """Abort what is still open of a call whose client has left."""
+        """Abort the open requests of a call after its client has left."""
         for request_id in reply.request_ids:  # one that has ended is known no more
             if self._answers.pop(request_id, None) is not None:
                 self.counted.finished["abort"].inc()
@@ -199,18 +199,18 @@ class Answers:
     # -- what the driver says -------------------------------------------------------------------
 
     def close(self, why: str) -> None:
-        """Refuse what is submitted from now on."""
+        """Refuse new requests from now on."""
         self.failure = self.failure or why
 
     def fail(self, why: str) -> None:
-        """Refuse what is submitted from now on, and give up what is open."""
+        """Refuse new requests from now on, and fail the open ones."""
         self.failure = why
         for answer in self._answers.values():
             answer.reply.add(ServiceError(why, 503))
         self._answers.clear()
 
     def added(self, request_id: int, refusal: str | None) -> None:
-        """Hear that a request is served, or why it never can be."""
+        """Note that a request is admitted, or why it never can be."""
         answer = self._answers.get(request_id)
         if answer is None:
             return
@@ -222,7 +222,7 @@ class Answers:
         answer.reply.add(ServiceError(message, 400, "context_length_exceeded", "max_tokens"))
 
     def given_up(self, request_id: int) -> None:
-        """Hear that the policy ended a request before its time."""
+        """Note that the policy ended a request early."""
         answer = self._answers.pop(request_id, None)
         if answer is not None:
             self.counted.finished["abort"].inc()

@@ -1,4 +1,4 @@
-"""What a server counts, as Prometheus reads it, under the names, types and labels of vLLM V1.
+"""Prometheus metrics of a server, under the names, types and labels of vLLM V1.
 
 Names and bounds as `vllm/v1/metrics` of vLLM 0.32.0 has them, so that its dashboards fill; what an
 engine here has not (prefix caches of several tiers, adapters) is left out.
@@ -77,7 +77,7 @@ class Counted:
         self._of["vllm:prompt_tokens_total"].inc(prompt_tokens)
 
     def token(self, since_arrival_s: float, since_last_s: float | None) -> None:
-        """Count a token, so long after the arrival and after the one before (None: no other)."""
+        """Count a token, with seconds since the arrival and the token before (None: the first)."""
         self._of["vllm:generation_tokens_total"].inc()
         if since_last_s is None:
             self._of["vllm:time_to_first_token_seconds"].observe(since_arrival_s)

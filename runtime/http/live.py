@@ -1,8 +1,8 @@
 """A server of the real runtime: HTTP in a process of its own, driver and clients in this one.
 
-Words go between both processes as JSON arrays, a name first, those to the HTTP server many at a
-time. Knows the order in which they start and end, requests and their tokens; no text, no HTTP and
-no configuration.
+Messages between both processes are JSON arrays, a name first; many at a time go to the HTTP server.
+Knows the order in which they start and end, requests and their tokens; no text, no HTTP and no
+configuration.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 @dataclass(slots=True)
 class _Asked:
-    """What the driver has to know of a request while it is served."""
+    """What the driver knows of a request while it is served."""
 
     text: Text
     left: int
@@ -98,28 +98,28 @@ class Clients:
         self._news: SimpleQueue[Word | None] = SimpleQueue()
 
     def start(self) -> None:
-        """Hear and tell from now on, each in a thread."""
+        """Start the threads that receive and send messages."""
         for work in (self._hear, self._send):
             Thread(target=work, name=f"clients{work.__name__}", daemon=True).start()
 
     def tell(self, *word: Any) -> None:
-        """Have the front end hear a word, after all before it; any thread may call it."""
+        """Send the front end a message, in order; any thread may call it."""
         self._news.put(word)
 
     def stop_telling(self) -> None:
-        """Say nothing more."""
+        """Stop sending messages."""
         self._news.put(None)
 
     # -- the driver's thread --------------------------------------------------------------------
 
     def added(self, request_id: int, refusal: str | None) -> None:
-        """Hear that a request is served, or why it never can be."""
+        """Note that a request is admitted, or why it never can be."""
         if refusal is not None:
             self._asked.pop(request_id, None)
         self.tell("added", request_id, refusal)
 
     def given_up(self, request_id: int) -> None:
-        """Hear that the policy ended a request before its time."""
+        """Note that the policy ended a request early."""
         if self._asked.pop(request_id, None) is not None:
             self.tell("given_up", request_id)
 
@@ -140,7 +140,7 @@ class Clients:
         return ends
 
     def text_of(self, request: Request) -> Text:
-        """Return what workers compute with: the prompt, and how its tokens are drawn."""
+        """Return a request's text for workers: the prompt, and how its tokens are drawn."""
         asked = self._asked.get(request.request_id)
         if asked is None:  # its client has left, and the driver is about to hear of it
             return Text([0] * request.prompt_tokens)
@@ -149,7 +149,7 @@ class Clients:
     # -- threads of their own -------------------------------------------------------------------
 
     def _send(self) -> None:
-        """Send what is told, all that there is at a time, until nothing more is said."""
+        """Send queued messages, all at a time, until sending stops."""
         words: list[Word | None] = []
         while not words or words[-1] is not None:
             words.append(self._news.get())
@@ -157,12 +157,12 @@ class Clients:
                 told = [word for word in words if word is not None]
                 try:
                     self._channel.send_bytes(json.dumps(told, separators=(",", ":")).encode())
-                except OSError:  # it is gone, and whoever hears says so
+                except OSError:  # it is gone, and the receiving thread says so
                     return
                 del words[: len(told)]
 
     def _hear(self) -> None:
-        """Apply what the front end says until it is gone."""
+        """Apply the front end's messages until it is gone."""
         heard: dict[str, Callable[..., None]] = {
             "submit": self._submit,
             "withdraw": self._withdraw,
@@ -202,7 +202,7 @@ class Clients:
 
 
 class LiveServer:
-    """Serves what is to be served, as far as that is known yet, on a bound socket.
+    """Serves a model on a bound socket; `serving` is what is known of it yet.
 
     `open`, `drain` (at Ctrl-C), `ended` and `close` are called in this order.
     """
@@ -230,7 +230,7 @@ class LiveServer:
     ) -> Driver:
         """Let clients in; return the driver that serves them once it runs, made by `drive`.
 
-        `on_token` hears of their tokens too. `speaks`: the workers compute with tokens.
+        `on_token` gets their tokens too. `speaks`: the workers compute with tokens.
         """
         spawn = multiprocessing.get_context("spawn")
         channel, theirs = spawn.Pipe()
@@ -275,13 +275,13 @@ class LiveServer:
         return driver
 
     def drain(self) -> None:
-        """Send new clients away; those that are here are served."""
+        """Refuse new clients; the connected ones are served."""
         assert self._clients is not None
         self._clients.tell("close", STOPPING)
         self._clients.front.close()
 
     def ended(self, driver: Driver, failure: str | None) -> str | None:
-        """Tell clients that are still here that nothing more comes, and why.
+        """Tell the remaining clients that nothing more comes, and why.
 
         Return `failure`, or why there are no clients any more.
         """
@@ -295,7 +295,7 @@ class LiveServer:
         return failure
 
     def close(self) -> None:
-        """End the HTTP server; after an error, its clients have not heard of the end yet."""
+        """End the HTTP server; after an error, its clients do not know of the end yet."""
         clients, process = self._clients, self._process
         if clients is None:
             return
@@ -311,7 +311,7 @@ class LiveServer:
         clients.front.release()
 
     def _does_not_start(self, channel: Connection) -> str | None:
-        """Wait for the word that it has started; return why there is none."""
+        """Wait until the HTTP server has started; return why it does not."""
         if not channel.poll(START_LIMIT_S):
             return f"nothing heard of it for {START_LIMIT_S:g} s"
         try:
@@ -321,7 +321,7 @@ class LiveServer:
         return why[0] if why else None
 
     def _lost(self, driver: Driver, why: str | None) -> None:
-        """Hear that the HTTP server is gone; unasked, nobody can be answered any more."""
+        """Note that the HTTP server is gone; if unasked, no client can be answered any more."""
         if self._failure is None:
             self._broken = self._how_it_ended() if why is None else f"the HTTP server ended: {why}"
             driver.quit()
@@ -347,7 +347,7 @@ def _gauges(engines: Sequence[Batcher]) -> Mapping[str, float]:
 
 
 def _serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -> None:
-    """Be the HTTP server's process: it alone needs FastAPI."""
+    """Run the HTTP server's process: it alone needs FastAPI."""
     try:
         from evenflow.runtime.http.server import serve_clients
 

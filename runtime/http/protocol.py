@@ -1,4 +1,4 @@
-"""The wire format of OpenAI's completions and chats: what a client may ask and is answered.
+"""The wire format of OpenAI's completions and chats: requests and answers.
 
 Knows no requests that are being served. A parameter that would change an answer and is not
 supported is refused, never ignored.
@@ -51,13 +51,13 @@ WITHOUT_EFFECT_IN_CHATS: Mapping[str, tuple[Any, ...]] = {
 
 
 class Strict(BaseModel):
-    """What takes nothing that it does not know, and no word for a number."""
+    """A model that refuses unknown parameters, and text in place of numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class StreamOptions(Strict):
-    """What a stream has beside text; `include_usage` adds a last chunk with the token counts.
+    """Options of a stream; `include_usage` adds a last chunk with the token counts.
 
     With `continuous_usage_stats`, which is vLLM's, each chunk has those so far.
     """
@@ -67,7 +67,7 @@ class StreamOptions(Strict):
 
 
 class CompletionBody(Strict):
-    """What the bodies of both kinds of call have.
+    """The parameters that both kinds of call share.
 
     `ignore_eos`, `top_k` and `priority` are as vLLM has them. An answer's id begins with `prefix`;
     `names` are those of a whole answer and of a chunk of a stream. `opening`: what a choice of a
@@ -127,7 +127,7 @@ class CompletionBody(Strict):
     def generations(
         self, prompts: Sequence[list[int]], rng: np.random.Generator, max_model_len: int
     ) -> list[Generation]:
-        """Return what is asked of each prompt, in token ids. Without a seed, one is drawn."""
+        """Return the generation of each prompt, in token ids. Without a seed, one is drawn."""
         seed = int(rng.integers(SEEDS)) if self.seed is None else self.seed
         return [
             Generation(
@@ -159,11 +159,11 @@ class CompletionBody(Strict):
         return {**head, "object": self.names[1], "choices": choices}
 
     def holds(self, text: str, *, whole: bool) -> dict[str, Any]:
-        """Return what a choice has of a text."""
+        """Return the fields of a choice that hold a text."""
         return {"text": text}
 
     def most_tokens(self, room: int) -> int:
-        """Return how many tokens an answer may have, of those that there is `room` for."""
+        """Return the limit on an answer's tokens; `room` is how many the model has left."""
         raise NotImplementedError
 
     def prompt_ids(self, codec: Codec) -> list[list[int]]:

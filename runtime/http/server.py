@@ -1,8 +1,8 @@
 """The HTTP server: OpenAI's completions and chats, /health and /metrics, by FastAPI.
 
-A process of its own, at one end of a channel whose other end has the driver; it does not outlive
-that. Knows HTTP, how many connections there may be and how long a request may be on its way; no
-pages and no policy: tokens, text and their order come from `evenflow.runtime.http.answers`.
+A process of its own, connected to the driver by a channel; it does not outlive the driver. Knows
+HTTP, how many connections there may be and how long a request may be on its way; no pages and no
+policy: tokens, text and their order come from `evenflow.runtime.http.answers`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from evenflow.user_code import place_of, words_of
 T = TypeVar("T")
 
 NO_CLIENT = 499
-"""The status of an answer that nobody waits for any more."""
+"""The status of an answer to a client that has left."""
 
 MOST_BODY_BYTES = 16 * 1024**2
 """Two million token ids, or sixteen million letters: more than any context."""
@@ -133,7 +133,7 @@ def make_app(answers: Answers, gauges: Callable[[], Awaitable[Mapping[str, float
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Have every error answered as OpenAI's clients read it."""
+    """Answer every error in the form that OpenAI's clients read."""
 
     @app.exception_handler(ServiceError)
     async def service_error(_: Request, error: ServiceError) -> Response:
@@ -157,7 +157,7 @@ def _add_errors(app: FastAPI) -> None:
 
 
 def _routes(app: FastAPI) -> list[str]:
-    """Return what there is to call: POST /v1/completions, and so on."""
+    """Return the routes: POST /v1/completions, and so on."""
     ours = [route for route in app.routes if isinstance(route, APIRoute)]
     return [f"{way} {route.path}" for route in ours for way in sorted(route.methods or ())]
 
@@ -208,7 +208,7 @@ class _Call:
         return JSONResponse(self.body.answer(self._head, pieces, whole=True) | counts)
 
     async def _events(self, first: Delta, later: AsyncIterator[Delta]) -> AsyncIterator[str]:
-        """A chunk a token; at the end, if asked for, the counts; then the word that it is over.
+        """A chunk a token; at the end, if asked for, the counts; then the end mark.
 
         A stream that breaks ends with the error.
         """
@@ -282,9 +282,9 @@ def _first_of(error: RequestValidationError) -> ServiceError:
 
 
 class BodyLimits:
-    """An ASGI application whose requests' bodies have limits: 413 above one, 408 above the other.
+    """An ASGI application with limits on requests' bodies: 413 above one, 408 above the other.
 
-    `failure` says why nothing is served any more, None while it is: then nobody waits for a body.
+    `failure` says why serving has stopped, None while it goes on: once stopped, no body is awaited.
     After its body, a request may last as long as its answer takes.
     """
 
@@ -320,9 +320,9 @@ class BodyLimits:
 
 
 class AllowedHosts:
-    """An ASGI application that only answers where it is called by one of its names: 400 elsewhere.
+    """An ASGI application that answers only to its own host names: 400 elsewhere.
 
-    A page of a stranger's, whose name leads to this address (DNS rebinding), still calls it by that
+    A foreign page with a name that leads to this address (DNS rebinding) still calls it by that
     name. Addresses of loopback are ours, and all where the server listens on all (`hosts` has
     0.0.0.0 or ::). Starlette's own knows no IPv6 in its older versions, and answers in plain text.
     """
@@ -399,17 +399,17 @@ class HttpConnection(H11Protocol):
 
 
 def most_connections() -> int:
-    """Return how many connections there may be: as many as files may be open, but for a reserve."""
+    """Return the limit on connections: that on open files, less a reserve."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 1_000_000 if files == resource.RLIM_INFINITY else files
     return max(most // 2, most - 2 * OTHER_FILES)
 
 
 class FewerWords(logging.Filter):
-    """Says in a line what failed, where asyncio and uvicorn would write a traceback.
+    """Logs a failure in a line, where asyncio and uvicorn would write a traceback.
 
-    Once that no connection could be accepted, which asyncio would at each attempt; never that what
-    is written reaches nobody, as when a client leaves with tokens on their way.
+    Once that no connection could be accepted, which asyncio would at each attempt; never that a
+    write reached no client, as when one leaves with tokens on their way.
     """
 
     def __init__(self) -> None:
@@ -430,7 +430,7 @@ class FewerWords(logging.Filter):
 
 
 def serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -> None:
-    """Be the process of a server on a bound socket until the driver says "exit", or is gone."""
+    """Run a server's process on a bound socket until the driver says "exit", or is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they are the driver's to hear
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
@@ -481,7 +481,7 @@ class HttpServer(uvicorn.Server):
         self._channel.send_bytes(b'["started"]')
 
     def _hear(self) -> None:
-        """Apply what the driver says; when it is gone, so is this server, and says so."""
+        """Apply the driver's messages; once the driver is gone, fail open answers and exit."""
         try:
             while self._channel.poll():
                 for name, *values in json.loads(self._channel.recv_bytes()):

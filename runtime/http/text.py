@@ -30,9 +30,9 @@ UNFINISHED = "\ufffd"
 class Codec:
     """Both ways between text and tokens; UsageError if the file at `path` is no tokenizer.json.
 
-    Without one, and for tokens that are `made_up` whatever reads the prompts, a token is written as
-    its number and a space, so that a client can read back what it got. `end_ids` end an output and
-    are no text. The model knows token ids below `vocab_size` (None: any).
+    Without one, and for `made_up` tokens, however prompts are read, a token is written as its
+    number and a space, so that a client can read back what it got. `end_ids` end an output and are
+    no text. The model knows token ids below `vocab_size` (None: any).
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Codec:
         )
 
     def stream(self) -> TextStream:
-        """Return what makes text of the tokens of one output."""
+        """Return a stream that turns the tokens of one output into text."""
         return TextStream(None if self._made_up else self._tokenizer)
 
 
@@ -127,7 +127,7 @@ class TextStream:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._context = 0  # tokens in front whose text is out
+        self._context = 0  # tokens in front, with their text out
 
     def push(self, token: int) -> str:
         """Return the text that is certain with this token."""
@@ -142,7 +142,7 @@ class TextStream:
         return text
 
     def rest(self) -> str:
-        """Return what is left when no more tokens come."""
+        """Return the remaining text after the last token."""
         return "" if self._tokenizer is None else self._new_text()
 
     def _new_text(self) -> str:
@@ -171,7 +171,7 @@ class StopStrings:
         return out, False
 
     def rest(self) -> str:
-        """Return what was held back: no more text comes."""
+        """Return the text held back: no more comes."""
         out, self._held = self._held, ""
         return out
 
@@ -179,7 +179,7 @@ class StopStrings:
 def codec_of(
     folder: Path | None, tokenizer: Path | None, vocab_size: int | None, *, made_up: bool = False
 ) -> Codec:
-    """Return how the model in `folder` reads and writes: by `tokenizer`, or by its own file.
+    """Return the codec of the model in `folder`: by `tokenizer`, or by its own file.
 
     Without either it writes numbers, and so it does where tokens are `made_up`: most clients time
     a token by its text, and of tokens in no order a tokenizer makes none, or half a character.
@@ -201,7 +201,7 @@ def _end_ids(folder: Path) -> frozenset[int]:
 
 
 def _entries(path: Path, *keys: str) -> list[Any]:
-    """Return what a JSON file has under keys; None for what it lacks, or where there is none."""
+    """Return the values of keys in a JSON file; None for missing ones, or without a file."""
     with _readable(path):
         values: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return [values.get(key) for key in keys]

@@ -1,4 +1,4 @@
-"""How the hidden states of a micro-batch get from one stage to the next.
+"""Carriers of a micro-batch's hidden states from one stage to the next.
 
 Knows tensors and their order; no model, no messages but a key. `give` runs in the thread that
 computes, `expect` and `fetch` in the one that prepares, `take` again in the first.
@@ -29,9 +29,9 @@ from evenflow.runtime.worker import Place
 class Carrier(Protocol):
     """Carries hidden states [tokens, hidden], in the order of the micro-batches.
 
-    `expect` hears how many tokens come next, as soon as that is known. `fetch` returns when they
-    are here; `key` is what `give` returned for them on the stage before. `take` hands them out:
-    they may be on another device, and whoever takes them holds them until it has read them.
+    `expect` is called with the number of tokens to come next, as soon as it is known. `fetch`
+    returns when they are here; `key` is what `give` returned for them on the stage before. `take`
+    hands them out: they may be on another device, and the caller holds them until it has read them.
     """
 
     def expect(self, num_tokens: int) -> None: ...
@@ -67,7 +67,7 @@ class SentPages:
 
     With `gloo` the data cross the host's memory, whatever the device; with `nccl` each stage needs
     a GPU of its own. Receives are posted as soon as a micro-batch is announced, so that its data
-    move while an earlier one computes. Both neighbours have been heard of once it is made.
+    move while an earlier one computes. Both neighbours are connected once it is made.
     """
 
     def __init__(self, place: Place, backend: str, like: Tensor, hidden_size: int) -> None:
@@ -83,8 +83,8 @@ class SentPages:
     def _greet(self, place: Place) -> None:
         """Send a number over each hop, stage after stage, from this one thread.
 
-        NCCL makes a pair's communicator at its first message, and holds whoever sends or expects it
-        until the other side is there: while serving that is the thread that says that all is well.
+        NCCL makes a pair's communicator at its first message, and blocks the thread until the other
+        side is there: while serving, that is the thread that sends heartbeats.
         """
         number = self._like.new_zeros(1, device=self._crosses)
         if place.stage:

@@ -1,4 +1,4 @@
-"""What a stage is told about a micro-batch, and the tensors it makes of that.
+"""A micro-batch as a stage receives it, and the tensors made from that.
 
 Knows rows, positions and pages; no model and no weights. Every stage makes the same tensors, and
 can make them before the activations arrive. They reach a GPU in one copy, from pinned memory.
@@ -59,7 +59,7 @@ class BatchInputs:
     reaches: Mapping[int, Reach]  # by window, in tokens; 0: the whole context
     names: Sequence[int] = ()  # the requests of the sampled tokens
     dropped: Sequence[int] = ()  # requests that are no longer served
-    unknown: Sequence[tuple[int, int]] = ()  # where an id is missing, and whose newest token it is
+    unknown: Sequence[tuple[int, int]] = ()  # missing ids: place, and request
 
 
 def batch_inputs(
@@ -118,8 +118,8 @@ def staged(
 ) -> Iterator[Tensor]:
     """Iterate over whole numbers on a device, each as given: all cross in one copy.
 
-    To a GPU that is from pinned memory: of what is not pinned the driver makes such a copy itself,
-    and the caller waits for each.
+    To a GPU that is from pinned memory: other memory the driver copies to pinned memory itself, and
+    the caller waits for each copy.
     """
     sizes = [len(some) for some in numbers]
     host = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -137,7 +137,7 @@ class _Seen(NamedTuple):
 
 
 def _seen(rows: Sequence[Piece], page_tokens: int, window: int) -> Iterator[_Seen]:
-    """Iterate over what the rows attend to: pages whose tokens a window has all left are not."""
+    """Iterate over what the rows attend to, without pages that a window has left."""
     first = 0
     for row in rows:
         left = max(row.start + 1 - window, 0) // page_tokens if window else 0
@@ -167,7 +167,7 @@ def _padded(members: Sequence[_Seen]) -> Numbers:
 
 
 def _decode_inputs(there: Iterator[Tensor], page_tokens: int, window: int) -> DecodeInputs:
-    """Return those of a group, whose numbers are next."""
+    """Return the inputs of a group of decodes, from its numbers, which are next in `there`."""
     tokens, pages, contexts = islice(there, 3)
     keys = torch.arange(len(pages) // len(tokens) * page_tokens, device=pages.device)
     visible = keys < contexts[:, None]

@@ -23,7 +23,7 @@ Mark = Callable[[str], None]
 
 
 def unmarked(operator: str) -> None:
-    """Take no notice."""
+    """Ignore a mark."""
 
 
 def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class Linear:
 
 
 def _in_8_bits(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return values as the nearest 8-bit floats after division by a scale, and that."""
+    """Return values as the nearest 8-bit floats after division by a scale, and the scale."""
     largest = torch.finfo(torch.float8_e4m3fn).max
     scale = values.abs().amax().float() / largest
     return (values / scale).clamp(-largest, largest).to(torch.float8_e4m3fn), scale
@@ -235,7 +235,7 @@ def attend_decodes(
 
 
 class Pass(NamedTuple):
-    """What all layers need of one micro-batch."""
+    """The inputs of one micro-batch that all layers need."""
 
     batch: BatchInputs
     kv: KvPages
@@ -267,7 +267,7 @@ class HeadAttention:
     norms: tuple[Norm, Norm] | None  # of each query head, and of each key head
     o: Linear
     heads: tuple[int, int]  # of queries, and of keys and values
-    window: int  # the last so many tokens are attended to; 0: all
+    window: int  # how many tokens, the last, are attended to; 0: all
 
     def __call__(self, layer: int, normed: Tensor, passing: Pass) -> Tensor:
         """Return the attention [tokens, hidden] of a layer to `normed` and what was before."""

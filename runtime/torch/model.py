@@ -45,11 +45,11 @@ ALL: Part = (slice(None),)
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Which of the `size` processes this is that compute a stage together, and their `group`.
+    """A process's rank among the `size` that compute a stage together, and their `group`.
 
-    Columns of the matrices that come first are divided, and rows of those after them, whose sum
-    over the ranks is the result (Shoeybi et al., Megatron-LM, section 3). Without a group nothing
-    is exchanged: so a profiler times the work of one rank.
+    The first matrices are divided by columns, those after them by rows, to be summed over the ranks
+    (Shoeybi et al., Megatron-LM, section 3). Without a group nothing is exchanged: so a profiler
+    times the work of one rank.
     """
 
     rank: int = 0
@@ -83,7 +83,7 @@ ALONE = Ranks()
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Describe the frequencies of a rotary embedding, in the terms of config.json."""
+    """The frequencies of a rotary embedding, in the terms of config.json."""
 
     theta: float
     kind: str = "default"
@@ -96,8 +96,8 @@ class Rope:
         """Return the radians per position of each pair of dimensions: float32 [head_dim / 2].
 
         theta^(-2i/d) (Su et al., RoFormer). `linear` divides all by the factor. `llama3` divides
-        those whose wavelength is long, leaves the short ones, and blends between (Llama 3.1's
-        reference code). Float32 throughout, as the checkpoints were trained.
+        those of long wavelength, leaves those of short, and blends between (Llama 3.1's reference
+        code). Float32 throughout, as the checkpoints were trained.
         """
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
         frequencies = 1.0 / self.theta**exponents
@@ -120,7 +120,7 @@ def rotation(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What turns the last hidden states into logits."""
+    """The LM head: turns the last hidden states into logits."""
 
     norm: Norm
     matrix: Linear
@@ -229,7 +229,7 @@ EXPERTS = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}
 
 @dataclass(frozen=True, slots=True)
 class _LayerWeights:
-    """What one layer is made of: the names that its weights have, and the parts that are here."""
+    """Parts of one layer: the names of its weights, and the shards that are here."""
 
     spec: ModelSpec
     index: int
@@ -270,7 +270,7 @@ class _LayerWeights:
         return self._stored(Linear(matrix, joined("bias") if bias else None))
 
     def summed(self, module: str, inputs: tuple[int, slice], bias: bool) -> Linear:
-        """Return a matrix whose outputs are added up over the ranks."""
+        """Return a matrix with outputs that are summed over the ranks."""
         hidden = self.spec.hidden_size
         matrix = self.weights(f"{module}.weight", (hidden, inputs[0]), (slice(None), inputs[1]))
         added = self.weights(f"{module}.bias", (hidden,), ALL) if bias else None
@@ -355,7 +355,7 @@ class _LayerWeights:
 
 
 def _in_halves(rows: Tensor, rotated: int) -> Tensor:
-    """Return `rows` [..., outputs, inputs] whose last `rotated` outputs `rotate` can turn.
+    """Return `rows` [..., outputs, inputs] with the last `rotated` outputs ordered for `rotate`.
 
     DeepSeek's checkpoints turn neighbours, the first with the second; here those of two halves.
     """

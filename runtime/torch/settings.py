@@ -1,4 +1,4 @@
-"""What a torch worker is made from, as data: which layers, on which device, how it is connected.
+"""Settings of a torch worker, as data: which layers, on which device, how it is connected.
 
 Knows no torch, so that a driver needs none.
 """
@@ -25,7 +25,7 @@ ONE_GPU = "gloo, ipc or one_process"
 
 
 class TorchSettings(StageSettings):
-    """What makes a torch worker, once it is in its own process."""
+    """Settings that make a torch worker, once in its own process."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ def torch_settings(
 ) -> list[TorchSettings]:
     """Return the settings of a worker for each span of layers, which several ranks may share.
 
-    `first`: so many workers have cores before them. `more` as in TorchSettings.
+    `first`: how many workers have cores before theirs. `more` as in TorchSettings.
     """
     mailboxes = tuple(deque[Any]() for _ in spans[1:])
     one_process = more.get("transport") == "one_process"
@@ -64,7 +64,7 @@ def torch_settings(
 
 
 def require_divisible(spec: ModelSpec, ranks: int) -> None:
-    """Raise UsageError unless so many tensor-parallel ranks have equal parts of a model."""
+    """Raise UsageError unless `ranks` tensor-parallel ranks have equal parts of a model."""
     require_shareable(spec, ranks)
     columns = "expert_intermediate_size" if spec.num_experts else "intermediate_size"
     for key in (columns, "vocab_size"):
@@ -76,9 +76,9 @@ def require_divisible(spec: ModelSpec, ranks: int) -> None:
 
 
 def transport_of(wanted: str | None, device: str, stages: int, ranks: int = 1) -> str:
-    """Return how hidden states cross between so many stages; UsageError where they cannot so.
+    """Return the transport of hidden states between `stages` stages; UsageError if impossible.
 
-    What is wanted, or else gloo on a CPU and nccl on GPUs.
+    `wanted`, or else gloo on a CPU and nccl on GPUs.
     """
     if wanted == "one_process" and ranks > 1:
         raise UsageError(
@@ -107,7 +107,7 @@ def transport_of(wanted: str | None, device: str, stages: int, ranks: int = 1) -
 
 
 def shared_gpus(transport: str, device: str, stages: int) -> str | None:
-    """Say what stages that share a GPU do to each other, None where each has a device of its own.
+    """Say how stages that share a GPU slow each other, None where each has its own device.
 
     Costs are of a stage that computes alone. Processes take turns: the GPU's time is sliced between
     them (unless NVIDIA's MPS serves them), so that no two stages compute at once.
@@ -146,8 +146,8 @@ def require_memory(
     """Raise UsageError unless weights and `kv_tokens` of all workers fit into the memory they have.
 
     `spans` has the layers of each, for each of a stage's `ranks`. `free_bytes` of each device;
-    workers are on them in turn, and those that share one divide it.
-    Known error: activations are left out, and on a GPU what CUDA itself takes in each process.
+    workers are on them in turn, and workers on one device divide it. Known error: activations are
+    left out, and on a GPU what CUDA itself takes in each process.
     """
     size = DTYPE_BYTES[dtype]
     for device, free in enumerate(free_bytes):

@@ -28,10 +28,10 @@ from evenflow.runtime.worker import Executed, Place
 
 
 class TorchWorker:
-    """Computes the layers of `stage` for one micro-batch after the other.
+    """Computes the layers of `stage`, one micro-batch after the other.
 
-    `carrier` brings what the stage before gave; None: there is only this stage. The thread that
-    computes stays on `cores`; those that prepare and carry are free to run beside it.
+    `carrier` brings the previous stage's output; None: there is only this stage. The computing
+    thread stays on `cores`; preparing and carrying threads run anywhere beside it.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class TorchWorker:
         tokens: list[int] = []
         start_s = time.monotonic()
         # NOTE: held until the lane is done. It is memory of another lane, which writes there again
-        # once nobody holds it, however far this lane is behind its launches.
+        # once it is not held, however far this lane is behind its launches.
         given = prepared.ids
         if not self._stage.is_first:
             assert self._carrier is not None
@@ -182,7 +182,7 @@ def warm_up(stage: Stage, kv: KvPages) -> None:
 def kinds_of_batches(tokens: int, page_tokens: int) -> Iterator[list[Piece]]:
     """Iterate over a decode, a first chunk, one with context, decodes, and all of these together.
 
-    Chunks are of so many tokens, and so are the contexts of all decodes together.
+    Chunks have `tokens` tokens, and so have the contexts of all decodes together.
     """
 
     def piece(row: int, start: int, stop: int) -> Piece:
@@ -211,7 +211,7 @@ def _device(place: Place, settings: StageSettings) -> torch.device:
 
 
 def _ranks(place: Place, settings: StageSettings) -> Ranks:
-    """Meet the other processes, where torch connects them; return those of this stage."""
+    """Connect to the other processes, where torch does that; return this stage's ranks."""
     sends = settings.transport in ("gloo", "nccl")
     if place.ranks == 1 and (place.depth == 1 or not sends):
         return ALONE

@@ -49,7 +49,7 @@ class EngineSettings(NamedTuple):
 
 
 def require_vllm(threads: int = 1, patience_s: float = 60.0) -> Any:
-    """Import vLLM, told to be quiet, and return it; UsageError unless it is of VERSION.
+    """Import vLLM quietly, and return it; UsageError unless it is of VERSION.
 
     Each of its workers has `threads` cores on a CPU. It waits for one for `patience_s` seconds.
     """
@@ -129,7 +129,7 @@ CPU_PAGE = 32
 
 
 def _cpu_arguments(settings: EngineSettings, world: World) -> dict[str, Any]:
-    """Return the options for a machine whose memory is not the workers' alone."""
+    """Return the options for a CPU, where memory is not the workers' alone."""
     if world.page_tokens % CPU_PAGE:
         raise UsageError(
             f"kv.page_tokens: {world.page_tokens}: vLLM on a CPU takes multiples of {CPU_PAGE}"

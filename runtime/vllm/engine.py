@@ -65,7 +65,7 @@ class VllmEngine:
             self.core.shutdown()
 
     def attach(self, batcher: Batcher, owner: BatcherOwner) -> None:
-        """Have our Batcher decide; `owner` is asked, and told what comes back."""
+        """Let our Batcher decide: `owner` is asked, and takes micro-batches back."""
         self.core.scheduler.attach(batcher, owner)
 
     def watch(self, descriptor: int) -> None:
@@ -73,7 +73,7 @@ class VllmEngine:
         self._listens.append(descriptor)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for at most so many seconds for what is watched."""
+        """Wait for the watched descriptors, for at most `timeout_s` seconds."""
         select.select(self._listens, [], [], timeout_s)
 
     def add(self, request: Request, text: Text) -> None:
@@ -100,7 +100,7 @@ class VllmEngine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step has anything to do."""
+        """Whether a step has any work."""
         return self.core.scheduler.has_requests() or bool(self.core.batch_queue)
 
     def step(self) -> dict[int, Any]:
@@ -126,7 +126,7 @@ def _first_line(error: Exception) -> str:
 
 
 class VllmLoop(Loop):
-    """A loop in which vLLM's engine does the asking; `engine` gets what is admitted."""
+    """A loop in which vLLM's engine asks; `engine` gets the admitted requests."""
 
     engine: VllmEngine
     text_of: TextOf
@@ -142,7 +142,7 @@ class VllmLoop(Loop):
         """Nothing to do: vLLM asks when it can."""
 
     def ask(self, now_s: float) -> MicroBatch | None:
-        """Return what the policy sends now."""
+        """Return the policy's next micro-batch."""
         batch = self._next(now_s)
         if batch is None:
             self._record_wait(now_s)
@@ -197,7 +197,7 @@ class EngineDriver(Driver):
         return waits or not self._engine.is_busy
 
     def ask(self) -> MicroBatch | None:
-        """Return what the policy sends now; vLLM's scheduler calls it."""
+        """Return the policy's next micro-batch; vLLM's scheduler calls it."""
         self._wake_at_s = None
         asked_s = self.now_s
         batch = self._ask(asked_s)

@@ -1,8 +1,8 @@
 """vLLM's scheduler, which carries out what our Batcher plans.
 
-vLLM's own `schedule` still hands out blocks and writes what its workers are told. Here it is only
-shown what is planned: who is to be preempted is preempted before, who is admitted waits first, and
-everyone else is given no tokens. Knows no policy, no clock and no pages.
+vLLM's own `schedule` still hands out blocks and writes its workers' messages. Here it only sees
+what is planned: preemptions are made before, admitted requests wait first, and all others are given
+no tokens. Knows no policy, no clock and no pages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from evenflow.errors import PolicyError
 
 
 class BatcherOwner(Protocol):
-    """Who asks the Batcher and is told what came of it.
+    """The owner of the Batcher: asks it, and takes micro-batches back.
 
     `ask` returns the next micro-batch, or None; `returned` takes one back with vLLM's outputs.
     """
@@ -36,14 +36,14 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     """
 
     def attach(self, batcher: Batcher, owner: BatcherOwner) -> None:
-        """Have `owner` asked from now on; a request's id is that of `batcher` as a string."""
+        """Ask `owner` from now on; a request's id is that of `batcher` as a string."""
         self._batcher = batcher
         self._owner = owner
         self._sent: deque[MicroBatch] = deque()
         self._planned: Counter[str] = Counter()
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """Return what our Batcher plans, as vLLM's workers are told it."""
+        """Return our Batcher's plan, in the form that vLLM's workers take."""
         batch = self._owner.ask()
         self._planned = _tokens_of(batch)
         self._refuse_too_many()
@@ -70,7 +70,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     def _reserve_prefill_lookahead(
         self, request: Request, num_computed_tokens: int, num_new_tokens: int
     ) -> int:
-        """Return how many tokens a request is given: the last word that `schedule` asks for."""
+        """Return how many tokens a request is given; `schedule` asks for that last."""
         return min(self._planned[request.request_id], int(num_new_tokens))
 
     def _refuse_too_many(self) -> None:
@@ -86,7 +86,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
                 )
 
     def _preempt(self) -> None:
-        """Preempt who was preempted in our Batcher since it was last asked."""
+        """Preempt the requests that our Batcher preempted since the last call."""
         live = self._batcher.queues.live
         for request in reversed(self.running.copy()):
             seq = live.get(int(request.request_id))
@@ -95,7 +95,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
                 self._preempt_request(request, time.monotonic())
 
     def _move_to_front(self) -> None:
-        """Let those who are planned wait before those who are not, in the order of the plan."""
+        """Move planned waiting requests before the others, in the order of the plan."""
         waiting = {request.request_id: request for request in self.waiting}
         planned = [waiting[number] for number in self._planned if number in waiting]
         self.waiting.remove_requests(planned)

@@ -1,6 +1,6 @@
 """The simulated world: SimPy moves the clock, a Batcher sits in the middle.
 
-What few runs need is loaded when it is asked for: pools, and times that are given.
+Pools and given times, which few runs need, are loaded when they are used.
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Entrance(Protocol):
-    """A pipeline, as seen from its front door.
+    """A pipeline, as the arrival of requests uses it.
 
-    `admit` takes an arrival and says whether it is served (or else rejected); `changed` hears that
-    everything that arrives now is there; `when_done` has `call` called with how many requests are
-    done, whenever some are.
+    `admit` takes an arrival and returns whether it is served (or else rejected); `changed` is
+    called when all arrivals of an instant are admitted; `when_done` has `call` called with how many
+    requests are done, whenever some are.
     """
 
     @property
@@ -51,7 +51,7 @@ def serve(
 
 
 class ArrivalSource:
-    """Lets `requests` in. `concurrency`: only as many at once; each that ends lets in the next."""
+    """Lets `requests` in. `concurrency`: the most at once; each finished one lets in the next."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class ArrivalSource:
             clock.at(max(requests[0].arrival_s, clock.now), self._come)
 
     def _come(self, now_s: float) -> None:
-        """Let in those that arrive now, and wait for the next."""
+        """Let in the requests that arrive now, and schedule the next arrival."""
         backlog = self._backlog
         entered: dict[Entrance, None] = {}
         while backlog and backlog[0].arrival_s <= now_s:
@@ -85,7 +85,7 @@ class ArrivalSource:
             self._clock.at(backlog[0].arrival_s, self._come)
 
     def _let_in(self, count: int) -> dict[Entrance, None]:
-        """Let in as many as can be served; return where requests entered, in that order."""
+        """Let in up to `count` requests that can be served; return where they entered, in order."""
         entered: dict[Entrance, None] = {}
         while count > 0 and self._backlog:
             request = replace(self._backlog.popleft(), arrival_s=self._clock.now)
@@ -107,13 +107,13 @@ class ArrivalSource:
 
 
 class FrontEnd:
-    """The door of a pipeline: a request is served for `front_end_s`, half in turns with others.
+    """The front end of a pipeline: serves a request for `front_end_s`, half in turns with others.
 
     First an event loop reads it, a small step of each request after a small step of the next. Then
     one thread tokenises and admits it, one request after the other: the other half, and
     `tokenize_s` a prompt token. So of n that come at once without tokens to make the first is done
     after half of n x `front_end_s`, the last after all of it. Then `front_end_latency_s` passes, in
-    which they hold up nobody (network, threads). Half is a convention: bursts on vLLM 0.8 fit it.
+    which they delay no other (network, threads). Half is a convention: bursts on vLLM 0.8 fit it.
     """
 
     def __init__(self, clock: SimClock, pipeline: Entrance, overheads: RuntimeOverheads) -> None:
@@ -158,7 +158,7 @@ class FrontEnd:
         self._seen_s = now_s
 
     def _await_first(self) -> None:
-        """All have got as much since they are here together, so who came first is done first."""
+        """Schedule the end of the oldest request, which ends first because shares are equal."""
         self._next += 1
         if self._served:
             left_s = max(self._served[0][0] - self._got_s, 0.0) * len(self._served)

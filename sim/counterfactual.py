@@ -1,4 +1,4 @@
-"""The same world without one cause of bubbles: what a run would be if that cause did not exist.
+"""The same world without one cause of bubbles, to simulate what that cause costs.
 
 A cause says what idle time is due to, given everything else. Removing it changes everything else
 too, so what it saves takes another simulation.

@@ -18,7 +18,7 @@ from evenflow.sim.driver import SimDriver, Stages
 
 
 class SimPool(SimDriver):
-    """The driver of one pool: tells the system what finished here, and when there may be room.
+    """The driver of one pool: reports finished sequences and possible room to the system.
 
     At one instant pools are asked in the order in which they are made, as in a real run.
     """
@@ -40,15 +40,15 @@ class SimPool(SimDriver):
         system.made.append(self)
 
     def record(self, seq: Sequence) -> None:
-        """Count a request among those that this pool served."""
+        """Count a request as served by this pool."""
         self._recorder.finish([seq])
 
     def adopt(self, request_id: int, now_s: float) -> None:
-        """Go on with a request whose KV is here."""
+        """Continue a request after its KV has arrived."""
         self.engine.adopt(request_id)
 
     def changed(self, now_s: float) -> None:
-        """Something happened at this instant: there may be room, and then it is asked."""
+        """Handle a change at this instant: transfers may have room; then ask the policy."""
         self._system.transfers.poke(now_s)
         super().changed(now_s)
 
@@ -57,7 +57,7 @@ class SimPool(SimDriver):
         self._system.transfers.poke(now_s)  # what waited here, and went first, may be admitted
 
     def finished(self, sequences: list[Sequence], now_s: float) -> None:
-        """Tell the system what has ended here."""
+        """Report finished sequences to the system."""
         self._system.finished(self, sequences, now_s)
 
 

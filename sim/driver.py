@@ -1,4 +1,4 @@
-"""The simulated driver: the clock of a loop, by which arrivals go in and micro-batches go round.
+"""The simulated driver: runs a loop on the clock, with its arrivals and micro-batches.
 
 An instant is over when the clock has no more events for it: then the loop asks.
 """
@@ -33,7 +33,7 @@ class SimDriver:
     """Runs one world through a pipeline. `on_done` is called with the number of requests done.
 
     With a `clock` of several pipelines, `run` is not called: requests come through `admit`.
-    `after`: it goes on with the pages of that one, which is done, prefix caches and all. If not
+    `after`: a driver that is done; this one continues with its pages and prefix caches. If not
     `whole`, the result has a tally in place of the micro-batches.
     """
 
@@ -98,7 +98,7 @@ class SimDriver:
         self._on_done.insert(0, call)
 
     def finished(self, sequences: list[Sequence], now_s: float) -> None:
-        """Record what has ended, and tell those who wait for it."""
+        """Record finished sequences, and call the functions of `when_done`."""
         self._recorder.finish(sequences)
         if self._recorder.num_bytes > BLOCK_BYTES:
             self._loop.flush({})
@@ -106,7 +106,7 @@ class SimDriver:
             call(len(sequences))
 
     def changed(self, now_s: float) -> None:
-        """Something happened at this instant: ask when the instant is over."""
+        """Handle a change at this instant: ask the policy when the instant is over."""
         if self._queues_ahead and not self._clock.more_now():
             self._settle(now_s)
         elif not self._over_queued:
@@ -114,7 +114,7 @@ class SimDriver:
             self._clock.at(now_s, self._settle_later, self._turn)
 
     def wake(self, at_s: float) -> None:
-        """A policy asks to be asked again at that time."""
+        """Ask the policy again at that time."""
         self._clock.at(at_s, self.changed)
 
     def _settle_later(self, now_s: float) -> None:

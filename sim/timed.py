@@ -1,7 +1,7 @@
-"""A pipeline whose every micro-batch is given its own times, the driver's and the messages' too.
+"""A pipeline with given times for each micro-batch, the driver's and the messages' included.
 
 So the rules of the pipeline can be checked on their own, with times that a real run measured, or
-times be drawn at random. Knows no measurement and no distribution.
+with times drawn at random. Knows no measurement and no distribution.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GRID_PER_S = 2.0**30
 
 
 class Timing(NamedTuple):
-    """What a micro-batch takes, in seconds.
+    """The times of a micro-batch, in seconds.
 
     `schedule_s`: from the decision, or when stage 0 has the one before, until stage 0 has it.
     `prepare_s`: on each stage, until it computes what is there and could start. `stages_s`: on each
@@ -97,9 +97,9 @@ class TimedPipeline(Tandem):
 
 @dataclass(frozen=True, slots=True)
 class TimedLink(TransferLink):
-    """A link between pools on which KV of so many tokens takes what `takes` says.
+    """A link between pools with the times that `takes` returns for KV of a number of tokens.
 
-    That is how long the link is busy, and how long after that the KV is there, in seconds.
+    They are how long the link is busy, and how long after that the KV arrives, in seconds.
     """
 
     takes: Callable[[int], tuple[float, float]] = field(kw_only=True)
@@ -111,9 +111,9 @@ class TimedLink(TransferLink):
 def simulate_timed(
     world: World | PooledWorld, *timings: Callable[[MicroBatch], Timing]
 ) -> RunResult:
-    """Simulate a world whose micro-batches take what its timing says; see Timing.
+    """Simulate a world with given times of its micro-batches; see Timing.
 
-    A system of pools has one for each: prefill, mixed, decode. It is asked once for each
+    A system of pools has a timing for each: prefill, mixed, decode. It is called once for each
     micro-batch, in the order in which they are sent. Raises as `simulate` does, and ValueError for
     a shared link.
     """

@@ -1,7 +1,7 @@
 """Request traces: load public formats, draw samples like them, give arrivals, make requests.
 
-`traces.describe` says what a trace is like, `traces.predict` foretells the lengths of its outputs;
-their names are loaded when they are asked for.
+`traces.describe` summarises a trace, `traces.predict` predicts the lengths of its outputs; their
+names are loaded when they are used.
 """
 
 from evenflow import later

@@ -23,7 +23,7 @@ from evenflow.types import Prefix, Request
 class Arrivals(Protocol):
     """An arrival process: `times` gives n arrivals in seconds, never decreasing, [n].
 
-    `seed` draws those that are random, from a stream of their own.
+    `seed` draws random arrivals, from a stream of their own.
     """
 
     def times(self, n: int, seed: int, trace_s: Floats | None, /) -> Floats: ...
@@ -114,8 +114,8 @@ class Offline(Keys):
 class Closed(Keys):
     """Clients, each sending its next request when the last one is answered.
 
-    The arrivals follow from the run, so the times given here are all 0: whoever runs it must look
-    at the concurrency.
+    The arrivals follow from the run, so the times given here are all 0: the simulation must
+    read the concurrency.
     """
 
     kind: Literal["closed"] = "closed"
@@ -127,7 +127,7 @@ class Closed(Keys):
 
 
 def _replay_by_default(value: object) -> object:
-    """Return the mapping with its kind: what may only be said of a replay is one."""
+    """Return the mapping with its kind: one with `scale` alone is a replay."""
     if isinstance(value, dict) and value.keys() == {"scale"}:
         return {"kind": "replay", **value}
     return value
@@ -180,9 +180,9 @@ def make_requests(
 
 
 def with_own_prefixes(requests: Iterable[Request]) -> list[Request]:
-    """Return requests of whose prefixes nothing is known with tokens of their own, by their id.
+    """Return the requests, those without a known prefix with tokens of their own, by id.
 
-    So a preempted one finds what is left of its pages, and one that comes again its prompt.
+    So a preempted request finds what is left of its pages, and a repeated one its prompt.
     """
 
     def known(request: Request) -> Request:

@@ -1,4 +1,4 @@
-"""What a trace is like, in numbers: summaries and fits; and writing one out.
+"""Summaries and fits of a trace, and its conversion to another format.
 
 Fits are of maximum likelihood, have location 0 and treat whole numbers as continuous. Real traces
 are capped and bimodal: look at the Kolmogorov-Smirnov distances before trusting a family;

@@ -1,9 +1,8 @@
 """The formats of traces, and the rows that a reader makes of a file's records.
 
-Of each format is known which columns hold what, in which unit, and how to tell it from the others.
-It knows nothing of layouts, filters, limits or arrival processes. A new format of the usual kind is
-one line in FORMATS; a log whose columns have other names is read by a mapping, or by names that are
-usual (`ROLES`).
+A format knows which columns hold what, in which unit, and how to tell it from the others. It knows
+nothing of layouts, filters, limits or arrival processes. A new format of the usual kind is one line
+in FORMATS; a log with other names of columns is read by a mapping, or by usual names (`ROLES`).
 
 ShareGPT is a JSON array of conversations, as text to be tokenized or as lengths, in two shapes of
 entry: `conversations: [{from, value}, ...]`, of which the first turn is the prompt and the second
@@ -61,7 +60,7 @@ class Row(NamedTuple):
 
 
 def unlike(column: str, value: object, expected: str) -> ValueError:
-    """Return the error of a column's value that is not what is expected."""
+    """Return the error for a column's value that is not as `expected`."""
     return ValueError(f"{column} is {shown(value)}; expected {expected}")
 
 
@@ -137,9 +136,9 @@ def read_entry(entry: object, count_tokens: CountTokens | None) -> Row:
 
 
 def encoder(path: str | Path) -> Callable[[str], list[int]]:
-    """Return what makes token ids of text, by a local tokenizer.json (or the folder with one).
+    """Return the encoder of text to token ids of a local tokenizer.json (or the folder with one).
 
-    Special tokens are those that the tokenizer adds. Needs the extra `tokenizers`.
+    Special tokens are the ones that the tokenizer adds. Needs the extra `tokenizers`.
     """
     tokenizer = load_tokenizer(path)
     return lambda text: list(tokenizer.encode(text).ids)
@@ -172,7 +171,7 @@ EPOCHS = ((1e11, 10**9), (1e14, 10**6), (1e17, 10**3), (math.inf, 1))
 
 
 def moment(column: str, value: object) -> Ticks:
-    """Return a time as nanoseconds: a calendar time, or a number whose unit its size tells."""
+    """Return a time as nanoseconds: a calendar time, or a number in the unit its size implies."""
     if math.isnan(number(value)):
         return timestamp(column, value)
     time = elapsed(column, value)
@@ -364,7 +363,7 @@ def reader_of(
 def _seen(
     source: Source, columns: Mapping[str, str], *, mapped: bool
 ) -> tuple[str, TraceTable | ShareGpt]:
-    """Return the format whose columns the first record has: a known one, or a log's."""
+    """Return the format that has the first record's columns: a known one, or a log's."""
     record = columns_of(source)
     if not mapped:
         for name, reader in FORMATS.items():
@@ -388,7 +387,7 @@ def usual(record: Record, role: str) -> str | None:
 
 
 def log_table(record: Record, columns: Mapping[str, str]) -> TraceTable | None:
-    """Return what reads a log: by a mapping of roles to columns, else by usual names.
+    """Return the reader of a log: by a mapping of roles to columns, else by usual names.
 
     A time's unit is what its column's name ends in, else seen from each value. None where lengths
     have neither.

@@ -1,7 +1,7 @@
 """Predictors of output lengths: make one, fill in requests, train one and say how good it is.
 
-One that is trained is a linear classifier of classes of lengths, stored as JSON: of a prompt it
-knows nothing but its words and how many tokens it has. Training needs scikit-learn; predicting and
+A trained predictor is a linear classifier of classes of lengths, stored as JSON: it sees only a
+prompt's words and its number of tokens. Training needs scikit-learn; predicting and
 loading do not. Knows no policy and no order of requests. Whether a prediction is used, and what
 for, is the scheduler's business.
 """
@@ -137,7 +137,7 @@ class Classifier:
     """Predicts the mean output of the class with the highest score.
 
     `weights` [classes, features], `bias` [classes]. `reads_text`: it was trained on words too.
-    `trained_on` says on what, for whoever reads the file.
+    `trained_on` says on what, for readers of the file.
     """
 
     classes: LengthClasses

@@ -49,8 +49,8 @@ class Trace:
     `traces.formats.fingerprint`. `seed` and `neighbours`: what a sample was drawn with; None and 0
     for a file. `texts`: the prompts, [n], where they were asked for and the file holds them.
     `prefixes`: what the requests have in common, [n]; None where nothing is known of it. `max_new`:
-    output tokens that clients allow, [n], None for one of which that is not known; None where it is
-    known of nobody. `priority`: how urgent they are, [n], the lower first; None: all the same.
+    output tokens that clients allow, [n], None for a request without one; None where no request
+    has one. `priority`: how urgent they are, [n], the lower first; None: all the same.
     `doubts`: what makes it likely that the file was meant otherwise.
     """
 
@@ -77,12 +77,12 @@ class Trace:
 
 
 def with_conversations(trace: Trace) -> Trace:
-    """Return the trace with each turn's tokens, prompt and output, known as its conversation's.
+    """Return the trace with each turn's tokens, prompt and output, marked as its conversation's.
 
     A turn belongs to the conversation of the row before it if its prompt is at least as long as
     that row's prompt and output together: then it can hold the whole history.
 
-    Known error: neighbouring rows of two conversations whose lengths happen to fit count as one.
+    Known error: neighbouring rows of two conversations with lengths that fit count as one.
     Raises UsageError for a sample, whose rows are drawn apart, and where prefixes are known.
     """
     if trace.path is None or trace.prefixes is not None:
@@ -198,7 +198,7 @@ def read_trace(
     *,
     skip: int = 0,
 ) -> Trace:
-    """Read up to `limit` requests that pass `bounds` from an open file, after `skip` such.
+    """Read up to `limit` requests that pass `bounds` from an open file, after `skip` of them.
 
     `named` is the name of the format with its reader.
     """
@@ -245,7 +245,7 @@ MOST_RATE, LEAST_RATE, FEW = 1000.0, 0.01, 10
 
 
 def doubts_of_times(arrival_s: Floats | None) -> list[str]:
-    """Say that times are hardly in the unit that they were read in."""
+    """Return doubts whether times are in the unit that they were read in."""
     if arrival_s is None or len(arrival_s) < FEW or not arrival_s[-1]:
         return []
     rate = (len(arrival_s) - 1) / float(arrival_s[-1])
@@ -262,9 +262,9 @@ BLOCKS_OFF = 0.5
 def block_size(
     prompts: Sequence[int], blocks: Sequence[Sequence[int]], usual: int
 ) -> tuple[int, int]:
-    """Return the tokens of a block by which prompts make as many blocks as are named, and how many
-    prompts do not.
+    """Return the block size that fits the blocks that prompts name, and how many it does not fit.
 
+    A size in tokens fits a prompt that it divides into as many blocks as are named.
     The last block may be partial, and named or not. Of sizes alike it is `usual`, then a power of
     two, then the least that all rows allow. Raises ValueError where none fits half of the rows.
     """

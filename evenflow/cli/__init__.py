@@ -1,6 +1,6 @@
 """The command `evenflow`: how its process starts and ends; the commands are in `app`.
 
-What a process starts with is settled here, before any module that would take it otherwise.
+The process's settings are made here, before any module that would set them otherwise is imported.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LIGHT = {"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """End as Ctrl-C does; in the middle of an import, which may swallow that, when it is through.
+    """Exit as on Ctrl-C; during an import, which may swallow that, once the import is done.
 
-    So do modules that Cython made, like NumPy's: what is raised as they are made is cleared.
+    Modules compiled by Cython, like NumPy's, clear what is raised while they are imported.
     """
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back

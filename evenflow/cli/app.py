@@ -54,7 +54,7 @@ def _refused(message: str, status: int = 2) -> int:
 
 
 def _misused(error: Any) -> int:
-    """Say what is wrong with the words after `evenflow`, and where to read what is right."""
+    """Print what is wrong with the command line, and which help says what is right."""
     message = error.format_message()
     if not message:  # no word at all: typer has shown the help
         return 2

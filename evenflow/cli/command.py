@@ -13,7 +13,7 @@ from evenflow.report.echo import echo
 
 
 class Instead(NamedTuple):
-    """An option with which a command only tells lines, of what else it was given."""
+    """An option with which a command only prints lines, made from its other arguments."""
 
     option: str
     help: str
@@ -28,7 +28,7 @@ def command(
     instead: Instead | None = None,
     **fixed: Any,
 ) -> Callable[..., None]:
-    """Return what typer makes a command of: those parameters that have an option or an argument.
+    """Return a function for typer, with the parameters that are annotated as options or arguments.
 
     `folder`: where it writes without `--out`, by the stem of its file; `page`: what there is to
     read then. A parameter `watch` gets a bar, others are `fixed`.

@@ -85,7 +85,7 @@ def figures_command(
 def _made(
     plan: FigurePlan, out: Path, store: Store, pool: futures.Executor, *, intervals: bool
 ) -> Drawing:
-    """Make a figure, say where it is and what is unfair of it; with the intervals of its claims."""
+    """Make a figure with the intervals of its claims; print its path and what is unfair in it."""
     from evenflow.cli.terminal import progress
     from evenflow.experiments.figures.make import add_intervals, make
     from evenflow.study.fair import marked
@@ -127,7 +127,7 @@ def table_of(drawing: Drawing) -> str:
 
 
 def _print_claims(found: Sequence[Answer]) -> None:
-    """Print the claims that have an answer, and how many have which verdict."""
+    """Print the claims that have an answer, and the number of claims by verdict."""
     from evenflow.experiments.figures.claims import by_claim, with_interval, worst
     from evenflow.report.tables import print_table
 

@@ -203,7 +203,7 @@ def _trace(
     time_unit: Unit | None,
     on_bad_row: BadRow,
 ) -> Trace:
-    """Load a trace, and tell what makes it doubtful."""
+    """Load a trace, and print what makes it doubtful."""
     from evenflow.traces import load_trace
     from evenflow.traces.formats import ROLES
 

@@ -137,7 +137,7 @@ def check_command(
 
 
 def measured(model: str, out: Path, settings: ProfileSettings) -> Profile:
-    """Measure the profile of a model that the runtime computes; show how far it is."""
+    """Measure the profile of a model that the runtime computes; show the progress."""
     from evenflow.profiler import require_device
 
     require_device(settings.device)  # says so where there is no torch, which the next line needs
@@ -149,7 +149,7 @@ def measured(model: str, out: Path, settings: ProfileSettings) -> Profile:
 
 @contextmanager
 def measuring() -> Iterator[Callable[[float, float], None]]:
-    """Show how much is measured; gives what takes the share done and the seconds left."""
+    """Show progress of a measurement; yield a callback for the share done and the seconds left."""
     from evenflow.cli.terminal import progress
 
     with progress(["measuring, %"], 100) as show:

@@ -143,9 +143,9 @@ def _tell(outcome: Outcome, folder: Path) -> None:
 
 
 def _end(served: ServedRun, done: str, lost: Sequence[str]) -> None:
-    """Say why a run ended early, and what could not be written; exit with the status of that.
+    """Print why a run ended early, and what could not be written; exit with the matching status.
 
-    Before it, what makes the run unlike the costs that it is compared with.
+    First print what makes the run unlike the costs that it is compared with.
     """
     from evenflow.runtime.real import notes_of
 

@@ -44,7 +44,7 @@ class Progress:
         self._show()
 
     def done(self, count: int, total: int | None = None) -> None:
-        """Take the count done; `total`, where it has become known how many there will be."""
+        """Take the count done, and the `total` once it is known."""
         self.total = total or self.total
         self([count])
 
@@ -60,7 +60,7 @@ class Progress:
             echo("; ".join(self.lines()), err=True)
 
     def lines(self) -> list[str]:
-        """Return in words how far each task is."""
+        """Return the progress of each task in words."""
         of = "" if self.total is None else f" of {self.total}"
         lost = f", {self.failures} failed" if self.failures else ""
         pairs = zip(self.labels, self.counts, strict=True)
@@ -100,7 +100,7 @@ class _Bars(Progress):
 def progress(labels: Sequence[str], total: int | None = None) -> Iterator[Progress]:
     """Show how far some tasks are: a bar each on a terminal, else a line now and then.
 
-    `total` None: nobody knows yet how many there will be.
+    `total` None: the number is not known yet.
     """
     if not sys.stderr.isatty():
         yield Progress(labels, total)

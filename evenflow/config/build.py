@@ -1,6 +1,6 @@
-"""Turn a checked configuration into what a simulation needs: requests, and the world they meet.
+"""Build what a simulation needs from a checked configuration: the requests and the world.
 
-Here names become things: the model, the GPU, the links and the scheduler.
+Names are resolved here: the model, the GPU, the links and the scheduler.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def reads_text(config: RunConfig) -> bool:
 
 
 class Built(NamedTuple):
-    """A world ready to simulate, and what its costs and its pages follow from.
+    """A world ready to simulate, and the sources of its costs and its pages.
 
     `pools` are the parts of a world of pools, each built as a run of its own.
     """
@@ -71,14 +71,14 @@ class Built(NamedTuple):
 
     @property
     def host(self) -> RuntimeOverheads:
-        """The CPU time that the costs come with; nothing where none was measured."""
+        """The CPU time measured with the costs; zero where none was measured."""
         if self.costs is None:
             return next(iter(self.pools.values())).host
         return self.costs.host
 
     @property
     def cost_source(self) -> dict[str, Any]:
-        """Where the seconds come from; of tables also, how much of them no measurement surrounds.
+        """The source of the seconds; for tables, also the share that no measurement surrounds.
 
         That share is known after the run.
         """
@@ -100,7 +100,7 @@ def build(
     *,
     before: Sequence[list[Request]] = (),
 ) -> Built:
-    """Return the world that a configuration describes; UsageError for what cannot be.
+    """Return the world that a configuration describes; UsageError for an impossible one.
 
     `texts` are the prompts of the requests, where there are any and a predictor may read them.
     `make_scheduler` makes the policy in place of the one that the configuration names. `before` is
@@ -216,7 +216,7 @@ def _build_world(
 
 
 def _loop(config: RunConfig, engines: int) -> dict[str, Any]:
-    """Return the fields of a world that say how its engines are asked."""
+    """Return the fields of a world that set the loop and the dispatch of its engines."""
     groups, waits = config.data_parallel, config.attention_dp_config
     if config.dispatch == "engine_loop":
         if groups > 1 or engines > 1:
@@ -230,7 +230,7 @@ def _loop(config: RunConfig, engines: int) -> dict[str, Any]:
 
 
 def _hops(config: RunConfig, made: MadeCosts) -> tuple[Link | None, tuple[Link, ...] | None]:
-    """Return the link between two stages, or each where they differ; a profile may know its own."""
+    """Return the link between stages, or one a hop if they differ; a profile may have its own."""
     token_bytes = made.cost.transfer_bytes(prefill_work(1))
     if config.link is None and made.hop is not None:
         latency_s, per_byte_s = made.hop
@@ -293,8 +293,8 @@ BUDGETS = ("token_budget", "max_num_batched_tokens", "chunked_prefill_size", "ma
 def _with_room_for(scheduler: Scheduler, placed: Deployment | None) -> Deployment | None:
     """Return the deployment with memory for the most tokens and sequences that a policy sends.
 
-    Engines measure a step of that size before they divide the rest into pages. A policy that names
-    no such number leaves the deployment's.
+    Engines measure a step of that size before they divide the rest into pages. A policy without
+    these limits keeps the deployment's.
     """
     said = [getattr(scheduler, key, None) for key in BUDGETS]
     if "auto" in said:
@@ -347,7 +347,7 @@ def _predicted(
     seed: int,
     beside: Path,
 ) -> list[Request]:
-    """Return the requests with the output lengths that the policy's predictor foretells."""
+    """Return the requests with the output lengths that the policy's predictor predicts."""
     spec = rules_of(scheduler).predictor
     if spec is None or not requests:
         return requests
@@ -375,7 +375,7 @@ UNTOLD = ("fp8_tflops", "fp4_tflops", "p95_error")
 
 
 def _formula(config: RunConfig) -> dict[str, Any]:
-    """Say which formula the seconds come from, which is measured on no device of ours."""
+    """Return the formula that the seconds come from, as a source without a device of ours."""
     source: dict[str, Any] = {"kind": config.costs.kind}
     if config.costs.kind == "roofline" and config.gpu is not None:
         facts = asdict(gpu(config.gpu))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Hardware(NamedTuple):
-    """What costs are made for: the model and how it lies on GPUs, where the run names them.
+    """The model and its placement on GPUs that costs are made for, where the run names them.
 
     `fabric()` is what connects the GPUs of a stage, `spans_nodes` whether they are in several
     machines; `find` resolves a path.
@@ -58,13 +58,13 @@ class Hardware(NamedTuple):
 
     @property
     def model(self) -> ModelSpec:
-        """The model, which the schema has asked for."""
+        """The model, which the schema requires."""
         assert self.spec is not None
         return self.spec
 
     @property
     def deployment(self) -> Deployment:
-        """The model on its GPUs, which the schema has asked for."""
+        """The model on its GPUs, which the schema requires."""
         assert self.placed is not None
         return self.placed
 
@@ -83,11 +83,11 @@ class Hardware(NamedTuple):
 
 
 class MadeCosts(NamedTuple):
-    """A cost model; of tables also themselves without what wraps them, and where they are from.
+    """A cost model; for tables, also the tables unwrapped and their source.
 
     `hop`: seconds, and seconds a byte, from stage to stage, and `host`: the CPU time around a
-    micro-batch, where they were measured too. `experts`: what groups of GPUs with requests of their
-    own share, which is then not in `cost`.
+    micro-batch, where they were measured too. `experts`: the costs shared by groups of GPUs with
+    requests of their own, which are then not in `cost`.
     """
 
     cost: StageCost
@@ -98,14 +98,14 @@ class MadeCosts(NamedTuple):
     experts: StageCost | None = None
 
     def scaled(self, factor: float) -> Self:
-        """Return costs of which every stage's time is so many times as long."""
+        """Return the costs with every stage's time multiplied by `factor`."""
         if factor == 1:
             return self
         experts = None if self.experts is None else ScaledCost(self.experts, factor)
         return self._replace(cost=ScaledCost(self.cost, factor), experts=experts)
 
     def on_ranks(self, cost: StageCost, ranks: int) -> StageCost:
-        """Return the costs of so many groups that step together, from those of each."""
+        """Return the costs of `ranks` groups that step together, from the costs of one."""
         return cost if ranks == 1 else RanksCost(cost, ranks, self.experts)
 
     def source(self) -> dict[str, Any]:
@@ -338,7 +338,7 @@ class SpeculativeConfig(Keys):
         return self
 
     def make(self) -> Speculation:
-        """Return how many tokens a decode step proposes and yields."""
+        """Return the numbers of tokens that a decode step proposes and yields."""
         given = self.acceptance
         acceptance = given if isinstance(given, list) else [given] * self.k
         if len(acceptance) != self.k:

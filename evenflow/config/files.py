@@ -1,4 +1,4 @@
-"""The files that a run names: those that it reads, and those of policies that it imports.
+"""The files that a run names: its inputs, and the modules of policies that it imports.
 
 A policy named as `module:Class` or `FILE.py:Class` is looked for beside the run's file. A RUN.yaml
 that names one is code; any other is data, and nothing beside it is ever imported.
@@ -23,7 +23,7 @@ from evenflow.user_code import user_code
 
 
 def inputs_of(config: RunConfig, run: Path) -> list[Path]:
-    """Return the files that a run reads: its own, and those that its configuration names."""
+    """Return the files that a run reads: its own, and all that its configuration names."""
     return [run, *files_of(config.resolved(), run.parent)]
 
 

@@ -1,6 +1,6 @@
-"""Links, nodes and all-reduces: their keys, and what they make of the GPUs they connect.
+"""Links, nodes and all-reduces: their keys, and the connections that they give GPUs.
 
-Knows no model: how many bytes cross is told by whoever asks.
+Knows no model: the number of bytes that cross is an argument.
 """
 
 import re
@@ -124,7 +124,7 @@ class NodesConfig(Keys):
         return TwoLevel(within, wide, self.gpus)
 
     def crossed(self, stages: int, ranks: int) -> list[bool]:
-        """Say of each hop between neighbouring stages whether it leaves a node.
+        """Return for each hop between neighbouring stages whether it leaves a node.
 
         A node holds as many whole stages as fit; a stage of more GPUs fills whole nodes.
         """
@@ -177,7 +177,7 @@ class Wires(NamedTuple):
 
     @classmethod
     def of(cls, given: str | MachineConfig, num_gpus: int) -> Self:
-        """Return what connects `num_gpus` GPUs in machines of one kind; UsageError for no such."""
+        """Return what connects `num_gpus` GPUs in machines of one kind; UsageError if unknown."""
         keys: dict[str, Any] = {}
         if isinstance(given, MachineConfig):
             keys = {name: value for name, value in given if value is not None}

@@ -1,4 +1,4 @@
-"""What nccl-tests prints of an all-reduce, in place of measured points."""
+"""Read the output of nccl-tests for an all-reduce, in place of measured points."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def _is_file(word: str) -> bool:
 
 
 def points_of(file: Path) -> list[list[float]]:
-    """Return pairs [bytes, microseconds], out of place; the mean where a size is there again.
+    """Return pairs [bytes, microseconds], out of place; the mean of a repeated size.
 
-    Raises ValueError for what is no table of an all-reduce.
+    Raises ValueError for a file without a table of an all-reduce.
     """
     if not file.is_file():
         raise ValueError("no such file")

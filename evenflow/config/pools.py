@@ -146,7 +146,7 @@ def catalogue() -> list[schedulers.PolicyEntry]:
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """Return the defaults of a policy's or a system's parameters, of those that have one."""
+    """Return the defaults of a policy's or a system's parameters, where they have one."""
     if name in POOLED:
         return dict(_flat(POOLED[name]))
     declared = schedulers.parameters(schedulers.policy(name)).items()
@@ -154,7 +154,7 @@ def defaults(name: str) -> dict[str, Any]:
 
 
 def _flat(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the parameters of a system with their defaults, those of pools as `pool.name`."""
+    """Yield the parameters of a system with their defaults, parameters of pools as `pool.name`."""
     for key, field in model.model_fields.items():
         if key == "mixed":
             yield prefix + key, field.default
@@ -183,7 +183,7 @@ class _Share(NamedTuple):
 
 
 def runs_of_pools(config: RunConfig, given: DistServeConfig) -> dict[str, RunConfig]:
-    """Return the run that each pool is, on its GPUs: as given; what is left over, evenly.
+    """Return each pool's run on its GPUs: as given, the GPUs left over divided evenly.
 
     UsageError unless the pools use exactly the GPUs that any other scheduler would.
     """
@@ -211,7 +211,7 @@ def runs_of_pools(config: RunConfig, given: DistServeConfig) -> dict[str, RunCon
 
 
 def _share(config: RunConfig, name: str, pool: PoolConfig, gpus: int) -> _Share:
-    """Return a pool's stages on so many GPUs; few GPUs shrink a tensor-parallel group not given."""
+    """Return a pool's stages on `gpus` GPUs; few GPUs shrink a tensor-parallel group not given."""
     if gpus < 1:
         raise UsageError(
             f"scheduler {config.scheduler.name}: no GPU is left for the {name} pool of the "
@@ -227,7 +227,7 @@ def _share(config: RunConfig, name: str, pool: PoolConfig, gpus: int) -> _Share:
 
 
 def _run_of_pool(config: RunConfig, name: str, pool: PoolConfig, share: _Share) -> RunConfig:
-    """Return the configuration of a run that is one pool; UsageError if its keys cannot be.
+    """Return the configuration of one pool's run; UsageError for keys that cannot be.
 
     On 1/n of the GPUs a stage has n times the layers: affine costs are n times as long, and a
     number of pages is divided by n. What follows from the model follows from the layers anyway.

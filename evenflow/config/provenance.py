@@ -37,7 +37,7 @@ def provenance(
     cost_source: Mapping[str, Any],
     host: RuntimeOverheads,
 ) -> dict[str, Any]:
-    """Return what a run was made from; two runs of one configuration on a host have the same.
+    """Return what a run was made from, equal for two runs of one configuration on a host.
 
     `host`: the CPU time that the costs' profile measured.
     """

@@ -1,6 +1,6 @@
 """RUN.yaml: its keys, their types, limits and defaults; reading it, and changing some of its keys.
 
-It knows no model, policy or trace by name: whoever builds the run looks those up.
+It knows no model, policy or trace by name: `evenflow.config.build` looks those up.
 """
 
 import hashlib
@@ -449,12 +449,12 @@ class RunConfig(Keys):
         return self.wires.fabric(self.stage_gpus)
 
     def setup(self) -> str:
-        """Say in a line what is simulated on what, and which of it nobody chose: "(default)"."""
+        """Return a line: what is simulated on what, with "(default)" after what was not chosen."""
         runtime = self.runtime if isinstance(self.runtime, str) else "as given"
         return f"simulated: {self._setup(runtime + self._default('runtime'))}"
 
     def real_setup(self) -> str:
-        """Say in a line what is served by whom, and which of it nobody chose: "(default)"."""
+        """Return a line: what is served by which workers, "(default)" after what was not chosen."""
         return f"{self.workers.words}: {self._setup('of this machine')}"
 
     def _setup(self, cpu_time: str) -> str:

@@ -36,7 +36,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 @cache
 def below_keys(cls: type) -> dict[str, str]:
-    """Return the text below each key in a class and in those that it extends."""
+    """Return the text below each key of a class and of its bases."""
     found: dict[str, str] = {}
     for each in reversed([one for one in cls.__mro__ if issubclass(one, Keys | GpuSpec | Policy)]):
         body = written(each) or ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
@@ -86,7 +86,7 @@ def _keys_of(top: Any) -> Json:
 
 
 def schema(top: type[BaseModel]) -> Json:
-    """Return the JSON schema of a file whose keys are those of `top`."""
+    """Return the JSON schema of a file with the keys of `top`."""
     whole = _keys_of(top)
     known = whole.pop("$defs")
     if "SchedulerConfig" in known:
@@ -100,7 +100,7 @@ def schema(top: type[BaseModel]) -> Json:
 
 
 def _policies() -> Json:
-    """Return what a scheduler may be, each policy with its parameters."""
+    """Return the schema of a scheduler: each policy with its parameters."""
     known: Json = {}
     for name in (*POLICIES, *POOLED):
         made = _keys_of(POOLED[name] if name in POOLED else _parameters_of(name))
@@ -159,7 +159,7 @@ _GPU = {"$ref": "#/$defs/GpuSpec"}
 
 
 def _words(choices: list[Json], known: Json) -> Json:
-    """Return which bare words stand for one of some mappings: those whose kind says all."""
+    """Return the bare words that stand for mappings: kinds that require no other key."""
     named = [known[each["$ref"].rpartition("/")[2]] for each in choices if "$ref" in each]
     alone = [
         each.get("properties", {}) for each in named if set(each.get("required", ())) <= {"kind"}
@@ -170,7 +170,7 @@ def _words(choices: list[Json], known: Json) -> Json:
 
 @cache
 def _names() -> dict[str, list[str]]:
-    """Return the names that the tables have, for keys whose values are looked up there."""
+    """Return the names in the tables, for keys with values that are looked up there."""
     of_links = [each.name for each in links()]
     return {
         "model": list(models()),
@@ -205,7 +205,7 @@ A bare word may stand for a mapping: `costs: roofline` is `costs: {kind: rooflin
 
 
 def reference(files: Mapping[str, Json]) -> str:
-    """Return the reference of the keys of some files, whose schemas are given by name."""
+    """Return the reference of the keys of some files, given as schemas by name."""
     parts = [HEAD.rstrip()]
     titles: dict[str, str] = {}
     for name, schema in files.items():

@@ -1,4 +1,4 @@
-"""The schema of who computes in a real run, and of what shall go wrong there."""
+"""The schema of the workers of a real run, and of the faults injected there."""
 
 from typing import Annotated, Literal
 
@@ -42,7 +42,7 @@ class EmulatedWorkers(_Stages):
 
     @property
     def words(self) -> str:
-        """What is real of such a run."""
+        """Which parts of a run on these workers are real."""
         return "emulated (no model computes, tokens are made up)"
 
 
@@ -84,7 +84,7 @@ class TorchWorkers(_Stages):
 
     @property
     def words(self) -> str:
-        """What is real of such a run."""
+        """Which parts of a run on these workers are real."""
         made_up = " with random weights" if self.weights == "random" else ""
         return f"real (torch on {self.device}{made_up})"
 
@@ -110,7 +110,7 @@ class VllmWorkers(Keys):
 
     @property
     def words(self) -> str:
-        """What is real of such a run."""
+        """Which parts of a run on these workers are real."""
         made_up = " with random weights" if self.weights == "random" else ""
         return f"real (vLLM{made_up})"
 

@@ -1,6 +1,6 @@
 """A YAML file whose values know their lines: reading, changing and checking it.
 
-What a schema refuses becomes one line that a person can act on. Knows nothing of what keys mean.
+Each error of a schema becomes one line that says what would be right. Knows no key's meaning.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MOST_DIGITS = 40
 
 
 class _MistakeError(yaml.MarkedYAMLError):
-    """What YAML would take and nobody can have meant."""
+    """A value that YAML accepts and that cannot be meant."""
 
     def __init__(self, node: yaml.Node, words: str) -> None:
         super().__init__(problem=words, problem_mark=node.start_mark)
@@ -64,7 +64,7 @@ class Loader(yaml.SafeLoader):
     """
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
-        """Return a text, whose characters may be written in halves, as JSON does."""
+        """Return a text, with characters written as surrogate pairs joined, as JSON does."""
         text = str(super().construct_scalar(node))
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
@@ -72,7 +72,7 @@ class Loader(yaml.SafeLoader):
             raise _MistakeError(node, "half of a character, such as \\ud800") from None
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        """Return a number, of whichever kind its tag says."""
+        """Return a number of the kind that its tag says."""
         text = node.value
         if len(text) > MOST_DIGITS:
             words = f"a number of {len(text)} letters; at most {MOST_DIGITS} is right"
@@ -121,7 +121,7 @@ def find(name: str, beside: Path) -> str:
 def read(path: Path, holds: str = "model, stages, workload") -> Document:
     """Read a YAML file whose top level is a mapping; UsageError when it is not one.
 
-    `holds` names some of its keys, for whoever gave an empty file.
+    `holds` names some of its keys, for the error of an empty file.
     """
     file = local_file(path)
     if path.is_dir():

@@ -16,7 +16,7 @@ from evenflow.results.run import Floats, Ints, RunResult
 
 
 def pipelines(runs: Mapping[str, Outcome]) -> dict[str, Outcome]:
-    """Return the runs with those of pools in place of a system's, for what is drawn by stage.
+    """Return the runs, a system's replaced by the runs of its pools, for figures by stage.
 
     Pools that got no work are left out.
     """
@@ -75,7 +75,7 @@ def chunks_of(count: int, bins: int) -> Ints:
 
 
 def present(enter_s: Floats | Ints, leave_s: Floats | Ints, at_s: Floats | Ints) -> Ints:
-    """Count who has entered and not left at the times `at_s`; a NaN never happens."""
+    """Count the intervals entered and not left at the times `at_s`; a NaN never happens."""
     entered = np.searchsorted(np.sort(enter_s[~np.isnan(enter_s)]), at_s, side="right")
     left = np.searchsorted(np.sort(leave_s[~np.isnan(leave_s)]), at_s, side="right")
     return (entered - left).astype(np.int64)
@@ -84,7 +84,7 @@ def present(enter_s: Floats | Ints, leave_s: Floats | Ints, at_s: Floats | Ints)
 def used_share(result: RunResult) -> Floats:
     """Return the share of KV pages in use when each micro-batch was scheduled, 0 to 1.
 
-    Of several engines that divide the pages, that of the engine whose micro-batch it is.
+    Where several engines divide the pages, the share of the micro-batch's engine.
     """
     return 1.0 - result.free_pages / max(result.total_pages // result.engines, 1)
 
@@ -116,7 +116,7 @@ def shares_over_time(run: Outcome, edges: Floats) -> Floats:
 
 
 def covered(start_s: Floats, end_s: Floats, edges: Floats) -> Floats:
-    """Return how much of the time between edges intervals take that do not overlap."""
+    """Return the time between edges that is covered by intervals, which do not overlap."""
     order = np.argsort(start_s, kind="stable")
     at = np.column_stack([start_s[order], end_s[order]]).ravel()
     if not len(at):

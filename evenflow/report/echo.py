@@ -1,4 +1,4 @@
-"""The one place through which lines go to a terminal: what would steer it is shown, not obeyed."""
+"""The one place that prints lines to a terminal, with control characters shown as escapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ halves of characters, which cannot be written.
 
 
 def visible(text: object) -> str:
-    """Return a text in which a character that steers a terminal stands as its escape: \\x1b."""
+    """Return a text with control characters of terminals replaced by their escapes: \\x1b."""
     return STEERS.sub(_escape, str(text))
 
 

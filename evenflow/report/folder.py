@@ -1,4 +1,4 @@
-"""The folder that a command writes into: whole or not at all, and nobody else's files touched.
+"""The folder that a command writes into: whole or not at all, without touching the user's files.
 
 `manifest.json` names the files that evenflow wrote there, with their SHA-256. What it does not
 name, or names with another hash, is the user's. Knows nothing of what the files hold.
@@ -158,14 +158,14 @@ def _written(folder: Path) -> tuple[Path, Manifest] | None:
 
 
 def unfinished_runs(folder: Path) -> list[Path]:
-    """Return the scratch folders of real runs, at a path or in it, whose results are not made."""
+    """Return the scratch folders of real runs, at a path or in it, that have no results yet."""
     with reading(folder):
         folders = [folder, *sorted(folder.glob(f"{SCRATCH}*"))]
         return [path for path in folders if (path / RECORDS).is_file()]
 
 
 def killed_runs(folder: Path) -> list[Path]:
-    """Return those of the unfinished runs whose owners are gone."""
+    """Return the unfinished runs of processes that have ended."""
     return [path for path in unfinished_runs(folder) if not _is_held(path.parent)]
 
 
@@ -179,9 +179,9 @@ def _is_held(folder: Path) -> bool:
 
 @contextmanager
 def recovery(scratch: Path) -> Iterator[Path]:
-    """Have a killed run's scratch folder completed, and give it a name that is seen.
+    """Let a block complete a killed run's scratch folder, then give it a visible name.
 
-    Gives that name. UsageError when the run is still alive, the folder cannot be written, or it
+    Yields that name. UsageError when the run is still alive, the folder cannot be written, or it
     holds a link, which a run does not make.
     """
     if _is_held(scratch.parent):
@@ -220,7 +220,7 @@ def check_folder(folder: Path, *, force: bool = False, reads: Iterable[Path] = (
 
 
 def written_files(folder: Path) -> dict[str, str | None]:
-    """Return the files in a folder that evenflow wrote and nobody has changed, with their hashes.
+    """Return the files in a folder that evenflow wrote, unchanged since, with their hashes.
 
     UsageError for a manifest that cannot be read, or names what does not lie in the folder.
     """
@@ -229,9 +229,9 @@ def written_files(folder: Path) -> dict[str, str | None]:
 
 
 def _others(folder: Path, root: Path, ours: Collection[str]) -> Iterator[str]:
-    """Yield what is in a folder and not evenflow's; a folder with a record of its own is.
+    """Yield the paths in a folder that are not evenflow's.
 
-    Nor is what holds nothing.
+    Folders with a record of their own, and folders that hold nothing, are.
     """
     folders = {str(above) for name in ours for above in PurePosixPath(name).parents}
     for path in folder.iterdir():
@@ -243,9 +243,9 @@ def _others(folder: Path, root: Path, ours: Collection[str]) -> Iterator[str]:
 
 
 def _has_record(folder: Path) -> bool:
-    """Say whether a folder says itself what is in it, results or points, or has nothing yet.
+    """Return whether a folder has a record of its results or points, or is still empty.
 
-    A scratch folder says it by the records of a real run.
+    That of a scratch folder is the records of a real run.
     """
     if folder.is_symlink() or not folder.is_dir():
         return False

@@ -1,7 +1,7 @@
-"""The manifest of a results folder: what evenflow wrote there, and how that gets there as one step.
+"""The manifest of a results folder: the files that evenflow wrote, moved there as one step.
 
 It is the journal of its own change: while files move in from a scratch folder it names that folder,
-and whoever opens the results next finishes the move. Anybody may have written it, so it names
+and the next command that opens the results finishes the move. It is not trusted, so it names
 nothing but files of its own folder, by their content. Knows no locks.
 """
 
@@ -58,7 +58,7 @@ Scratch: TypeAlias = Annotated[str, StringConstraints(pattern=r"^\.partial-[0-9a
 class Manifest(BaseModel):
     """The files of a folder with their SHA-256; while they move, from where, and what they replace.
 
-    Does not hold what evenflow wrote and somebody changed since: that is the user's.
+    Files written by evenflow and changed since are not among them: they are the user's.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -70,7 +70,7 @@ class Manifest(BaseModel):
 
 
 def read(folder: Path) -> Manifest | None:
-    """Return the manifest of a folder, None where there is none; UsageError for what is none."""
+    """Return the manifest of a folder, None where there is none; UsageError for an invalid one."""
     path = folder / NAME
     if not os.path.lexists(path):
         return None
@@ -104,7 +104,7 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def unchanged(folder: Path, files: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return those of the files that are there with the content that is known."""
+    """Return the files that exist with their known content."""
     return {name: known for name, known in files.items() if _is_same(inside(folder, name), known)}
 
 
@@ -162,7 +162,7 @@ def keep(scratch: Path, folder: Path) -> None:
 
 
 def _made(scratch: Path) -> dict[str, str | None]:
-    """Return what was made in a scratch folder, with its hashes, on disk."""
+    """Write the files of a scratch folder to disk; return them with their hashes."""
     paths = sorted(path for path in scratch.rglob("*") if path.is_file())
     names = {path: path.relative_to(scratch).as_posix() for path in paths}
     made = {path: name for path, name in names.items() if name not in (RECORDS, MARK, NAME)}
@@ -203,7 +203,7 @@ def move(scratch: Path, folder: Path, *, adds: bool) -> None:
 
 
 def finish(folder: Path) -> None:
-    """Finish the move that a folder's manifest tells of, if it does; check first, then touch."""
+    """Finish the move recorded in a folder's manifest, if any; check all before any change."""
     manifest = read(folder)
     if manifest is None or manifest.moving is None:
         return
@@ -228,7 +228,7 @@ def finish(folder: Path) -> None:
 
 
 def _in_the_way(folder: Path, names: Iterable[str], ours: Container[str]) -> Iterator[Path]:
-    """Yield what is there and not ours where files of these names, or their folders, should be."""
+    """Yield the paths, not ours, in the way of files of these names or of their folders."""
     for name in names:
         for part in (name, *map(str, PurePosixPath(name).parents[:-1])):
             path = folder / part
@@ -238,7 +238,7 @@ def _in_the_way(folder: Path, names: Iterable[str], ours: Container[str]) -> Ite
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove those of the folders in which nothing is, one after the other."""
+    """Remove the folders that are empty, one after the other."""
     for path in folders:
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()

@@ -80,7 +80,7 @@ def section(heading: str, caption: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What is said of a run beside its numbers: rows under heads, and what they rest on.
+    """A table added to a run's numbers: rows under heads, and a sentence on their basis.
 
     `write` writes it into a folder, as a table.
     """
@@ -92,18 +92,18 @@ class Addition:
     write: Callable[[Path], None]
 
     def told(self) -> Iterator[str | Table]:
-        """Yield the same for a terminal."""
+        """Yield the table and the sentence for a terminal."""
         yield Table(self.heads, self.rows)
         yield self.sentence
 
     @property
     def html(self) -> str:
-        """The same for a run's page."""
+        """The section for a run's page."""
         return section(self.heading, self.sentence) + html_table(self.heads, self.rows)
 
 
 def figure(name: str, drawn: Figure, head: str = "") -> str:
-    """Return a place on the page, with `name` as its id, and the script that draws there.
+    """Return an element with the id `name`, and the script that draws a figure in it.
 
     `head`: HTML to stand over it. A fixed id and an escaped "<" keep the page deterministic and
     whole.
@@ -151,7 +151,7 @@ class PlotlyFigure:
 
     @property
     def figure(self) -> Figure:
-        """What Plotly draws."""
+        """The figure as Plotly's data."""
         return {"data": self.data, "layout": self.layout}
 
     def set(self, **keys: Any) -> None:
@@ -266,12 +266,12 @@ def parallel(columns: Mapping[str, Column], names: Sequence[str], best: Collecti
 
 
 def in_words(value: float | str) -> str:
-    """Return a value as the figure tells it."""
+    """Return a value as text of the figure."""
     return number(float(value)) if is_number(value) else str(value)
 
 
 def _axis(column: Column) -> tuple[list[float | None], dict[str, float]]:
-    """Return where each value stands, from 0 to 1 (None: nowhere), and the words at the places."""
+    """Return the position of each value, from 0 to 1 (None: not drawn), and of each label."""
     if all(is_number(value) for value in column):
         numbers = [float(value) for value in column]
         known = [value for value in numbers if math.isfinite(value)] or [0.0]

@@ -82,7 +82,7 @@ def key(axes: Axes, **where: Any) -> None:
 
 
 def plain_decades(axis: Axis, at: Sequence[float] = (1, 2, 5)) -> None:
-    """Give a logarithmic axis plain numbers at so many of each decade."""
+    """Give a logarithmic axis plain numbers at the multiples `at` of each decade."""
     axis.set_major_locator(LogLocator(subs=at))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(NullLocator())
@@ -128,7 +128,7 @@ def front(
 
 
 def stage_time(axes: Axes, runs: Mapping[str, Mapping[str, float]]) -> None:
-    """Draw a lying bar a run: the percent of its stage time `computing`, and idle by each cause.
+    """Draw a horizontal bar a run: percents of its stage time `computing`, and idle by cause.
 
     Values are times or shares; each bar is the whole of its own.
     """
@@ -198,7 +198,7 @@ def save(figure: Figure, path: Path) -> str:
 
 
 def _as_words(figure: Figure) -> None:
-    """Let dollars in labels be dollars: only the numbers of logarithmic axes are mathematics."""
+    """Draw dollars in labels as they are: only the numbers of logarithmic axes are mathematics."""
     for axes in figure.axes:
         axes.get_xticklabels()  # which gives the ticks their labels
         axes.get_yticklabels()

@@ -205,7 +205,7 @@ def causes(runs: Mapping[str, Outcome]) -> dict[str, Any]:
 
 
 def causes_by_stage(runs: Mapping[str, Outcome]) -> dict[str, Any]:
-    """Draw the same for every stage of every run."""
+    """Draw where the time of every stage of every run went."""
     depths = {escape(name): run.result.depth for name, run in runs.items()}
     names = [f"{name}, stage {stage}" for name, depth in depths.items() for stage in range(depth)]
     parts = np.concatenate([shares_by_stage(run) for run in runs.values()])

@@ -1,4 +1,4 @@
-"""What a result says of itself in at most a screen: in a terminal, in a notebook, as a text."""
+"""Show a result in at most a screen: in a terminal, in a notebook, as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_LETTERS, MOST_OF_A_CELL = 160, 80
 
 
 class Aside(str):
-    """A sentence beside the answer, such as what was left out: a terminal has it on stderr."""
+    """A sentence beside the answer, such as what was left out; commands print it on stderr."""
 
     __slots__ = ()
 
@@ -31,7 +31,7 @@ class Table(NamedTuple):
 
 
 class Shown:
-    """A result that tells what it is; the tables and numbers of it are its attributes."""
+    """A result that describes itself in words; its tables and numbers are attributes."""
 
     @property
     def all_failed(self) -> bool:

@@ -32,7 +32,7 @@ def colour(index: int) -> str:
 
 
 def dash(index: int) -> str:
-    """Return the dashes of its line, as Plotly and SVG take them: a colour is never all."""
+    """Return the dashes of that run's line, for Plotly and SVG: colour is never the only mark."""
     return DASHES[index % len(DASHES)]
 
 

@@ -285,7 +285,7 @@ def _html(cell: str) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number with so many significant digits, or all before its point; a dash for none.
+    """Return a number to `digits` significant digits, or all before its point; a dash for none.
 
     Thousands are set apart.
     """

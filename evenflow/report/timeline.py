@@ -127,7 +127,7 @@ def _event(
 
 
 def _joined(*pieces: Piece) -> NDArray[Any]:
-    """Return the texts of which these are the parts."""
+    """Join pieces into one text for each event."""
     return np.array([*map("".join, zip(*map(_cells, pieces), strict=False))], dtype=object)
 
 

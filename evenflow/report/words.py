@@ -81,7 +81,7 @@ def cause_label(cause: str) -> str:
 
 
 def refusals(served: Mapping[str, Served]) -> list[str]:
-    """Return a sentence for each of the runs, by name, that did not complete all that was asked."""
+    """Return a sentence for each run, by name, that did not complete all requests."""
     groups: dict[Served, list[str]] = {}
     for name, each in served.items():
         if each.failed:
@@ -158,7 +158,7 @@ def verdict(runs: Mapping[str, Outcome]) -> list[str]:
 
 
 def overload(own: Mapping[str, Any]) -> str | None:
-    """Return how much more arrives than is served, of an overloaded run's summary."""
+    """Return how much more arrives than is served, from an overloaded run's summary."""
     if not own.get("overloaded"):
         return None
     offered, served, grows = (number(own[key], DIGITS) for key in LOAD[:3])
@@ -169,7 +169,7 @@ def overload(own: Mapping[str, Any]) -> str | None:
 
 
 def too_short(own: Mapping[str, Any]) -> str | None:
-    """Return that a run is too short to tell whether it keeps up, of the summary of one."""
+    """Return that a run is too short to tell whether it keeps up, from its summary."""
     if own.get("overloaded", 0) is not None:
         return None
     offered = number(own["offered_requests_per_s"], DIGITS)
@@ -342,5 +342,5 @@ def _name(name: str) -> str:
 
 
 def listed(parts: Sequence[str]) -> str:
-    """Return parts as people list them: a, b and c."""
+    """Return parts as an English list: a, b and c."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

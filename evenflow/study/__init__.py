@@ -1,1 +1,1 @@
-"""Many runs: points, who simulates them, and what compares them."""
+"""Many runs: points, their simulation, and their comparison."""

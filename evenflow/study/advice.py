@@ -1,6 +1,6 @@
-"""What would help a run: changes, and bubbles of one cause gone, simulated on its own requests.
+"""Simulate what may help a run, on its own requests: changes, and one cause of bubbles removed.
 
-Knows which changes there are, and how to compare them; what they are worth only the simulation.
+Knows the changes and how to compare them; only the simulation tells what they are worth.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ Summary = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A run's summary as it is, with each change and without each cause of bubbles, by their words.
+    """Summaries of a run: as it is, with each change and without each cause of bubbles, by words.
 
-    `changed` has the best first, by `metric`; `failed` counts the changes that cannot be, such as a
+    `changed` has the best first, by `metric`; `failed` counts the impossible changes, such as a
     layout that does not fit.
     """
 
@@ -73,9 +73,9 @@ class Advice:
     failed: int = 0
 
     def gain(self, summary: Summary) -> float:
-        """Return by which share a summary is better than the run's; below 0: worse.
+        """Return the share by which a summary is better than the run's; below 0: worse.
 
-        One in which fewer requests are completed is better in nothing: -inf.
+        -inf for a summary with fewer completed requests.
         """
         before, after = self.base[self.metric], summary[self.metric]
         if after is None or summary["completed"] < self.base["completed"]:

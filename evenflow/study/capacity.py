@@ -150,7 +150,7 @@ class Capacity(Shown):
 
     @property
     def points(self) -> pd.DataFrame:
-        """A row for each replication and rate simulated, as rates.csv has them.
+        """A row for each replication and rate simulated, as in rates.csv.
 
         `misses` are the metrics whose limits are not kept there.
         """
@@ -158,7 +158,7 @@ class Capacity(Shown):
 
     @property
     def cells(self) -> pd.DataFrame:
-        """The same as objects: numbers are written as the runs gave them."""
+        """The rows of `points` as objects: numbers are written as the runs gave them."""
         keys = [key for key, value in self.measured[0].values.items() if is_metric(value)]
         rows = [
             {
@@ -178,7 +178,7 @@ class Capacity(Shown):
         return Served.of_all(at.served for at, _ in self.at_knee() or [(least, least)])
 
     def enough_requests(self, searches: Iterable[RateFound]) -> int:
-        """Return how many requests to ask for, so that their number does not matter much."""
+        """Return the number of requests from which on their number matters little."""
         return math.ceil(max(each.enough_requests for each in searches) / (self.served.share or 1))
 
     @property
@@ -253,7 +253,7 @@ def capacity_of(
     """Return the largest rate that keeps the SLO, and the metrics at `curve` times that rate.
 
     Raises UsageError for a mistake in the configuration, arrivals without a rate, a metric that a
-    run has not, and a run that fails. The result does not depend on who simulates.
+    run lacks, and a run that fails. The result does not depend on the executor.
     """
     provenance = _prove(question)
     parts = replications(question.replications)(question.config)
@@ -283,7 +283,7 @@ def capacity_of(
 
 
 def _case(config: RunConfig, start: float, replication: int, rate: float) -> Variant:
-    """Return one replication, whose own rate is `start`, at another rate."""
+    """Return one replication at `rate` requests/s; its own rate is `start`."""
     workload = {f"workload.{key}": getattr(config.workload, key) for key in ("seed", "skip")}
     patch = {**workload, **rate_patch(config.workload.arrivals, rate, start)}
     return Variant({"replication": replication, "rate": rate}, patch)
@@ -301,7 +301,7 @@ def _measured(question: CapacityQuestion, trials: Iterable[Trial]) -> tuple[Capa
 
 
 def _measure(question: CapacityQuestion, trial: Trial) -> CapacityProbe:
-    """Return what a rate came to, by Little's law and the SLO."""
+    """Return the probe of a rate, by Little's law and the SLO."""
     (record,) = trial.records
     rate, values = trial.labels["rate"], record.values
     if record.error is not None:

@@ -1,7 +1,7 @@
 """Runs side by side: schedulers simulated on the same requests, and any two runs.
 
-Of two: what differs in how they were made, and in what they came to. They are read from the folders
-that they are saved in, or at hand.
+Of two: the differences in how they were made, and in their results. They are read from the folders
+that they are saved in, or given as objects.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "comp
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Shown):
-    """What schedulers and published systems came to, in the order given."""
+    """The results of schedulers and published systems, in the order given."""
 
     outcomes: Sequence[Outcome]
     systems: Sequence[PublishedSystem] = ()
@@ -118,7 +118,7 @@ def parse_schedulers(text: str) -> list[object]:
 
 
 class Named(NamedTuple):
-    """A scheduler, as any other entry, that goes by a name of the user's."""
+    """A scheduler, as any other entry, with a name that the user chose."""
 
     label: str
     entry: object
@@ -240,7 +240,7 @@ def _watch(futures: Sequence[Future[Any]], tell: Callable[[], None]) -> None:
 
 
 class _Worker:
-    """Where a worker process says how far it is; shared memory cannot be sent with a task."""
+    """A worker process's counters of progress; shared memory cannot be sent with a task."""
 
     done: Array[c_long]
 
@@ -327,7 +327,7 @@ class Difference(Shown):
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")
 
     def interval(self, key: str) -> Interval | None:
-        """Return by how much a mean latency is more in b; None of what no request has."""
+        """Return by how much a mean latency is longer in b; None if no request has it."""
         if key not in PER_REQUEST or self.a.requests is None or self.b.requests is None:
             return None
         sides = [run.latencies[PER_REQUEST[key]] for run in (self.b, self.a)]
@@ -351,7 +351,7 @@ class Difference(Shown):
 
     @property
     def refusals(self) -> list[str]:
-        """Sentences on requests that were not completed, marked where so many are unfair."""
+        """Sentences on requests that were not completed, marked where their number is unfair."""
         return refusals({run.name: Served.of(run.summary) for run in (self.a, self.b)})
 
     @property
@@ -375,7 +375,7 @@ class Difference(Shown):
 
 
 def diff(a: str | Path | Outcome, b: str | Path | Outcome) -> Difference:
-    """Read two runs, each a saved folder or at hand; UsageError for a folder that is none."""
+    """Compare two runs, each a saved folder or an object; UsageError for a folder without a run."""
     first, second = (_saved(each, name) for each, name in ((a, "a"), (b, "b")))
     return Difference(first, second)
 

@@ -1,9 +1,9 @@
-"""Deployments of a run: its layers on so many GPUs, the policies of engines, how to start them.
+"""Deployments of a run: its layers on GPUs, the policies of engines, commands that start them.
 
 A layout is stages x tensor parallel; a candidate is a layout with a scheduler and its parameters.
 Flags are those of vLLM 0.32 and SGLang 0.5.23, whose own argument parsers took the lines that the
 tests compare with (docs/plan.md), and of gLLM's `cli_args.py` (commit 03cd714), read and not run.
-Knows what can be, not how well it serves; what an engine cannot express is told.
+Knows what is possible, not how well it serves; lists what an engine cannot express.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ LAUNCHED = ("vllm_v1", "sglang", "token_throttling")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One way: its name in two parts, the keys of RUN.yaml that make it, and the layers per stage.
+    """A layout: its name in two parts, its keys of RUN.yaml, and the layers per stage.
 
-    `reason`: why it cannot be; "" where it can.
+    `reason`: why it is impossible; "" where it is possible.
     """
 
     parallel: str
@@ -51,7 +51,7 @@ class Layout:
 
     @property
     def short(self) -> str:
-        """The name without what goes without saying: an even division."""
+        """The name, without the division of layers where that is even or as given."""
         return self.parallel if self.division in ("even", "as given") else self.label
 
 
@@ -78,12 +78,12 @@ def layouts(
     pairs: Sequence[tuple[int, int]] | None = None,
     shifts: Sequence[int] = (),
 ) -> list[Layout]:
-    """Return the layouts to try, those that cannot be with the reason; the one given comes first.
+    """Return the layouts to try, impossible ones with the reason; the one given comes first.
 
-    `pairs` are stages and tensor-parallel ranks; None: the run's own. Each of `shifts` moves so
-    many layers away from the last stage. Layouts with the same layers on the same GPUs are listed
-    once. Where the layers do not follow from a model and its memory there is only the one given
-    (`why_fixed`).
+    `pairs` are stages and tensor-parallel ranks; None: the run's own. Each of `shifts` is a
+    number of layers to move away from the last stage. Layouts with the same layers on the same GPUs
+    are listed once. Where the layers do not follow from a model and its memory there is only the
+    one given (`why_fixed`).
     """
     config = configured(document)
     if why_fixed(config):
@@ -116,7 +116,7 @@ def parse_gpus(text: str) -> tuple[int, ...]:
 
 
 def on_gpus(config: RunConfig, gpus: Sequence[int]) -> RunConfig:
-    """Return the run with as many replicas as have so many GPUs; UsageError where none has."""
+    """Return the run with replicas on `gpus` GPUs in all; UsageError where none fit exactly."""
     pipeline = config.pipeline_gpus
     if len(gpus) > 1 or gpus[0] % pipeline:
         listed = ",".join(map(str, gpus))
@@ -132,13 +132,13 @@ def pairs_of(gpus: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def parallel_name(stages: int, ranks: int) -> str:
-    """Return what people call so many stages of so many tensor-parallel GPUs: PP2 x TP4."""
+    """Return the usual name of `stages` stages of `ranks` tensor-parallel GPUs: PP2 x TP4."""
     parts = [f"PP{stages}"] if stages > 1 or ranks == 1 else []
     return " x ".join([*parts, f"TP{ranks}"] if ranks > 1 else parts)
 
 
 def why_fixed(config: RunConfig) -> str:
-    """Say why the layout of a run is what it says; "" where others can be tried."""
+    """Return why the layout of a run is fixed; "" where others can be tried."""
     if config.model is None or config.gpu is None or config.costs.kind == "affine":
         return "the run's costs do not follow from a model on a gpu"
     if config.kv.pages != "auto":
@@ -184,7 +184,7 @@ def _tried(layout: Layout, document: Document, workload: Workload, beside: Path)
 
 
 def budget_key(params: Collection[str]) -> str | None:
-    """Return what a policy calls the most tokens, or prompt tokens, of a micro-batch, if it has."""
+    """Return the parameter that limits tokens, or prompt tokens, of a micro-batch; None without."""
     return next((each for each in BUDGETS if each in params), None)
 
 
@@ -242,7 +242,7 @@ def _moved(value: Any, beside: Path, final: Path) -> Any:
 
 
 def most_tokens(config: RunConfig, beside: Path) -> int | None:
-    """Return how long a request may be for an engine to start; None: as long as the model allows.
+    """Return the longest request, in tokens, with which an engine starts; None: the model's.
 
     An engine refuses a length that its pages cannot hold.
     """
@@ -277,7 +277,7 @@ def launch_lines(
 def _command(
     engine: EngineCommand, config: RunConfig, layers: Sequence[int], length: int | None
 ) -> tuple[str, list[str]]:
-    """Return an engine's command for one replica, and what of the run it does not say."""
+    """Return an engine's command for one replica, and what of the run it does not express."""
     values = {
         "tensor_parallel": config.tensor_parallel,
         "data_parallel": config.data_parallel if config.data_parallel > 1 else None,
@@ -308,14 +308,14 @@ def _command(
 
 
 def _machines(config: RunConfig) -> int | None:
-    """Return how many machines a pipeline is on, None for one."""
+    """Return the number of machines of a pipeline, None for one."""
     if config.nodes is None or config.pipeline_gpus <= config.nodes.gpus:
         return None
     return -(-config.pipeline_gpus // config.nodes.gpus)
 
 
 def _unsaid(engine: EngineCommand, config: RunConfig, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what of a run's deployment an engine's flags do not say."""
+    """Yield what of a run's deployment an engine's flags do not express."""
     for key, value in values.items():
         if value and key not in engine.flags:
             yield f"{key} {value}"

@@ -131,18 +131,18 @@ Sides = Mapping[str, Side]
 
 
 def doubts(sides: Sides) -> list[str]:
-    """Return what makes a comparison of these runs, by name, unfair or weak; nothing of one run."""
+    """Return what makes a comparison of these runs, by name, unfair or weak; empty for one run."""
     return [line for rule in RULES for line in rule(sides)] if len(sides) > 1 else []
 
 
 def alone(name: str, side: Side) -> list[str]:
-    """Return what makes one run unfair or weak that is held against a measurement."""
+    """Return what makes a run unfair or weak to compare with a measurement."""
     served = Served.of(side.summary)
     return [*([str(served)] if served.is_unfair else []), *weak(name, side)]
 
 
 def weak(name: str, side: Side) -> list[str]:
-    """Return what makes one run weak, whatever it is held against."""
+    """Return what makes one run weak, whatever it is compared with."""
     return [line for rule in (_few, _extrapolated) for line in rule({name: side})]
 
 

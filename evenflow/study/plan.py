@@ -45,9 +45,9 @@ WAYS = 3
 
 @dataclass(frozen=True, repr=False)
 class Planned(Shown):
-    """A plan: all points that were simulated; `kept` are those that keep the SLO, the best first.
+    """A plan: all simulated points; `kept` are the points that keep the SLO, the best first.
 
-    `misses` are the nearest ones where none does, and `changed` what would have to be other, the
+    `misses` are the nearest points where none does, and `changed` these with changes, the
     best first. `rates`: up to how many requests/s a point keeps the SLO. `seconds`: how long it
     took. `prediction`: how far the numbers of the best may be off, where that was asked.
     """
@@ -84,7 +84,7 @@ class Planned(Shown):
 
     @property
     def setup(self) -> str:
-        """What the best point is simulated on, and which of it nobody chose."""
+        """What the best point is simulated on, with what was not chosen marked."""
         return configured(self.winner).setup()
 
     def told(self) -> Iterator[str | Table]:
@@ -103,8 +103,8 @@ class Planned(Shown):
 def plan(document: Document, beside: Path, ask: Ask, how: How) -> Planned:
     """Find the cheapest deployment that keeps the SLO; where there is none, what is nearest to it.
 
-    `beside` is the folder of the run's file. UsageError naming what is wrong with the run or the
-    wish, before the first long run.
+    `beside` is the folder of the run's file. UsageError naming what is wrong with the run or
+    `ask`, before the first long run.
     """
     started = time.perf_counter()
     question = prepare(document, beside, ask)
@@ -117,7 +117,7 @@ def plan(document: Document, beside: Path, ask: Ask, how: How) -> Planned:
 
 
 def answered(question: PlanQuestion, who: Simulator) -> Planned:
-    """Return the plan that simulations of a checked question come to."""
+    """Answer a checked question by simulations; return the plan."""
     study = question.study
     trials = run(study, who, search(question))
     kept = ranked(question, trials)

@@ -1,4 +1,4 @@
-"""The cheapest deployment that keeps an SLO: which there are, and which of them are simulated.
+"""Search the cheapest deployment that keeps an SLO: the candidates, and which are simulated.
 
 A setting is a layout of one pipeline, a scheduler and its budget; a point is a setting with a
 number of replicas. The search asks of each setting whether it keeps the SLO with no more GPUs than
@@ -109,7 +109,7 @@ ROUGHLY = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What the user says, beside the run. None: chosen here.
+    """The options of a plan, beside the run. None: chosen here.
 
     `rate`: requests/s, or a multiple of the run's own ("2x"); `price`: dollars of a GPU an hour.
     `allow_refused`: answer though too many requests are refused.
@@ -145,7 +145,7 @@ class Setting:
     counts: tuple[int, ...]
 
     def patch(self, count: int) -> Patch:
-        """Return the keys that make a run this, so many times."""
+        """Return the keys that make a run `count` replicas of this setting."""
         return {**self.candidate.patch, "dispatch": self.dispatch, "replicas.count": count}
 
     @property
@@ -159,7 +159,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """So many of the requests, from which on, and the SLO that they have to keep.
+    """A part of the trace: its number of requests, those skipped, and the SLO to keep.
 
     The SLO of a part is what the whole cannot keep if the part does not: of a limit on P99, no more
     requests of the part may be beyond it than a hundredth of all requests.
@@ -172,11 +172,11 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class PlanQuestion:
-    """What is asked, checked: the run at the rate that is asked, what may be, on which requests.
+    """A checked question: the run at the rate asked for, the settings to try, and the requests.
 
-    `parts` are those of the trace that a point has to pass, the whole last. `rate` is that of the
-    arrivals in requests/s, None where they have none. `left_out` are layouts that cannot be.
-    `served`: the requests of all seeds, and those that no deployment refuses. `trace` is what the
+    `parts` are the parts of the trace that a point has to pass, the whole last. `rate` is the
+    arrivals' in requests/s, None where they have none. `left_out` are impossible layouts.
+    `served`: the requests of all seeds, and how many no deployment refuses. `trace` is what the
     provenance says of it; `is_cut`: whether it has more requests than are simulated.
     """
 
@@ -268,7 +268,7 @@ def parse_budgets(text: str) -> tuple[int, ...]:
 
 
 def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
-    """Return the checked question; UsageError naming what is wrong with the run or the wish."""
+    """Return the checked question; UsageError naming what is wrong with the run or `ask`."""
     make_importable([document.data, list(ask.schedulers or ())], Path.cwd(), beside)
     document, is_cut = _with_requests(document, beside, ask.replications)
     config = configured(document)
@@ -325,7 +325,7 @@ def _with_requests(document: Document, beside: Path, replications: int) -> tuple
 def _asked_rate(
     document: Document, config: RunConfig, workload: Workload, wish: str | None
 ) -> tuple[Document, float | None]:
-    """Return the run at the rate that is wished for, and that rate; None: at its own."""
+    """Return the run at the rate asked for, and that rate; None: at its own."""
     arrivals = config.workload.arrivals
     try:
         own = own_rate(arrivals, workload.requests)
@@ -347,7 +347,7 @@ def _asked_rate(
 def _layouts(
     document: Document, config: RunConfig, workload: Workload, beside: Path, ask: Ask
 ) -> list[Layout]:
-    """Return the layouts of one pipeline; those of more GPUs than are asked for are none."""
+    """Return the layouts of one pipeline, without layouts of more GPUs than asked for."""
     if why_fixed(config):
         return layouts(document, workload, beside)
     most, node = ask.gpus[-1], math.inf if config.nodes is None else config.nodes.gpus
@@ -625,7 +625,7 @@ def _other_gpu(config: RunConfig, name: str) -> tuple[str, Patch]:
 def _changed(
     question: PlanQuestion, trial: Trial, words: str, patch: Patch, times: int = 1
 ) -> Variant:
-    """Return a point with so many times the replicas and other keys changed."""
+    """Return a point with `times` as many replicas and other keys changed."""
     setting, count = question.point(trial)
     plain = question.case(setting, times * count)
     return Variant({**plain.labels, CHANGE: words}, {**plain.patch, **patch})

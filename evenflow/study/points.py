@@ -1,6 +1,6 @@
-"""Points: configurations to simulate, each at most once, and who simulates them.
+"""Points: configurations to simulate, each at most once, and the executors that simulate them.
 
-What sweeps, searches and figures are made of. A point's result depends only on what its key is the
+Sweeps, searches and figures are made of them. A point's result depends only on what its key is the
 hash of, so that a result on disk stands for a run. An executor is made of processes of this machine
 that end with it, or of a Dask cluster. Knows no command line, no plots, no search.
 """
@@ -88,7 +88,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a point came to: its measure as plain data, or else the `error` it ended with.
+    """The result of a point: its measure as plain data, or the `error` it ended with.
 
     `cost_source` is what the run's provenance says of its costs, `why` the reason of the first
     request that was not completed.
@@ -162,7 +162,7 @@ class Store:
         return inside(self.folder, f"{key[:2]}/{key}.json")
 
     def _remove_stale(self) -> None:
-        """Remove what processes that were killed had begun to write; that takes no hour."""
+        """Remove files older than STALE_S that killed processes had begun to write."""
         records = self.folder.glob(f"{HEX * 2}/.{HEX * 64}.json.*")
         for path in (*self.folder.glob(f".{HEADER}.*"), *records):
             with suppress(OSError):
@@ -265,7 +265,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def executor_of(name: str = "process", workers: int | None = None) -> Iterator[Executor]:
-    """Give an executor: `process`, `dask` (a cluster inside this process) or `dask:ADDRESS`.
+    """Yield an executor: `process`, `dask` (a cluster inside this process) or `dask:ADDRESS`.
 
     `workers` defaults to the number of cores; a cluster at an address has its own. UsageError for
     another name, for a cluster that does not answer, has no workers or runs other code, and without

@@ -40,10 +40,10 @@ TIMELINE_BATCHES = 20_000
 
 
 class GivenPolicy:
-    """A class, which is called, or an object, which is copied: now, and for each engine and run.
+    """A policy given in Python: a class to call, or an object to copy, for each engine and run.
 
-    `label` is what tables call it; as `name`, `module:Class`, it stands in the configuration.
-    UsageError for what has no method schedule(view).
+    It is copied when given, too. `label` is its name in tables; `name`, `module:Class`, that in the
+    configuration. UsageError for an object without a method schedule(view).
     """
 
     def __init__(self, policy: type[Scheduler] | Scheduler) -> None:
@@ -230,9 +230,10 @@ def write_details(
 ) -> None:
     """Write the tables of micro-batches, stages and bubbles, and the timeline.
 
-    The timeline shows a `window` (seconds of the run); None: all, or of more than TIMELINE_BATCHES
-    micro-batches so many around the middle of the steady window, as a viewer takes them. Replicas
-    have a folder each, and so have the pools of a system, with the requests as the pool saw them.
+    The timeline shows a `window` (seconds of the run); None: all, or where there are more,
+    TIMELINE_BATCHES micro-batches around the middle of the steady window, as a viewer takes them.
+    Replicas have a folder each, and so have the pools of a system, with the requests as the pool
+    saw them.
     """
     from evenflow.report.timeline import write_timeline
 

@@ -1,6 +1,6 @@
 """How a study's points are chosen: listed, drawn, proposed by Optuna, or narrowed to a rate.
 
-Knows parameters and their values, rates of arrivals, and what a search needs to be told of its
+Knows parameters and their values, rates of arrivals, and what a search needs to know of its
 trials; simulates nothing.
 """
 
@@ -112,7 +112,7 @@ class OneAtATime(Keys):
     kind: Literal["one_at_a_time"]
 
     def patches(self, space: Space, default: Patch | None) -> list[Patch]:
-        """Return the points, each once; UsageError where the run says not what the others are."""
+        """Return the points, each once; UsageError where the run lacks the others' values."""
         if default is None:
             raise UsageError(
                 "method: one_at_a_time: the run has to say what every parameter is by default"
@@ -205,8 +205,8 @@ def optuna(
 ) -> Search:
     """Let Optuna propose cases, batch by batch, from what the earlier batches came to.
 
-    `propose` makes a case of what `proposed` says of one of Optuna's trials. A batch is told in the
-    order in which it was asked, so that the proposals depend on the seed and on results only: an
+    `propose` makes a case of what `proposed` says of one of Optuna's trials. Results are reported
+    in the order of the batch, so that the proposals depend on the seed and on results only: an
     interrupted search, run again, proposes the same. UsageError without the extra `search`.
     """
     require_package("optuna", "method: optuna:")
@@ -275,7 +275,7 @@ ENOUGH_TIMES = 10
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What one rate (requests/s) came to: it passes, or these conditions fail.
+    """The result of one rate (requests/s): it passes, or these conditions fail.
 
     `in_system` is the mean number of requests in the system (Little's law: rate x mean E2EL) of the
     `requests` of the run.
@@ -310,7 +310,7 @@ Status = Literal["found", "never", "too_short"]
 
 @dataclass(frozen=True, slots=True)
 class RateFound:
-    """What a search for a rate ended with.
+    """The result of a search for a rate.
 
     `found`: `rate` passes and `fails_at`, within the tolerance above it, does not. `never`: even
     where requests do not meet, at `fails_at`, it fails. `too_short`: rates pass up to one at which
@@ -397,12 +397,12 @@ def _bracket(probes: Sequence[Probe]) -> tuple[Probe | None, Probe | None]:
 
 
 def rounded(value: float, digits: int = RATE_DIGITS) -> float:
-    """Return a number with so many significant digits."""
+    """Return a number rounded to `digits` significant digits."""
     return float(f"{value:.{digits}g}")
 
 
 def rate_patch(arrivals: AnyArrivals, rate: float, start: float) -> Patch:
-    """Return what puts arrivals at `rate`; at `start` they are as they are."""
+    """Return a patch that puts arrivals at `rate`; their own rate is `start`."""
     if isinstance(arrivals, Replay):
         return {"workload.arrivals.scale": arrivals.scale * rate / start}
     return {"workload.arrivals.rate": rate}

@@ -1,6 +1,6 @@
 """What is good, and what it costs: limits on numbers of a run's summary, objectives, prices.
 
-A limit is at most, or at least for what is the better the more of it. Knows no search.
+A limit is at most, or at least for numbers of which more is better. Knows no search.
 """
 
 from __future__ import annotations
@@ -84,15 +84,15 @@ class Condition:
 
 
 def shares_beyond(limits: Iterable[Condition], mean: Callable[[str], float]) -> list[float]:
-    """Return by which share of it each limit is missed, 0 or less where it is kept.
+    """Return the share of itself by which each limit is missed, 0 or less where it is kept.
 
-    `mean` tells the number of a metric, such as that of a trial.
+    `mean` returns the number of a metric, such as a trial's mean.
     """
     return [each.excess_share(mean(each.metric)) for each in limits]
 
 
 def missed(shares: Iterable[float]) -> float:
-    """Return by which shares of them limits are missed, added up; inf where one is not known."""
+    """Return the sum of the shares by which limits are missed; inf where one is not known."""
     known = list(shares)
     return (
         math.inf if any(map(math.isnan, known)) else plain_sum(max(share, 0.0) for share in known)
@@ -106,8 +106,8 @@ KEEPS_UP = Condition("overloaded", 0)
 def keeps_up(values: Mapping[str, Any]) -> bool:
     """Say whether a run is not overloaded.
 
-    One too short to tell is not taken to be, unless, on average, all arrive before one is done and
-    that one waits for its first token most of the time.
+    A run too short to tell counts as not overloaded, unless, on average, all requests arrive before
+    one is done and that one waits for its first token most of the time.
     """
     if values.get("overloaded", 0) is not None:
         return not values.get("overloaded", 0)
@@ -184,7 +184,7 @@ def _condition(text: str) -> Condition:
 def check_slo(
     slo: Sequence[Condition], outcome: Outcome, config: RunConfig, objective: str | None = None
 ) -> None:
-    """Raise UsageError for a metric, limited or to be best, that a run has not; that is one run."""
+    """Raise UsageError for a metric of a limit or objective that `outcome`, one run, lacks."""
     objectives = [] if objective is None else [objective]
     known = service_levels(outcome, **dict(levels_of(slo, config, *objectives)))
     numbers = [key for key, value in known.items() if value is None or is_number(value)]
@@ -275,7 +275,7 @@ def with_cost(outcome: Outcome, *, price: float | None) -> dict[str, Any]:
 
 
 def _per_gpu_and_user(outcome: Outcome, gpus: int) -> dict[str, float | None]:
-    """Return the output tokens a second of a GPU, and those that a user sees: 1 / mean TPOT."""
+    """Return the output tokens a second of a GPU, and of a user's request: 1 / mean TPOT."""
     throughput, tpot_ms = (outcome.summary[key] for key in ("output_throughput", "mean_tpot_ms"))
     return {
         "output_throughput_per_gpu": None if throughput is None else throughput / gpus,

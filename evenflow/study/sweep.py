@@ -50,7 +50,7 @@ def sweep(asked: Sweep, how: How, *, on_unseen: bool = False, allow_refused: boo
 def run_sweep(asked: Sweep, simulator: Simulator, *, allow_refused: bool = False) -> Swept:
     """Simulate all points of a sweep that the store does not have.
 
-    The findings depend on the sweep only, not on who simulates nor on what was there before.
+    The findings depend on the sweep only, not on the executor nor on the store's contents.
     """
     known = asked.known
     tried = run(asked.study, simulator, _search(asked, known, allow_refused))
@@ -65,7 +65,7 @@ def run_sweep(asked: Sweep, simulator: Simulator, *, allow_refused: bool = False
 
 
 def checked(findings: Swept, simulator: Simulator) -> Swept:
-    """Return the same with its best point checked on unseen parts, where it beats the default."""
+    """Return the findings with the best point checked on unseen parts, if it beats the default."""
     best, base = findings.best, findings.base
     if best is None or base is None or best is base:
         return findings
@@ -74,7 +74,7 @@ def checked(findings: Swept, simulator: Simulator) -> Swept:
 
 
 def _search(asked: Sweep, known: Sequence[Patch], allow_refused: bool) -> Search:
-    """Ask for the points known beforehand, then for those that Optuna proposes."""
+    """Ask for the points known beforehand, then for the points that Optuna proposes."""
     config, method = asked.config, asked.config.method
     if known:
         yield [Variant(patch, patch) for patch in known]

@@ -160,7 +160,7 @@ class Sweep:
 
     @cached_property
     def default(self) -> Patch | None:
-        """What the parameters are in the run as it is; None where it does not say."""
+        """The values of the parameters in the run as it is; None where it has none."""
         try:
             config = self.study.config({})
         except UsageError:  # it may lack a key that is swept; a mistake shows in every point

@@ -82,7 +82,7 @@ class Findings:
 
     @cached_property
     def counting(self) -> list[int]:
-        """The positions of the points that answer, and whose means are within the limits."""
+        """The positions of the points that answer, with means within the limits."""
         return [index for index in self.answered if within_limits(self.config, self.trials[index])]
 
     @cached_property
@@ -102,7 +102,7 @@ class Findings:
 
     @cached_property
     def nearest(self) -> list[int]:
-        """The positions of the points that answer, those first that miss their limits least."""
+        """The positions of the points that answer, by how far they miss limits, least first."""
         limits, trials = self.config.conditions, self.trials
         off = {index: missed(shares_beyond(limits, trials[index].mean)) for index in self.answered}
         return sorted(off, key=lambda index: off[index])

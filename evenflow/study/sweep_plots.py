@@ -103,9 +103,10 @@ def _beside_default(found: Findings, name: str) -> list[int]:
 
 
 def _compared(found: Findings, name: str) -> list[int]:
-    """Return the points whose means by a parameter's value are fair: all, where they are balanced.
+    """Return the points that give fair means by a parameter's value: all, if balanced.
 
-    One at a time, those that differ in nothing else; the run as it is only if the method chose it.
+    For one_at_a_time, points that differ in nothing else; the run as it is only if the method
+    chose it.
     """
     if found.base is not None and found.config.method.kind == "one_at_a_time":
         return _beside_default(found, name)

@@ -175,7 +175,7 @@ def edges(found: Findings) -> list[str]:
 def best_table(found: Findings) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of the best points: where they differ, what decides.
 
-    The column `against the best` tells points that differ from the first from those that may not.
+    The column `against the best` marks whether a point surely differs from the first.
     """
     config, order = found.config, found.ranked
     shown = order if len(config.objectives) > 1 else order[:BEST]
@@ -207,7 +207,7 @@ def best_table(found: Findings) -> tuple[list[str], list[list[str]]]:
 
 
 def marks(found: Findings, index: int) -> list[str]:
-    """Return what is to be known of a point beside its numbers."""
+    """Return the marks of a point in a table: default, overloaded, too short, requests lost."""
     trial = found.trials[index]
     served = trial.served
     marks = {

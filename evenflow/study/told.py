@@ -1,4 +1,4 @@
-"""What runs came to, in sentences and a table: what was refused, what runs on what, numbers."""
+"""The results of runs, in sentences and a table: what was refused, what runs on what, numbers."""
 
 from __future__ import annotations
 

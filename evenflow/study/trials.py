@@ -68,9 +68,9 @@ def redrawn(config: RunConfig, asked: Redrawn | None = None) -> Redrawn:
 
 
 def replications(count: int, asked: Redrawn | None = None, window: int | None = None) -> Parts:
-    """Return the parts of so many replications; their seeds count up from the run's own.
+    """Return the parts of `count` replications; their seeds count up from the run's own.
 
-    `window`: from how many requests on the next one begins; None: `workload.requests`.
+    `window`: the requests from one's beginning to the next's; None: `workload.requests`.
     """
 
     def parts(config: RunConfig) -> list[Replication]:
@@ -85,7 +85,7 @@ def replications(count: int, asked: Redrawn | None = None, window: int | None = 
 def why_alike(
     config: RunConfig, beside: Path, count: int, asked: Redrawn | None = None
 ) -> str | None:
-    """Return why a run cannot have so many replications that differ, and what would be right."""
+    """Return why a run cannot have `count` different replications, and what would be right."""
     own = config.workload
     if count == 1:
         return None
@@ -103,7 +103,7 @@ def why_alike(
 
 
 class Variant(NamedTuple):
-    """What is tried: a patch of the run; `labels` name it in tables, as columns."""
+    """A case to try: a patch of the run; `labels` name it in tables, as columns."""
 
     labels: Mapping[str, Any]
     patch: Patch
@@ -218,7 +218,7 @@ class Study:
 
 
 class Simulator:
-    """Who simulates points, and where results are kept: each point is simulated at most once.
+    """Simulates points on an executor and keeps results in a store: each point at most once.
 
     `on_done` is called with the number of points done since the simulator was made, `on_failure`
     with the record of each point that fails. A failed point is in the store too, with its error;
@@ -275,7 +275,7 @@ class Simulator:
         return self.trials_of([(case.labels, study.points_of(case.patch)) for case in cases])
 
     def trials_of(self, rows: Sequence[tuple[Mapping[str, Any], Sequence[Point]]]) -> list[Trial]:
-        """Simulate rows of as many points each, part by part; return a trial of each row."""
+        """Simulate rows of equally many points, part by part; return a trial of each row."""
         columns = zip(*(points for _, points in rows), strict=True)
         records = self.records([point for column in columns for point in column])
         trials = []
@@ -288,8 +288,8 @@ class Simulator:
 
 
 Watch: TypeAlias = Callable[[list[str], int | None], AbstractContextManager[Any]]
-"""Shows something of this name, of so many points (None: nobody knows): it gives an object whose
-`done` takes the number done, and `failed` the record of each point that fails."""
+"""Shows the progress of tasks with these names, of a number of points (None: unknown): it gives an
+object whose `done` takes the number done, and `failed` the record of each point that fails."""
 
 
 STORE = "store"
@@ -298,13 +298,13 @@ STORE = "store"
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """Who simulates a study, and what is kept.
+    """How a study is simulated, and what is kept.
 
     `out`: the folder that is written; nothing is without it. Points are kept below it, and found
     again by the same study unless `resume` is false. It may hold files of the user's only with
-    `force`, and none of those that the study `reads`. `executor` and `workers`: as for
-    `executor_of`. `retry_failed`: points that failed before are simulated again. `watch`: who shows
-    how far it is.
+    `force`, and no file that the study `reads`. `executor` and `workers`: as for
+    `executor_of`. `retry_failed`: points that failed before are simulated again. `watch`: shows the
+    progress.
     """
 
     out: Path | None = None
@@ -318,7 +318,7 @@ class How:
 
     @contextmanager
     def simulator(self, label: str, total: int | None) -> Iterator[Simulator]:
-        """Give who simulates up to `total` points, shown as `label`; claims the folder first."""
+        """Yield a simulator of up to `total` points, shown as `label`; claim the folder first."""
         with ExitStack() as stack:
             if self.out is not None:
                 stack.enter_context(claimed(self.out, force=self.force, reads=self.reads))
@@ -405,7 +405,7 @@ def seed_matters(config: RunConfig) -> bool:
 
 
 def _all_alike(config: RunConfig) -> str:
-    """Say why replications of a run whose seed does not matter are of no use, and what would be."""
+    """Return why replications are of no use where the seed does not matter, and what would be."""
     return (
         "all would be alike, as the seed draws nothing of trace "
         f"{config.workload.trace} with {config.workload.arrivals.kind} arrivals; give random "

@@ -94,7 +94,7 @@ def stated(config: RunConfig, beside: Path) -> Stated:
 
 
 def factors(config: RunConfig, error: Stated, index: int) -> Patch:
-    """Return what makes the costs and the host of a run as wrong as in one of the nine."""
+    """Return the patch that makes a run's costs and host as wrong as in run `index` of the nine."""
     return {
         "scale.costs": config.scale.costs * math.exp(COSTS[index] * error.share),
         "scale.host": config.scale.host * math.exp(HOST[index] * error.share),
@@ -146,7 +146,7 @@ def range_of(values: Sequence[float]) -> MetricInterval | None:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Prediction(Shown):
-    """A run as it is, and what it may come to."""
+    """A run as it is, and the intervals of its metrics."""
 
     error: Stated
     base: Trial
@@ -189,7 +189,7 @@ def predict(document: Document, beside: Path, how: How) -> Prediction:
 
 
 def ranges_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, MetricInterval]:
-    """Return the interval of each metric that the nine runs tell one of; none of no runs."""
+    """Return the interval of each metric for which the nine runs give one; empty without runs."""
     if not runs:
         return {}
     known = (m for m in METRICS if all(run.get(m) is not None for run in runs))

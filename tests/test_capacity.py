@@ -22,7 +22,7 @@ from evenflow.study.capacity import (
     sentences,
 )
 from evenflow.study.deployments import on_gpus
-from evenflow.study.searches import own_rate, rate_patch
+from evenflow.study.rates import own_rate, rate_patch
 from evenflow.study.slo import dollars_per_hour, load_prices, parse_slo
 from tests.command_line import done, refusal, rows_of, write_trace
 from tests.sweeps import simulator

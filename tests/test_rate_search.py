@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenflow.study.searches import Probe, RateFound, found, next_rates
+from evenflow.study.rates import Probe, RateFound, found, next_rates
 
 SERVICE_S = 2.0
 TOLERANCES = st.sampled_from([0.002, 0.02, 0.1, 0.5])

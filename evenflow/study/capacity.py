@@ -31,24 +31,24 @@ from evenflow.report.style import colour
 from evenflow.report.tables import is_metric, number, write_json, write_table
 from evenflow.report.words import listed, refusals, too_short
 from evenflow.results.outcome import Served
-from evenflow.study.fair import Interval, Side, interval, marked, require_served, weak
-from evenflow.study.searches import (
+from evenflow.study.fair import Interval, interval, marked, require_served, weak
+from evenflow.study.rates import (
     LEAST_TOLERANCE,
-    Probe,
     RateFound,
+    TriedRate,
     bisect,
     found,
     own_rate,
     rate_patch,
     rounded,
-    side_by_side,
+    tried,
 )
+from evenflow.study.searches import side_by_side
 from evenflow.study.slo import (
     KEEPS_UP,
     S_PER_HOUR,
     Condition,
     check_slo,
-    keeps_up,
     levels_of,
     service_levels,
 )
@@ -119,21 +119,6 @@ class CapacityQuestion:
         return Study(self.config, self.beside, measure=service_levels, more=more)
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityProbe(Probe):
-    """A probe of one replication, with the numbers of its run."""
-
-    replication: int
-    values: Mapping[str, Any]
-    side: Side
-    served: Served
-
-    def value(self, metric: str) -> float:
-        """Return a number of the run, NaN where it has none."""
-        found = self.values.get(metric)
-        return math.nan if found is None else float(found)
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Capacity(Shown):
     """The answer: how the search of each replication ended, and every rate that was simulated.
@@ -144,7 +129,7 @@ class Capacity(Shown):
 
     question: CapacityQuestion
     searches: tuple[RateFound, ...]
-    measured: tuple[CapacityProbe, ...]
+    measured: tuple[TriedRate, ...]
     curve: tuple[float, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -162,7 +147,7 @@ class Capacity(Shown):
         keys = [key for key, value in self.measured[0].values.items() if is_metric(value)]
         rows = [
             {
-                "replication": run.replication,
+                "replication": _replication(run),
                 "rate": run.rate,
                 "misses": " ".join(run.failed),
                 **{key: run.values.get(key, math.nan) for key in keys},
@@ -175,7 +160,7 @@ class Capacity(Shown):
     def served(self) -> Served:
         """How many requests were completed at the capacity, or else at the lowest rate."""
         least = min(self.measured, key=lambda each: each.rate)
-        return Served.of_all(at.served for at, _ in self.at_knee() or [(least, least)])
+        return Served.of_all(at.trial.served for at, _ in self.at_knee() or [(least, least)])
 
     def enough_requests(self, searches: Iterable[RateFound]) -> int:
         """Return the number of requests from which on their number matters little."""
@@ -193,12 +178,12 @@ class Capacity(Shown):
         return interval(rates) if len(rates) == len(self.searches) else None
 
     @property
-    def contradictions(self) -> list[CapacityProbe]:
+    def contradictions(self) -> list[TriedRate]:
         """The rates that pass above one that fails, or fail below one that passes: noise."""
         return [
             each
             for each in self.measured
-            for end in (self.searches[each.replication],)
+            for end in (self.searches[_replication(each)],)
             if end.rate is not None
             and (bool(each.failed) if each.rate <= end.rate else not each.failed)
         ]
@@ -211,9 +196,9 @@ class Capacity(Shown):
             yield Table(heads, knee_rows(self), of_words=True)
         yield from left_out(self.provenance)
 
-    def at_knee(self) -> list[tuple[CapacityProbe, CapacityProbe]]:
+    def at_knee(self) -> list[tuple[TriedRate, TriedRate]]:
         """Return, for each search that found a rate, the runs at it and at the next that fails."""
-        runs = {(each.replication, each.rate): each for each in self.measured}
+        runs = {(_replication(each), each.rate): each for each in self.measured}
         return [
             (runs[index, each.rate], runs[index, each.fails_at])
             for index, each in enumerate(self.searches)
@@ -271,7 +256,7 @@ def capacity_of(
     trials = run(question.study, simulator, side_by_side(searches))
     measured = _measured(question, trials)
     ends = tuple(
-        found([each for each in measured if each.replication == index])
+        found([each for each in measured if _replication(each) == index])
         for index in range(len(cases))
     )
     answer = Capacity(question, ends, measured, provenance=provenance)
@@ -293,29 +278,23 @@ def _own_rate(config: RunConfig, beside: Path) -> float:
     return own_rate(config.workload.arrivals, load_workload(config, beside).requests)
 
 
-def _measured(question: CapacityQuestion, trials: Iterable[Trial]) -> tuple[CapacityProbe, ...]:
+def _measured(question: CapacityQuestion, trials: Iterable[Trial]) -> tuple[TriedRate, ...]:
     """Return each rate of each replication once, by replication and rate."""
     runs = [_measure(question, trial) for trial in trials]
-    by_place = {(each.replication, each.rate): each for each in runs}
+    by_place = {(_replication(each), each.rate): each for each in runs}
     return tuple(by_place[place] for place in sorted(by_place))
 
 
-def _measure(question: CapacityQuestion, trial: Trial) -> CapacityProbe:
-    """Return the probe of a rate, by Little's law and the SLO."""
-    (record,) = trial.records
-    rate, values = trial.labels["rate"], record.values
-    if record.error is not None:
-        raise UsageError(f"at {rate:g} requests/s: {record.error}")
-    served = trial.served
-    require_served({"": served}, allowed=question.allow_refused)
-    failed = tuple(each.metric for each in question.slo if not _holds(each, values))
-    in_system = served.share * rate * (values["mean_e2el_ms"] or 0.0) / 1e3
-    about = trial.labels["replication"], values, trial.side, served
-    return CapacityProbe(rate, failed, in_system, served.completed, *about)
+def _replication(run: TriedRate) -> int:
+    return int(run.trial.labels["replication"])
 
 
-def _holds(condition: Condition, values: Mapping[str, Any]) -> bool:
-    return keeps_up(values) if condition is KEEPS_UP else condition.holds(values)
+def _measure(question: CapacityQuestion, trial: Trial) -> TriedRate:
+    rate = trial.labels["rate"]
+    for error in trial.errors:
+        raise UsageError(f"at {rate:g} requests/s: {error}")
+    require_served({"": trial.served}, allowed=question.allow_refused)
+    return tried(trial, rate, question.slo)
 
 
 def _prove(question: CapacityQuestion) -> Mapping[str, Any]:
@@ -361,7 +340,7 @@ def facts(capacity: Capacity) -> dict[str, Any]:
         "fails_at": [found.fails_at for found in searches],
         "limited_by": dict(Counter(metric for found in searches for metric in found.failed)),
         "contradictions": [
-            {"replication": each.replication, "rate": each.rate, "passes": not each.failed}
+            {"replication": _replication(each), "rate": each.rate, "passes": not each.failed}
             for each in capacity.contradictions
         ],
         "enough_requests": capacity.enough_requests(searches),
@@ -382,7 +361,7 @@ def _at_capacity(capacity: Capacity) -> dict[str, Any]:
     runs = [at for at, _ in capacity.at_knee()]
     metrics = dict.fromkeys((*(each.metric for each in capacity.question.slo), *SHOWN))
     known = [metric for metric in metrics if all(metric in run.values for run in runs)]
-    return {metric: interval([run.value(metric) for run in runs]).mean for metric in known}
+    return {metric: interval([run.trial.mean(metric) for run in runs]).mean for metric in known}
 
 
 def _per_dollar(capacity: Capacity, rate: float, per_hour: float) -> dict[str, float]:
@@ -413,11 +392,11 @@ def knee_rows(capacity: Capacity) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for each in capacity.question.slo:
         sides = zip(*capacity.at_knee(), strict=True)
-        values = (fmean(run.value(each.metric) for run in runs) for runs in sides)
+        values = (fmean(run.trial.mean(each.metric) for run in runs) for runs in sides)
         rows.append((each.metric, each.words, *map(number, values)))
     if (served := capacity.served).failed:
         sides = zip(*capacity.at_knee(), strict=True)
-        counts = (f"{sum(run.served.completed for run in runs):,}" for runs in sides)
+        counts = (f"{sum(run.trial.served.completed for run in runs):,}" for runs in sides)
         rows.append(("completed", f"{served.asked:,} asked", *counts))
     return rows
 
@@ -467,10 +446,10 @@ def _never(capacity: Capacity) -> str:
 
 
 def _doubts(capacity: Capacity, told: Mapping[str, Any]) -> list[str]:
-    doubts = [weak("the run at this rate", at.side) for at, _ in capacity.at_knee()]
+    doubts = [weak("the run at this rate", at.trial.side) for at, _ in capacity.at_knee()]
     doubts += [[short] for at, _ in capacity.at_knee() if (short := too_short(at.values))]
     said = marked(dict.fromkeys(chain.from_iterable(doubts)))
-    asked = min(at.served.asked for at, _ in capacity.at_knee())
+    asked = min(at.trial.served.asked for at, _ in capacity.at_knee())
     if asked < told["enough_requests"]:
         said.append(
             f"run length matters here: {asked} requests are few beside those in the system at "
@@ -513,7 +492,7 @@ def _draw_capacity(capacity: Capacity) -> Figure:
     for title, axes in titles.items():
         _finish(axes, capacity, title)
     rate, question = capacity.rate, capacity.question
-    served, seeds = capacity.measured[0].served, question.replications
+    served, seeds = capacity.measured[0].trial.served, question.replications
     of = f" of {served.asked}" if served.failed else ""
     size = f"{served.completed}{of} requests, {seeds} seed{'s' if seeds > 1 else ''}"
     told = "no rate" if rate is None else f"{rate.mean:.3g} requests/s"

@@ -49,6 +49,7 @@ from evenflow.study.slo import (
     S_PER_HOUR,
     Condition,
     check_slo,
+    costs,
     levels_of,
     service_levels,
 )
@@ -364,23 +365,14 @@ def _at_capacity(capacity: Capacity) -> dict[str, Any]:
     return {metric: interval([run.trial.mean(metric) for run in runs]).mean for metric in known}
 
 
-def _per_dollar(capacity: Capacity, rate: float, per_hour: float) -> dict[str, float]:
-    """Return what a rate costs: `per_hour` dollars buy what of it is completed, for an hour.
-
-    Tokens are those of a mean request, input and output.
-    """
+def _per_dollar(capacity: Capacity, rate: float, per_hour: float) -> dict[str, float | None]:
+    """Return what a rate costs: `per_hour` dollars buy what of it is completed, for an hour."""
     rate *= capacity.served.share
-    runs = [at.values for at, _ in capacity.at_knee()]
-    output_tokens = fmean(run["total_output_tokens"] / run["completed"] for run in runs)
-    both = [run["total_input_tokens"] + run["total_output_tokens"] for run in runs]
-    tokens = fmean(total / run["completed"] for total, run in zip(both, runs, strict=True))
-    millions_per_hour = S_PER_HOUR * rate / 1e6
     return {
         "dollars_per_hour": per_hour,
         "requests_per_s_per_dollar_per_hour": rate / per_hour,
         "requests_per_dollar": S_PER_HOUR * rate / per_hour,
-        "dollars_per_million_tokens": per_hour / (millions_per_hour * tokens),
-        "dollars_per_million_output_tokens": per_hour / (millions_per_hour * output_tokens),
+        **costs(per_hour, rate, [at.values for at, _ in capacity.at_knee()]),
     }
 
 

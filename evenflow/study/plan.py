@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -32,7 +33,7 @@ from evenflow.study.plan_search import (
     search,
     up_to,
 )
-from evenflow.study.slo import Condition, costs
+from evenflow.study.slo import Condition, completed_per_s, costs
 from evenflow.study.trials import How, Simulator, Trial, run, table, unfair
 from evenflow.study.uncertainty import Prediction
 
@@ -149,8 +150,10 @@ def facts_of(planned: Planned, trial: Trial) -> dict[str, Any]:
         "replicas": trial.labels["replicas"],
         "setting": trial.labels["setting"],
     }
-    served = {"total_token_throughput": trial.mean("total_token_throughput")}
-    facts |= costs(gpus, served, price)
+    runs = [record.values for record in trial.records]
+    kept = question.excess(trial) <= 0
+    per_s = fmean(completed_per_s(values, keeps_up=kept) for values in runs)
+    facts |= costs(price and gpus * price, per_s, runs)
     for each in question.slo:
         facts[each.metric] = trial.mean(each.metric)
         facts[f"{each.metric}_margin"] = -each.excess_share(trial.mean(each.metric))

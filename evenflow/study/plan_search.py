@@ -107,7 +107,7 @@ class Ask:
     """The options of a plan, beside the run. None: chosen here.
 
     `rate`: requests/s, or a multiple of the run's own ("2x"); `price`: dollars of a GPU an hour.
-    `allow_refused`: answer though too many requests are refused.
+    `allow_refused`: answer though too many requests are refused. `intervals`: say them, too.
     """
 
     slo: tuple[Condition, ...]
@@ -119,6 +119,7 @@ class Ask:
     replications: int = 1
     exhaustive: bool = False
     allow_refused: bool = False
+    intervals: bool = False
 
     def __post_init__(self) -> None:
         if self.price is not None and not 0 < self.price < math.inf:
@@ -559,14 +560,22 @@ def rate_of(question: PlanQuestion, trial: Trial) -> float:
     return float(trial.labels.get("workload.arrivals.rate", question.rate))
 
 
+def at_rates(question: PlanQuestion, trials: Sequence[Trial]) -> list[TriedRate]:
+    """Return what was tried of the points of the plan on all requests, at any rate."""
+    return [
+        probe(question, trial)
+        for trial in trials
+        if CHANGE not in trial.labels and trial.labels["requests"] == question.requests
+    ]
+
+
 def up_to(question: PlanQuestion, trials: Sequence[Trial]) -> dict[str, float]:
     """Return the highest rate at which each point was seen to keep the SLO, by name."""
     found: dict[str, float] = {}
-    for trial in trials:
-        same = CHANGE not in trial.labels and trial.labels["requests"] == question.requests
-        if same and question.excess(trial) <= 0:
-            name = name_of(trial)
-            found[name] = max(found.get(name, 0.0), rate_of(question, trial))
+    for each in at_rates(question, trials):
+        if each.passes:
+            name = name_of(each.trial)
+            found[name] = max(found.get(name, 0.0), each.rate)
     return found
 
 

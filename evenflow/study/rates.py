@@ -162,7 +162,7 @@ def next_rates(
     return [rate for rate in sorted({rounded(rate) for rate in rates}) if rate not in known]
 
 
-def found(probes: Sequence[Probe]) -> RateFound:
+def rate_found(probes: Sequence[Probe]) -> RateFound:
     """Return what the probes of an ended search say."""
     low, high = _bracket(probes)
     failed = () if high is None else high.failed

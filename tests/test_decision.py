@@ -74,7 +74,7 @@ def test_the_page_of_a_capacity_has_the_numbers_of_its_json(
     traffic, off = told["what_would_break_it"]
     assert traffic.startswith(f"More traffic: from {queue['missed_from_requests_per_s']:.4g} req")
     assert f"all limits hold up to {found.rate.mean:.4g} requests/s" in traffic
-    assert "the 90 % interval of mean_queue_ms reaches beyond" in off
+    assert "the 90 % interval of scheduling delay mean reaches beyond" in off
     assert all(sentence in unescape(page) for sentence in [*told["sentences"], traffic, off])
     assert [value for _, value in cells(page, "Price")] == [
         f"{value:.3g}" for key, value in told["price"].items() if key.startswith("dollars_")

@@ -27,6 +27,13 @@ from evenflow.study.uncertainty import Prediction
 SHARES = ("attainment", "gap_attainment")
 """Numbers that are 1 at most."""
 
+TIMES = {
+    "replay": "times as recorded",
+    "offline": "all at once",
+    "closed": "each when another one is done",
+}
+"""When requests arrive, by the kind of arrivals; others are drawn."""
+
 
 @dataclass(frozen=True, slots=True)
 class Margin:
@@ -227,10 +234,9 @@ def basis(config: RunConfig, trial: Trial, prediction: Prediction | None) -> Ite
     arrivals = arrivals_words(workload.arrivals.model_dump())
     count = f"{trial.served.asked // len(trial.records):,} requests"
     seeds = f", {len(trial.records)} replications" if len(trial.records) > 1 else ""
-    recorded = workload.arrivals.kind == "replay"
     how = "drawn from a public sample" if workload.is_drawn else "lengths as recorded"
-    more = "times as recorded" if recorded else "times drawn"
-    yield Basis("traffic", f"{workload.trace}, {count}, {arrivals}{seeds}", f"{how}, {more}")
+    times = TIMES.get(workload.arrivals.kind, "times drawn")
+    yield Basis("traffic", f"{workload.trace}, {count}, {arrivals}{seeds}", f"{how}, {times}")
     guessed = config.kv.pages == "auto"
     pages = "what the GPU's memory leaves" if guessed else f"{config.kv.pages} pages"
     yield Basis("KV cache", pages, "estimated" if guessed else "given")

@@ -14,7 +14,6 @@ from matplotlib.ticker import PercentFormatter
 
 from evenflow.report import plots
 from evenflow.report.page import page, picture, section
-from evenflow.report.shown import Table
 from evenflow.report.style import colour
 from evenflow.report.tables import html_table, number
 from evenflow.report.words import arrivals_words, metric_words
@@ -25,12 +24,13 @@ from evenflow.study.slo import Condition
 
 ALTERNATIVES, NEAREST = "The nearest alternatives", "What misses least"
 CHANGES, OTHER_RATES = "With one change", "At other rates"
+BREAKS = "What would break it"
 OF_LIMITS = "Beside a number: what is left of its limit, or how many times the limit it is."
 CAPTIONS = {
     "Margins": "In 90 of 100 cases the true number is in the interval, as far as the stated errors "
     "of the costs and the draws of requests go: nine more simulations tell it. Where the interval "
     "reaches beyond the limit, it may be missed.",
-    "What would break it": "On the right each number is a share of its limit: 1 is the limit.",
+    BREAKS: "On the right each number is a share of its limit: 1 is the limit.",
     "Price": "Of all GPUs, at the rate that is served. The last two are what tokens of one kind "
     "cost if they alone pay for everything: they are not to be added.",
     ALTERNATIVES: f"They keep every limit; the answer comes first. {OF_LIMITS}",
@@ -68,29 +68,28 @@ def _parts(decision: DecisionRecord, svg: str) -> Iterator[str]:
     yield f'<p class="caption">{"<br>".join(map(escape, _about(decision)))}</p>'
     yield f'<div class="verdict"><p>{first}</p><ul>{points}</ul></div>'
     at = "" if decision.rate is None else f"At {number(decision.rate)} requests/s. "
-    yield _section("Margins", at)
     heads = ["", "limit", "predicted", "90 % interval", "left", "verdict"]
+    yield section("Margins", at + CAPTIONS["Margins"])
     yield html_table(heads, map(_margin, decision.margins))
-    yield _section("What would break it")
+    yield section(BREAKS, CAPTIONS[BREAKS] if svg else "")
     yield f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in decision.breaks)}</ul>"
     yield picture(svg) if svg else ""
-    yield _section("Price")
-    yield _price(decision)
+    yield from _price(decision)
     for heading, table in decision.alternatives.items():
-        yield _section(heading)
-        yield _table(table)
-    yield _section("What it rests on")
+        yield section(heading, CAPTIONS[heading])
+        yield html_table([head.replace("\n", " ") for head in table.heads], table.rows)
+    yield from _basis(decision)
+
+
+def _basis(decision: DecisionRecord) -> Iterator[str]:
+    yield section("What it rests on", CAPTIONS["What it rests on"])
     told = html_table(["", "what", "how it is known"], decision.basis, narrow=False)
     yield f'<div class="words">{told}</div>'
     if decision.unchosen:
         yield f"<p>Nobody chose: {escape(', '.join(decision.unchosen))}.</p>"
     if decision.launch:
-        yield _section("Launch")
-        yield f"<pre>{escape(chr(10).join(decision.launch))}</pre>"
-
-
-def _section(heading: str, first: str = "") -> str:
-    return section(heading, first + CAPTIONS[heading])
+        yield section("Launch", CAPTIONS["Launch"])
+        yield f'<pre class="launch">{escape(chr(10).join(decision.launch))}</pre>'
 
 
 def _about(decision: DecisionRecord) -> list[str]:
@@ -118,15 +117,11 @@ def _margin(margin: Margin) -> list[str]:
     ]
 
 
-def _price(decision: DecisionRecord) -> str:
+def _price(decision: DecisionRecord) -> Iterator[str]:
     known = [(words, decision.price[key]) for key, words in PRICES.items() if key in decision.price]
-    if not known:
-        return "<p>No price of a GPU was given.</p>"
-    return html_table(["", "$"], [(words, number(value, 3)) for words, value in known])
-
-
-def _table(table: Table) -> str:
-    return html_table([head.replace("\n", " ") for head in table.heads], table.rows)
+    yield section("Price", CAPTIONS["Price"] if known else "No price of a GPU was given.")
+    if known:
+        yield html_table(["", "$"], [(words, number(value, 3)) for words, value in known])
 
 
 def draw(

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -33,6 +33,7 @@ from evenflow.study.fair import Interval, interval, marked, require_served, weak
 from evenflow.study.rates import (
     LEAST_TOLERANCE,
     RateFound,
+    Status,
     TriedRate,
     bisect,
     own_rate,
@@ -172,7 +173,7 @@ class Capacity(Shown):
         return math.ceil(max(each.enough_requests for each in searches) / (self.served.share or 1))
 
     @property
-    def status(self) -> str:
+    def status(self) -> Status:
         """`found` if every search found a rate; otherwise how the first other one ended."""
         return next((each.status for each in self.searches if each.status != "found"), "found")
 
@@ -204,7 +205,7 @@ class Capacity(Shown):
     @property
     def decision(self) -> DecisionRecord:
         """The deployment as a record for JSON and the page."""
-        question, searches, rate = self.question, self.searches, self.rate
+        question = self.question
         least = min(self.measured, key=lambda each: each.rate)
         runs = [at.trial for at, _ in self.at_knee()] or [least.trial]
 
@@ -212,27 +213,28 @@ class Capacity(Shown):
             return fmean(run.mean(metric) for run in runs)
 
         limits = [each for each in question.slo if each is not KEEPS_UP]
-        tried = [
-            [each for each in self.measured if _replication(each) == index]
-            for index in range(len(searches))
-        ]
-        of_each = margins(limits, value, self.prediction, tried)
-        failed = tuple(dict.fromkeys(chain.from_iterable(each.failed for each in searches)))
-        fails_at = fmean(each.fails_at for each in searches if each.fails_at is not None)
-        enough = self.enough_requests(searches)
-        end = RateFound(self.status, rate and rate.mean, fails_at, failed, enough)
+        of_each = margins(limits, value, self.prediction, _by_replication(self.measured))
         return DecisionRecord(
             sentences=sentences(self),
             config=question.config,
-            rate=least.rate if rate is None else rate.mean,
+            rate=least.rate if self.rate is None else self.rate.mean,
             margins=of_each,
-            breaks=list(breaks(of_each, end)),
+            breaks=list(breaks(of_each, self.end)),
             price=facts(self).get("per_dollar", {}),
             alternatives={OTHER_RATES: curve_table(self)},
             basis=list(basis(question.config, runs[0], self.prediction)),
             launch=launch(question.config, question.beside),
             tried=self.on_curve,
         )
+
+    @property
+    def end(self) -> RateFound:
+        """The result of all searches: the means of their rates, and every limit that fails."""
+        ends = self.searches
+        failed = tuple(dict.fromkeys(chain.from_iterable(each.failed for each in ends)))
+        fails_at = fmean(each.fails_at for each in ends if each.fails_at is not None)
+        mean = None if self.rate is None else self.rate.mean
+        return RateFound(self.status, mean, fails_at, failed, self.enough_requests(ends))
 
     @property
     def on_curve(self) -> tuple[TriedRate, ...]:
@@ -308,10 +310,7 @@ def capacity_of(
     ]
     trials = run(question.study, simulator, side_by_side(searches))
     measured = _measured(question, trials)
-    ends = tuple(
-        rate_found([each for each in measured if _replication(each) == index])
-        for index in range(len(cases))
-    )
+    ends = tuple(map(rate_found, _by_replication(measured)))
     answer = Capacity(question, ends, measured, provenance=provenance)
     if answer.rate is None:
         return answer
@@ -340,6 +339,11 @@ def _measured(question: CapacityQuestion, trials: Iterable[Trial]) -> tuple[Trie
 
 def _replication(run: TriedRate) -> int:
     return int(run.trial.labels["replication"])
+
+
+def _by_replication(measured: Iterable[TriedRate]) -> list[list[TriedRate]]:
+    """Return rates, which are in order of their replications, a list for each of these."""
+    return [list(rates) for _, rates in groupby(measured, _replication)]
 
 
 def _measure(question: CapacityQuestion, trial: Trial) -> TriedRate:

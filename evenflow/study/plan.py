@@ -39,7 +39,7 @@ from evenflow.study.plan_search import (
     search,
     up_to,
 )
-from evenflow.study.rates import rate_found
+from evenflow.study.rates import TriedRate, rate_found
 from evenflow.study.slo import Condition, completed_per_s, costs, levels_of, service_levels
 from evenflow.study.trials import How, Simulator, Study, Trial, run, table, unfair
 from evenflow.study.uncertainty import METRICS, Prediction, predicted
@@ -96,16 +96,17 @@ class Planned(Shown):
         return configured(self.winner).setup()
 
     @property
+    def tried(self) -> list[TriedRate]:
+        """The best point at all rates at which it was simulated."""
+        question, name = self.question, name_of(self.best)
+        if question.rate is None:
+            return []
+        return [each for each in at_rates(question, self.trials) if name_of(each.trial) == name]
+
+    @property
     def decision(self) -> DecisionRecord:
         """The best point as a record for JSON and the page."""
-        question, best = self.question, self.best
-        tried = []
-        if question.rate is not None:
-            tried = [
-                each
-                for each in at_rates(question, self.trials)
-                if name_of(each.trial) == name_of(best)
-            ]
+        question, best, tried = self.question, self.best, self.tried
         of_each = margins(question.slo, best.mean, self.prediction, [tried] if tried else [])
         tables = {ALTERNATIVES if self.kept else NEAREST: Table(*rows(self))}
         if self.changed:

@@ -13,6 +13,7 @@ import pytest
 
 from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document
+from evenflow.report.shown import Table
 from evenflow.study.capacity import CapacityQuestion, capacity
 from evenflow.study.decision import Margin, basis, breaks
 from evenflow.study.plan import plan
@@ -71,7 +72,9 @@ def test_the_page_of_a_capacity_has_the_numbers_of_its_json(
     assert (ttft["verdict"], ttft["missed_from_requests_per_s"]) == ("kept", None)
     row = [shown(queue[key]) for key in ("value", "low_90", "high_90")]
     assert cells(page, "Margins")[0][2:4] == [row[0], f"{row[1]} to {row[2]}"]
-    traffic, off = told["what_would_break_it"]
+    traffic, off, safe = told["what_would_break_it"]
+    assert found.safe < found.rate.mean
+    assert safe == f"With that error all limits hold at {found.safe:.4g} requests/s."
     assert traffic.startswith(f"More traffic: from {queue['missed_from_requests_per_s']:.4g} req")
     assert f"all limits hold up to {found.rate.mean:.4g} requests/s" in traffic
     assert "the 90 % interval of scheduling delay mean reaches beyond" in off
@@ -112,6 +115,11 @@ def test_the_page_of_a_plan_has_its_launch_lines_and_alternatives(
         found.best.labels["gpus"] > 1
     )
     assert "<svg" in page
+    asked = replace(found.question, ask=replace(ask, intervals=True))
+    heads = [
+        part.heads[0] for part in replace(found, question=asked).told() if part.__class__ is Table
+    ]
+    assert heads[-1] == "90 % interval"
     again = replace(found, prediction=None, seconds=99.0).decision.facts
     assert again["sentences"] == told["sentences"], "no wall clock"
 

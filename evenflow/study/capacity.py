@@ -90,6 +90,10 @@ CURVE = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 """Rates of the curve, as multiples of the capacity."""
 
 
+SHARES = (0.9, 0.75, 0.5)
+"""Shares of the capacity at which it is tried whether all limits hold over their intervals."""
+
+
 @dataclass(frozen=True, slots=True)
 class CapacityQuestion:
     """What is asked: a configuration, its SLO, how exactly, and over how many seeds.
@@ -128,8 +132,8 @@ class Capacity(Shown):
     """The answer: how the search of each replication ended, and every rate that was simulated.
 
     `curve` are the rates at multiples of the capacity, and `measured` all, by replication and rate.
-    `provenance` says where they come from, `prediction` how far the numbers at the capacity may be
-    off, where a page is written.
+    `provenance` says where they come from. Where a page is written, `prediction` says how far the
+    numbers at the capacity may be off, and at the rate `safe` every limit holds over its interval.
     """
 
     question: CapacityQuestion
@@ -138,6 +142,7 @@ class Capacity(Shown):
     curve: tuple[float, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     prediction: Prediction | None = None
+    safe: float | None = None
 
     @property
     def points(self) -> pd.DataFrame:
@@ -212,20 +217,30 @@ class Capacity(Shown):
         def value(metric: str) -> float:
             return fmean(run.mean(metric) for run in runs)
 
-        limits = [each for each in question.slo if each is not KEEPS_UP]
-        of_each = margins(limits, value, self.prediction, _by_replication(self.measured))
+        of_each = margins(self.limits, value, self.prediction, _by_replication(self.measured))
         return DecisionRecord(
             sentences=sentences(self),
             config=question.config,
             rate=least.rate if self.rate is None else self.rate.mean,
             margins=of_each,
-            breaks=list(breaks(of_each, self.end)),
+            breaks=[*breaks(of_each, self.end), *self._safe_in_words()],
             price=facts(self).get("per_dollar", {}),
             alternatives={OTHER_RATES: curve_table(self)},
             basis=list(basis(question.config, runs[0], self.prediction)),
             launch=launch(question.config, question.beside),
             tried=self.on_curve,
         )
+
+    @property
+    def limits(self) -> list[Condition]:
+        """The limits that were asked for."""
+        return [each for each in self.question.slo if each is not KEEPS_UP]
+
+    def _safe_in_words(self) -> Iterator[str]:
+        if self.safe is not None:
+            yield f"With that error all limits hold at {self.safe:.4g} requests/s."
+        elif self.prediction is not None:
+            yield f"With that error a limit may be missed even at {SHARES[-1]:g} of the capacity."
 
     @property
     def end(self) -> RateFound:
@@ -262,15 +277,27 @@ def capacity(question: CapacityQuestion, how: How) -> Capacity:
         answer = capacity_of(asked, who)
         _check_long_enough(question, answer)
         if how.out is not None and answer.rate is not None:
-            answer = replace(answer, prediction=_predicted(answer, answer.rate.mean, who))
+            answer = _with_intervals(answer, answer.rate.mean, who)
         how.write(lambda folder: _write(folder, answer))
     return answer
+
+
+def _with_intervals(capacity: Capacity, rate: float, who: Simulator) -> Capacity:
+    """Return a capacity with its intervals, and the highest of SHARES at which all limits hold."""
+    for share in (1.0, *SHARES):
+        found = _predicted(capacity, rounded(share * rate), who)
+        if capacity.prediction is None:
+            capacity = replace(capacity, prediction=found)
+        of_each = margins(capacity.limits, found.base.mean, found, [])
+        if all(each.verdict == "kept" for each in of_each):
+            return replace(capacity, safe=rounded(share * rate))
+    return capacity
 
 
 def _predicted(capacity: Capacity, rate: float, who: Simulator) -> Prediction:
     question, config = capacity.question, capacity.question.config
     start = _own_rate(config, question.beside)
-    at_rate = with_(config, rate_patch(config.workload.arrivals, rounded(rate), start))
+    at_rate = with_(config, rate_patch(config.workload.arrivals, rate, start))
     metrics = [*METRICS, *(each.metric for each in question.slo)]
     return predicted(replace(question.study, run=at_rate), who, metrics)
 
@@ -378,7 +405,8 @@ def _prove(question: CapacityQuestion) -> Mapping[str, Any]:
 def _write(folder: Path, capacity: Capacity) -> None:
     """Write capacity.json, rates.csv, the page, and its picture as capacity.png and .svg."""
     told, decision, rate = facts(capacity), capacity.decision, capacity.rate
-    told |= {"decision": decision.facts, "provenance": capacity.provenance}
+    told |= {"safe_requests_per_s": capacity.safe, "decision": decision.facts}
+    told |= {"provenance": capacity.provenance}
     write_json(folder / "capacity.json", told)
     write_table(folder / "rates.csv", capacity.cells)
     question, served = capacity.question, capacity.measured[0].trial.served
@@ -460,7 +488,7 @@ def knee_rows(capacity: Capacity) -> list[tuple[str, ...]]:
 
 def curve_table(capacity: Capacity) -> Table:
     """Return a row for each rate of the curve: means over replications."""
-    metrics = [each.metric for each in capacity.question.slo if each is not KEEPS_UP]
+    metrics = [each.metric for each in capacity.limits]
     metrics += [each for each in BESIDE if each not in metrics]
     shown, rows = capacity.on_curve, []
     for rate in sorted({each.rate for each in shown}):

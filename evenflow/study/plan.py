@@ -57,7 +57,8 @@ class Planned(Shown):
 
     `misses` are the nearest points where none does, and `changed` these with changes, the
     best first. `rates`: up to how many requests/s a point keeps the SLO. `seconds`: how long it
-    took. `prediction`: how far the numbers of the best may be off, where that was asked.
+    took. `prediction`: how far the numbers of the best may be off, where that was asked or a page
+    is written.
     """
 
     question: PlanQuestion

@@ -15,8 +15,6 @@ from evenflow.core.rules import Rules
 from evenflow.core.scheduling import Plan, Prefill, Scheduler, View
 from evenflow.errors import PolicyError, StallError, UsageError
 
-__version__ = "0.1.0"
-
 FRONT_DOOR = (
     "calibrate",
     "capacity",
@@ -57,7 +55,10 @@ def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     return loaded
 
 
-__getattr__ = later(__name__, dict.fromkeys(FRONT_DOOR, "evenflow.api"))
+__getattr__ = later(
+    __name__,
+    {**dict.fromkeys(FRONT_DOOR, "evenflow.api"), "__version__": "evenflow.version"},
+)
 
 
 def __dir__() -> list[str]:

@@ -135,7 +135,7 @@ def test_the_command_says_what_differs_and_what_is_not_fair() -> None:
     assert "TTFT mean (ms)" in output
     for warning in (
         "NOT FAIR: other traces: trace.csv and other.csv",
-        "NOT FAIR: made by other versions of evenflow: 0.1.0 (commit",
+        f"NOT FAIR: made by other versions of evenflow: {ef.__version__} (commit",
         "NOT FAIR: no table of requests in b: no differences per request (--save requests)",
     ):
         assert warning in output

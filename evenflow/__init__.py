@@ -1,8 +1,8 @@
 """Scheduling of pipeline-parallel LLM inference: one core for the simulated and the real world.
 
 `import evenflow as ef` gives what a policy is written with, and the front door: `ef.simulate`,
-`ef.compare`, `ef.diff`, `ef.sweep`, `ef.capacity`, `ef.plan`, `ef.figures`, `ef.intervals`,
-`ef.reproduce` and `ef.calibrate`, which are loaded when they are first asked for. They are in
+`ef.compare`, `ef.diff`, `ef.check`, `ef.sweep`, `ef.capacity`, `ef.plan`, `ef.figures`,
+`ef.intervals`, `ef.reproduce` and `ef.calibrate`, loaded when they are first asked for. They are in
 `evenflow.api`, which no module below it imports.
 """
 
@@ -18,6 +18,7 @@ from evenflow.errors import PolicyError, StallError, UsageError
 FRONT_DOOR = (
     "calibrate",
     "capacity",
+    "check",
     "compare",
     "diff",
     "figures",

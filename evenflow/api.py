@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from evenflow.experiments.reproduce import Reproduced
     from evenflow.experiments.reproduce.calibrate import Calibrated
     from evenflow.report.page import Addition
+    from evenflow.results.outcome import Outcome
     from evenflow.study.capacity import Capacity
+    from evenflow.study.check import Checked
     from evenflow.study.compare import Comparison, Difference
     from evenflow.study.plan import Planned
     from evenflow.study.runs import GivenPolicy, Job, SimulatedRun
@@ -132,6 +134,37 @@ def diff(a: given.Saved, b: given.Saved) -> "Difference":
     from evenflow.study.compare import diff as study_diff
 
     return study_diff(a, b)
+
+
+def check(
+    runs: given.Runs,
+    *,
+    against: given.Against = None,
+    fail_if: given.FailIf = (),
+    write: given.Write = None,
+    set: given.Set = None,
+    allow_refused: given.AllowRefused = False,
+    watch: "Watch | None" = None,
+) -> "Checked":
+    """Simulate several runs, and say by how much their numbers differ from a baseline's.
+
+    `fail_if` bounds a number ("p99_itl_ms>200"), its change (">+5") or relative change (">+3%");
+    `.failures` tells of those beyond, which end the command with 1. `against` is a baseline, JSON
+    as github-action-benchmark has it, and `write` makes one. `.table` has a row a run and metric.
+    `set` and `allow_refused` are as for `compare`. Raises UsageError for what cannot be.
+    """
+    from evenflow.study.check import check as study_check
+    from evenflow.study.check import parse_fail_if
+    from evenflow.study.runs import run_job
+
+    def simulate_one(job: "Job") -> "Outcome":
+        with _watched(watch, [job.label], len(job.workload.requests)) as bar:
+            return run_job(job, None if bar is None else bar.done, whole=False)
+
+    bounds = list(map(parse_fail_if, [fail_if] if isinstance(fail_if, str) else fail_if))
+    jobs = [_job(file, None, set)[0]._replace(name=file) for file in dict.fromkeys(map(str, runs))]
+    before, after = (None if path is None else Path(path) for path in (against, write))
+    return study_check(jobs, simulate_one, before, bounds, after, allow_refused=allow_refused)
 
 
 def sweep(

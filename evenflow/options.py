@@ -42,6 +42,24 @@ SweepFile = Annotated[
     Path,
     Argument(metavar="SWEEP.yaml", help="What to vary, in which run."),
 ]
+Runs = Annotated[
+    Sequence[str | Path],
+    list[Path],
+    Argument(metavar="RUN.yaml...", help="The configurations of some runs."),
+]
+Against = Annotated[
+    Folder,
+    Path | None,
+    Option("--against", metavar="FILE", help="A baseline that --write made."),
+]
+FailIf = Annotated[
+    Names,
+    list[str],
+    Option("--fail-if", metavar="METRIC>LIMIT", help="Exit with 1: >200, or of a change >+3%."),
+]
+Write = Annotated[
+    Folder, Path | None, Option("--write", metavar="FILE", help="Write the numbers: a baseline.")
+]
 Saved = Annotated[
     Union[str, Path, "Outcome"], Path, Argument(metavar="OUT", help="The folder of a run.")
 ]

@@ -621,7 +621,7 @@ def test_every_gpu_says_what_its_efficiencies_are_fitted_on_and_the_error() -> N
 
 
 def test_a_mapping_changes_a_known_gpu_or_makes_a_new_one() -> None:
-    assert gpu({"name": "L20", "memory_gb": 45}) == replace(gpu("L20"), memory_gb=45)
+    assert gpu({"name": "L20", "memory_gb": 45}) == replace(gpu("L20"), memory_gb=45, visible_gb=0)
     made = gpu({"fp16_tflops": 100, "memory_bandwidth_gb_s": 500, "memory_gb": 16})
     assert (made.name, made.compute_efficiency) == ("gpu", gpu("L20").compute_efficiency)
     assert gpu({"name": "L20", "compute_efficiency": 0.8}).source == "given"

@@ -1,6 +1,6 @@
 """GPUs and links as data: peak numbers, and how much of them is reached. Knows no model, no policy.
 
-Memory is nominal, in GiB; cards with inline ECC (L20, A40, L40S) show about 6 % less to programs.
+Memory is nominal, in GiB; `visible_gb` is what a card shows to programs.
 The reached shares are facts only where `source` says that they were measured.
 """
 
@@ -62,6 +62,8 @@ class GpuSpec:
     """The error of `costs: roofline` that 95 % of whole-model times keep, a share; 0: not known."""
     machine: str = ""
     """The machine that is sold with the card, a name of `evenflow machines`; empty: not known."""
+    visible_gb: NonNegative = 0.0
+    """GiB that programs see (cudaMemGetInfo), as engines log them; 0: `memory_gb`."""
 
     def __post_init__(self) -> None:
         require_declared(f"gpu {self.name}", self)
@@ -84,6 +86,16 @@ class GpuSpec:
     @property
     def memory_bytes(self) -> int:
         return int(self.memory_gb * GIB)
+
+    @property
+    def visible_bytes(self) -> int:
+        """Bytes that programs see."""
+        return int((self.visible_gb or self.memory_gb) * GIB)
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the machine sold with the card joins all of its GPUs directly (NVLink)."""
+        return bool(self.machine) and link(machine(self.machine).link).direct
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +178,8 @@ def gpu(name_or_mapping: str | Mapping[str, Any]) -> GpuSpec:
     wanted = name_or_mapping
     if not isinstance(wanted, str) and REACHED & wanted.keys():
         wanted = {"source": "given", "p95_error": 0.0} | dict(wanted)
+    if not isinstance(wanted, str) and "memory_gb" in wanted:
+        wanted = {"visible_gb": 0.0} | dict(wanted)
     return _look_up("gpu", GpuSpec, gpus(), wanted)
 
 

@@ -222,8 +222,8 @@ def test_launch_lines_say_machines_and_groups_and_what_nobody_says_for_them() ->
     ("keys", "length"),
     [
         ({}, 8192),  # RUN's max_model_len, which the pool holds
-        ({"kv": {"pages": 100}}, 1600),
-        ({"kv": {"pages": 100}, "stages": 2, "virtual_engines": True}, 800),
+        ({"kv": {"pages": 100}}, 1584),
+        ({"kv": {"pages": 100}, "stages": 2, "virtual_engines": True}, 784),
         ({"max_model_len": None}, None),
     ],
 )

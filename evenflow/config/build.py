@@ -374,7 +374,7 @@ def _cap(config: RunConfig, scheduler: Scheduler) -> int | None:
     return None if given == "unlimited" else given
 
 
-UNTOLD = ("fp8_tflops", "fp4_tflops", "p95_error", "visible_gb")
+UNTOLD = ("fp8_tflops", "fp4_tflops", "int8_tops", "p95_error", "visible_gb")
 """What of a GPU the seconds of 16-bit models do not follow from."""
 
 

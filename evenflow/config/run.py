@@ -236,6 +236,7 @@ Dtype = Literal[
     "fp8",
     "fp8_block",
     "fp8_wo",
+    "int8",
     "int8_wo",
     "int4_wo",
     "nvfp4",

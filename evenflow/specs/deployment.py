@@ -138,7 +138,8 @@ class Deployment:
         said, model, gpu = {}, self.model, self.gpu
         if model.format is not None:
             wanted, computed = model.format.arithmetic, self.arithmetic
-            how = f"multiplied in {computed}, {gpu.peak(computed) / 1e12:g} TFLOP/s"
+            unit = "TOP/s" if computed == "int8" else "TFLOP/s"
+            how = f"multiplied in {computed}, {gpu.peak(computed) / 1e12:g} {unit}"
             if computed != wanted:
                 how += f", weight-only: {gpu.name} has no {wanted} arithmetic"
             said["weights"] = f"{model.quantization}, {how}"

@@ -58,6 +58,8 @@ class GpuSpec:
     """Dense fp8 peak, 1e12 operations a second; 0: the GPU has none."""
     fp4_tflops: NonNegative = 0.0
     """Dense fp4 peak, 1e12 operations a second; 0: the GPU has none."""
+    int8_tops: NonNegative = 0.0
+    """Dense INT8 peak, 1e12 operations a second; 0: the GPU has none, or none is known."""
     p95_error: NonNegative = 0.0
     """The error of `costs: roofline` that 95 % of whole-model times keep, a share; 0: not known."""
     machine: str = ""
@@ -70,7 +72,12 @@ class GpuSpec:
 
     def peak(self, arithmetic: Arithmetic) -> float:
         """Return the data sheet's dense operations a second, 0 where the GPU has no such units."""
-        peaks = {"16-bit": self.fp16_tflops, "fp8": self.fp8_tflops, "fp4": self.fp4_tflops}
+        peaks = {
+            "16-bit": self.fp16_tflops,
+            "int8": self.int8_tops,
+            "fp8": self.fp8_tflops,
+            "fp4": self.fp4_tflops,
+        }
         return peaks[arithmetic] * 1e12
 
     @property

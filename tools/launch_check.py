@@ -57,13 +57,19 @@ def vllm(plan: Plan, model: str) -> None:
     arguments = AsyncEngineArgs.from_cli_args(parsed)
     arguments.skip_tokenizer_init = True
     config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
-    layers, stages = config.model_config.get_total_num_hidden_layers(), len(plan["layers"])
-    ends = [get_pp_indices(layers, stage, stages) for stage in range(stages)]
-    if [stop - start for start, stop in ends] != plan["layers"]:
-        raise ValueError(f"layers are {ends}, not {plan['layers']}")
+    ends = _divided(plan, config.model_config.get_total_num_hidden_layers(), get_pp_indices)
     specs = [_kv_specs(config, start, stop, plan["config"]) for start, stop in ends]
     config.cache_config.kv_cache_layout = "LBNHC"  # of a GPU; the engine core finds it out there
     get_kv_cache_configs(config, specs, plan["free_bytes"])
+
+
+def _divided(plan: Plan, layers: int, indices: Callable[..., Any]) -> list[tuple[int, int]]:
+    """Return where the layers of each stage begin and end; ValueError unless as planned."""
+    stages = len(plan["layers"])
+    ends = [indices(layers, stage, stages) for stage in range(stages)]
+    if [stop - start for start, stop in ends] != plan["layers"]:
+        raise ValueError(f"layers are {ends}, not {plan['layers']}")
+    return ends
 
 
 def _kv_specs(config: Any, start: int, stop: int, model: Plan) -> dict[str, Any]:
@@ -90,16 +96,21 @@ def _kv_specs(config: Any, start: int, stop: int, model: Plan) -> dict[str, Any]
 
 
 def sglang(plan: Plan, model: str) -> None:
-    """Raise unless SGLang's parser and its `ServerArgs` take a line."""
+    """Raise unless SGLang takes a line: parser, `ServerArgs`, the model's configuration, layers."""
     from tools.sglang_loads import stand_in
 
     stand_in()
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.distributed.utils import get_pp_indices
     from sglang.srt.server_args import prepare_server_args
 
     variables, words = words_of(plan, "SGLang", model)
     os.environ.update(variables)
-    prepare_server_args(["--model-path", *words])
+    config = ModelConfig.from_server_args(prepare_server_args(["--model-path", *words]))
+    _divided(plan, config.num_hidden_layers, get_pp_indices)
 
+
+QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 
 CHECKS: dict[str, Callable[[Plan, str], None]] = {"vllm": vllm, "sglang": sglang}
 
@@ -124,11 +135,14 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("engine", choices=CHECKS)
     parser.add_argument("file", type=Path)
     asked = parser.parse_args(given)
+    os.environ |= QUIET
     plans = [json.loads(line) for line in asked.file.read_text(encoding="utf-8").splitlines()]
     reasons: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name:
-        for plan in plans:
-            if reason := failure(CHECKS[asked.engine], plan, Path(name)):
+        for number, plan in enumerate(plans):
+            folder = Path(name) / str(number)  # engines remember what a path's config.json says
+            folder.mkdir()
+            if reason := failure(CHECKS[asked.engine], plan, folder):
                 print(f"{plan['commands']}\n  {reason}", flush=True)
                 reasons[reason[:80]] += 1
     print(f"{asked.engine}: {len(plans) - reasons.total()} of {len(plans)} lines start")

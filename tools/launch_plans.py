@@ -61,6 +61,7 @@ def config_json(spec: ModelSpec) -> dict[str, Any]:
     }
     if spec.family == "falcon":
         found |= {"num_kv_heads": spec.num_kv_heads, "new_decoder_architecture": True}
+        del found["head_dim"]  # which its hidden size and heads say
     if spec.sliding_window:
         found |= {"sliding_window": spec.sliding_window}
     if spec.num_experts:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from evenflow.config.build import load_workload
 from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
+from evenflow.specs.model import model, models
 from evenflow.study import plan_search
 from evenflow.study.advice import BOUNDS, Advice, advise
 from evenflow.study.deployments import launch_lines, layouts, most_tokens, pairs_of, parse_gpus
@@ -25,6 +28,7 @@ from evenflow.study.slo import Condition, parse_slo
 from evenflow.study.trials import How
 from tests.command_line import fits_a_screen, write_trace
 from tests.sweeps import simulator
+from tools.launch_plans import config_json, plans
 
 RUN: dict[str, Any] = {
     "model": "Llama-3.1-8B",
@@ -222,8 +226,8 @@ def test_launch_lines_say_machines_and_groups_and_what_nobody_says_for_them() ->
     ("keys", "length"),
     [
         ({}, 8192),  # RUN's max_model_len, which the pool holds
-        ({"kv": {"pages": 100}}, 1600),
-        ({"kv": {"pages": 100}, "stages": 2, "virtual_engines": True}, 800),
+        ({"kv": {"pages": 100}}, 1584),
+        ({"kv": {"pages": 100}, "stages": 2, "virtual_engines": True}, 784),
         ({"max_model_len": None}, None),
     ],
 )
@@ -305,3 +309,16 @@ def test_a_queue_that_grows_keeps_no_slo(tmp_path: Path) -> None:
     slo = tuple(parse_slo(["p99_tpot_ms=2000"]))
     found = planned(tmp_path, asked(run, slo, gpus=(1,), budgets=(1024,)))
     assert not found.kept
+
+
+def test_random_plans_are_checked_with_the_shapes_of_their_models(tmp_path: Path) -> None:
+    """What engines read of the config.json that `make test-vllm` gives them, for all models."""
+    for spec in models().values():
+        (tmp_path / "config.json").write_text(json.dumps(config_json(spec)))
+        read = model(tmp_path)
+        for what in ("num_layers", "vocab_size", "max_position_embeddings", "num_experts"):
+            assert getattr(read, what) == getattr(spec, what)
+        assert read.kv_bytes_per_token() == spec.kv_bytes_per_token()
+    found = list(plans(((number, Random(number)) for number in range(99)), 3))
+    assert len(found) == 3
+    assert all(sum(each["layers"]) == each["config"]["num_hidden_layers"] for each in found)

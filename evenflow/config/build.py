@@ -31,6 +31,7 @@ from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED, create
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu
+from evenflow.specs.memory import MemoryName, memories
 from evenflow.specs.model import ModelSpec, model
 from evenflow.traces import with_own_prefixes
 from evenflow.types import Request, Scheduler
@@ -176,7 +177,7 @@ def _build_world(
     alike = made.on_ranks(costs, groups)
     make = _scheduler_maker(config, alike, max_model_len, make_scheduler)
     scheduler = make()
-    placed = _with_room_for(scheduler, hardware.placed)
+    placed = _with_room_for(scheduler, hardware.placed, config.memory)
     pages = given_pages or hardware._replace(placed=placed).deployment.kv_pages()
     link, hop_links = _hops(config, made)
     costs = made.on_ranks(config.kv.swapped(costs, hardware), groups)
@@ -290,11 +291,13 @@ BUDGETS = ("token_budget", "max_num_batched_tokens", "chunked_prefill_size", "ma
 """What policies call the most tokens, or prompt tokens, of a micro-batch."""
 
 
-def _with_room_for(scheduler: Scheduler, placed: Deployment | None) -> Deployment | None:
+def _with_room_for(
+    scheduler: Scheduler, placed: Deployment | None, like: MemoryName
+) -> Deployment | None:
     """Return the deployment with memory for the most tokens and sequences that a policy sends.
 
     Engines measure a step of that size before they divide the rest into pages. A policy without
-    these limits keeps the deployment's.
+    these limits keeps the deployment's. `like`: the engine that pages are counted as.
     """
     said = [getattr(scheduler, key, None) for key in BUDGETS]
     if "auto" in said:
@@ -303,6 +306,7 @@ def _with_room_for(scheduler: Scheduler, placed: Deployment | None) -> Deploymen
     rows = getattr(scheduler, "max_num_seqs", None)
     known = {"activation_tokens": tokens, "logits_rows": rows if is_count(rows) else None}
     found: dict[str, Any] = {key: value for key, value in known.items() if value}
+    found["memory"] = memories().get(like)
     return placed and replace(placed, **found)
 
 
@@ -370,7 +374,7 @@ def _cap(config: RunConfig, scheduler: Scheduler) -> int | None:
     return None if given == "unlimited" else given
 
 
-UNTOLD = ("fp8_tflops", "fp4_tflops", "p95_error")
+UNTOLD = ("fp8_tflops", "fp4_tflops", "int8_tops", "p95_error", "visible_gb")
 """What of a GPU the seconds of 16-bit models do not follow from."""
 
 
@@ -397,6 +401,14 @@ def _deployment_facts(world: World, deployment: Deployment | None) -> dict[str, 
         "layers_per_stage": list(deployment.layers_per_stage),
         "weight_bytes_per_gpu": list(map(deployment.weight_bytes, stages)),
         "activation_bytes_per_gpu": list(map(deployment.activation_bytes, stages)),
+        **_engine_facts(deployment),
         "kv_bytes_per_token": list(map(deployment.kv_bytes_per_token, stages)),
         **({"precision": precision} if (precision := deployment.precision()) else {}),
     }
+
+
+def _engine_facts(deployment: Deployment) -> dict[str, Any]:
+    if deployment.memory is None:
+        return {}
+    others = map(deployment.other_bytes, range(deployment.depth))
+    return {"memory_like": deployment.memory.name, "other_bytes_per_gpu": list(others)}

@@ -5,7 +5,7 @@ It knows no model, policy or trace by name: `evenflow.config.build` looks those 
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -47,6 +47,7 @@ from evenflow.keys import (
 from evenflow.results.metrics import Limit
 from evenflow.runtimes import EngineName, Holds, RuntimeName, RuntimeOverheads, runtimes
 from evenflow.specs.gpu import gpu
+from evenflow.specs.memory import MemoryName
 
 
 def _is_layers(value: object) -> bool:
@@ -145,6 +146,11 @@ class KvConfig(Keys):
     """Pages of a pipeline's pool; auto: as many as fit beside the weights on the fullest stage."""
     memory_utilization: Share = 0.9
     """The share of each GPU's memory that weights, activations and pages may take."""
+    like: MemoryName | None = None
+    """The engine that `pages: auto` is counted as: what it takes of each GPU besides weights and
+    pages, of the memory that the card shows. `plain`: none, of the nominal memory; null: `vllm`
+    for its policy `vllm_v1`, else plain; commands that compare policies take one for all.
+    """
     prefix_cache: bool = False
     """Whether requests share the pages of common prefixes."""
     swap: bool = False
@@ -230,6 +236,7 @@ Dtype = Literal[
     "fp8",
     "fp8_block",
     "fp8_wo",
+    "int8",
     "int8_wo",
     "int4_wo",
     "nvfp4",
@@ -388,6 +395,11 @@ class RunConfig(Keys):
         return self
 
     @property
+    def memory(self) -> MemoryName:
+        """The engine that pages are counted as: as given, else that of the policy."""
+        return self.kv.like or ("vllm" if self.scheduler.name == "vllm_v1" else "plain")
+
+    @property
     def num_stages(self) -> int:
         return self.stages if isinstance(self.stages, int) else len(self.stages)
 
@@ -519,6 +531,14 @@ def configured(document: yaml_file.Document, overrides: Sequence[str] = ()) -> R
     Raises UsageError naming the file, the line, the key, and what would be right.
     """
     return yaml_file.checked(RunConfig, with_points(yaml_file.overridden(document, overrides)))
+
+
+def memory_of_all(configs: Iterable[RunConfig]) -> yaml_file.Patch:
+    """Return what makes runs that are compared count their pages as one engine, where one does."""
+    counted = [each for each in configs if each.kv.pages == "auto" and each.kv.like is None]
+    found = {config.memory for config in counted}
+    engines = sorted(found - {"plain"})
+    return {"kv.like": engines[0]} if engines and len(found) > 1 else {}
 
 
 def with_(

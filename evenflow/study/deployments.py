@@ -244,12 +244,14 @@ def _moved(value: Any, beside: Path, final: Path) -> Any:
 def most_tokens(config: RunConfig, beside: Path) -> int | None:
     """Return the longest request, in tokens, with which an engine starts; None: the model's.
 
-    An engine refuses a length that its pages cannot hold.
+    An engine refuses a length that its pages cannot hold, one of which vLLM keeps empty, and one
+    that is longer than the model's.
     """
-    world = build(config, [], beside).world
+    world, spec = build(config, [], beside).world, model_of(config, beside)
     assert isinstance(world, World)  # plan refuses systems of pools
-    pool = world.total_pages // world.virtual_engines * world.page_tokens
-    return pool if pool < world.max_model_len else config.max_model_len
+    pool = max(world.total_pages // world.virtual_engines - 1, 1) * world.page_tokens
+    longest = pool if spec is None else min(pool, spec.max_position_embeddings)
+    return longest if longest < world.max_model_len else config.max_model_len
 
 
 def launch_lines(
@@ -319,6 +321,8 @@ def _unsaid(engine: EngineCommand, config: RunConfig, values: Mapping[str, Any])
     for key, value in values.items():
         if value and key not in engine.flags:
             yield f"{key} {value}"
+    if config.max_model_len and values["length"] < config.max_model_len:
+        yield f"max_model_len {config.max_model_len}; no more fits the model and the pages"
     if values["nodes"] and engine.per_node:
         yield f"what differs from node to node: {engine.per_node}"
     if config.kv_dtype and config.kv_dtype not in engine.kv_dtypes:

@@ -47,7 +47,7 @@ def serve(
     if overheads.has_front_end:
         pipelines = [FrontEnd(clock, pipeline, overheads) for pipeline in pipelines]
     ArrivalSource(clock, world.requests, world.concurrency, pipelines, router)
-    clock.run_out()
+    clock.env.run()
 
 
 class ArrivalSource:

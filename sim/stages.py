@@ -13,7 +13,7 @@ from simpy import Event, Store
 from evenflow.core.batch import MicroBatch
 from evenflow.core.world import World
 from evenflow.results.recorder import Recorder
-from evenflow.sim.clock import SimClock
+from evenflow.sim.clock import Instant, SimClock
 
 Process = Generator[Event, "_Travel", None]
 
@@ -42,15 +42,15 @@ class StageProcesses:
         self._host_free_s = 0.0
         self._last_s = (0.0, 0.0)  # when stage 0 began and ended the last one
         self._prepared_s = [0.0] * world.depth
-        self._driver: Store = Store(clock.environment)
-        self._inboxes = [Store(clock.environment) for _ in range(world.depth)]
-        clock.process(self._drive())
+        self._driver: Store = Store(clock.env)
+        self._inboxes = [Store(clock.env) for _ in range(world.depth)]
+        clock.env.process(self._drive())
         for stage in range(world.depth):
-            clock.process(self._serve(stage))
-        shared = Store(clock.environment) if world.shares_link else None
-        self._links = [shared or Store(clock.environment) for _ in world.hops]
+            clock.env.process(self._serve(stage))
+        shared = Store(clock.env) if world.shares_link else None
+        self._links = [shared or Store(clock.env) for _ in world.hops]
         for store in dict.fromkeys(self._links):
-            clock.process(self._carry(store))
+            clock.env.process(self._carry(store))
 
     def connect(self, on_free: Callable[[float], None], on_return: Callable[[float], None]) -> None:
         """Have `on_free` called whenever stage 0 is done, `on_return` when the last stage is."""
@@ -79,7 +79,7 @@ class StageProcesses:
         while True:
             travel = yield self._driver.get()
             if overheads.hosts and overheads.holds == "engine":
-                yield self._clock.timeout(overheads.host_s(travel.batch))
+                yield self._clock.env.timeout(overheads.host_s(travel.batch))
             self._arrive(0, travel)
 
     def _arrive(self, stage: int, travel: _Travel) -> None:
@@ -92,13 +92,13 @@ class StageProcesses:
             travel = yield self._inboxes[stage].get()
             seconds = travel.seconds[stage]
             if overheads.hosts and not stage:
-                yield clock.until(self._host_done_s(travel.batch))
+                yield Instant(clock.env, self._host_done_s(travel.batch))
             if overheads.prepares and not overheads.overlapped:
-                yield clock.timeout(overheads.prepare_s + overheads.prepare_share * seconds)
+                yield clock.env.timeout(overheads.prepare_s + overheads.prepare_share * seconds)
             elif overheads.prepares and stage and travel.prepared_s[stage] > clock.now:
-                yield clock.until(travel.prepared_s[stage])
+                yield Instant(clock.env, travel.prepared_s[stage])
             start_s = clock.now
-            yield clock.timeout(seconds)
+            yield clock.env.timeout(seconds)
             travel.times += (start_s, clock.now)
             if not stage:
                 self._last_s = (start_s, clock.now)
@@ -132,11 +132,11 @@ class StageProcesses:
         while True:
             stage, travel = yield store.get()
             link = self._world.hops[stage]
-            yield self._clock.timeout(link.per_token_s * travel.batch.num_tokens)
-            self._clock.process(self._deliver(stage + 1, travel, link.latency_s))
+            yield self._clock.env.timeout(link.per_token_s * travel.batch.num_tokens)
+            self._clock.env.process(self._deliver(stage + 1, travel, link.latency_s))
 
     def _deliver(
         self, stage: int, travel: _Travel, latency_s: float
     ) -> Generator[Event, None, None]:
-        yield self._clock.timeout(latency_s)
+        yield self._clock.env.timeout(latency_s)
         self._arrive(stage, travel)

@@ -38,6 +38,7 @@ def simulate(
     *,
     scheduler: Policy | None = None,
     set: given.Set = None,
+    pipeline: given.Pipeline = None,
     save: given.Save = "all",
     format: given.Format = "csv",
     window: given.Window = None,
@@ -52,11 +53,12 @@ def simulate(
     """Simulate one configuration: `simulate("run.yaml", set={"kv.pages": 4000}).summary`.
 
     `scheduler` replaces the run's. A class is called; an object is copied for each engine, seed and
-    run, and never changed itself. `set` gives keys of the run new values. `out`, `save`, `format`
-    and `force` are as for `SimulatedRun.write`. `window`: the seconds that the timeline shows.
-    `advise` and `intervals` simulate more, for `.additions`. `on_done` is called with the number of
-    requests done, `watch` shows it. `lean`: only what `save` asks for is kept in memory. Raises
-    UsageError for what cannot be, in one line, and PolicyError when a policy breaks its promise.
+    run, and never changed itself. `set` gives keys of the run new values, `pipeline` that one.
+    `out`, `save`, `format` and `force` are as for `SimulatedRun.write`. `window`: the seconds that
+    the timeline shows. `advise` and `intervals` simulate more, for `.additions`. `on_done` is
+    called with the number of requests done, `watch` shows it. `lean`: only what `save` asks for is
+    kept in memory. Raises UsageError for what cannot be, in one line, and PolicyError when a policy
+    breaks its promise.
     """
     from evenflow.config.files import inputs_of
     from evenflow.report.tables import check_format
@@ -64,7 +66,7 @@ def simulate(
 
     check_format(format)
     shown = _window(window)
-    job, file = _job(run, scheduler, set)
+    job, file = _job(run, scheduler, set, pipeline)
     with _staged(out, force, inputs_of(job.config, file)) as scratch:
         with _watched(watch, [job.label], len(job.workload.requests)) as bar:
             tell = on_done if bar is None else bar.done
@@ -460,7 +462,9 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _job(run: given.RunFile, scheduler: Policy | None, changes: Changes) -> tuple["Job", Path]:
+def _job(
+    run: given.RunFile, scheduler: Policy | None, changes: Changes, pipeline: str | None
+) -> tuple["Job", Path]:
     """Return the job that a run, a policy in place of its own and changes of its keys make."""
     from evenflow.config.build import load_workload
     from evenflow.config.run import configured
@@ -468,7 +472,8 @@ def _job(run: given.RunFile, scheduler: Policy | None, changes: Changes) -> tupl
 
     document, file = _document(run)
     entry = None if scheduler is None else _policy(scheduler)
-    config = configured(_changed(document, changes, entry))
+    changed = _changed(document, changes, entry)
+    config = configured(_changed(changed, pipeline and {"pipeline": pipeline}))
     policy = entry if isinstance(entry, GivenPolicy) else None
     return Job(config, load_workload(config, file.parent), file.parent, policy), file
 

@@ -92,6 +92,10 @@ Window = Annotated[
     str | None,
     Option("--window", metavar="A..B", help="The seconds that the timeline shows."),
 ]
+Pipeline = Annotated[
+    Literal["recurrence", "processes"] | None,
+    Option("--pipeline", help="A SimPy process a stage and link, or the same times as a formula."),
+]
 Advise = Annotated[bool, Option("--advise", help="Also: what would help, and what bubbles cost.")]
 Intervals = Annotated[
     bool, Option("--intervals", help="Also: 90 % intervals, from nine more simulations.")

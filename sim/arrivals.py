@@ -6,16 +6,18 @@ Knows when a request enters and, by the router, where; nothing of what happens t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
+
+from simpy import Event
 
 from evenflow.core.request import Request
 from evenflow.core.routing import Router, router_of
 from evenflow.core.world import World
 from evenflow.runtimes import RuntimeOverheads
-from evenflow.sim.clock import SimClock
+from evenflow.sim.clock import Instant, SimClock
 
 if TYPE_CHECKING:
     from evenflow.engines.pools import PooledWorld
@@ -51,7 +53,10 @@ def serve(
 
 
 class ArrivalSource:
-    """Lets `requests` in. `concurrency`: the most at once; each finished one lets in the next."""
+    """A process that lets `requests` in, each at its time.
+
+    `concurrency`: the most at once instead; each finished one lets in the next.
+    """
 
     def __init__(
         self,
@@ -64,25 +69,25 @@ class ArrivalSource:
         self._clock = clock
         self._backlog = deque(requests)  # not yet arrived
         self._choose = router_of(router, pipelines)
-        if concurrency is not None:
+        if concurrency is None:
+            clock.env.process(self._come())
+        else:
             for pipeline in pipelines:
                 pipeline.when_done(self._replacer(pipeline))
             clock.at(clock.now, lambda _: self._tell(self._let_in(concurrency)))
-        elif requests:
-            clock.at(max(requests[0].arrival_s, clock.now), self._come)
 
-    def _come(self, now_s: float) -> None:
-        """Let in the requests that arrive now, and schedule the next arrival."""
-        backlog = self._backlog
-        entered: dict[Entrance, None] = {}
-        while backlog and backlog[0].arrival_s <= now_s:
-            request = backlog.popleft()
-            pipeline = self._choose(request)
-            pipeline.admit(request)
-            entered[pipeline] = None
-        self._tell(entered)
-        if backlog:
-            self._clock.at(backlog[0].arrival_s, self._come)
+    def _come(self) -> Generator[Event, None, None]:
+        """Wait for the next arrival, and let in all requests of that instant."""
+        backlog, clock = self._backlog, self._clock
+        while backlog:
+            yield Instant(clock.env, max(backlog[0].arrival_s, clock.now))
+            entered: dict[Entrance, None] = {}
+            while backlog and backlog[0].arrival_s <= clock.now:
+                request = backlog.popleft()
+                pipeline = self._choose(request)
+                pipeline.admit(request)
+                entered[pipeline] = None
+            self._tell(entered)
 
     def _let_in(self, count: int) -> dict[Entrance, None]:
         """Let in up to `count` requests that can be served; return where they entered, in order."""

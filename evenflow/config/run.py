@@ -330,6 +330,10 @@ class RunConfig(Keys):
     """
     speculative: SpeculativeConfig | None = None
     """Speculative decoding; null: none."""
+    pipeline: Literal["recurrence", "processes"] | None = None
+    """How micro-batches cross the stages in a simulation: times computed when they are sent, or a
+    SimPy process for each stage and link; null: `recurrence`, unless something needs processes.
+    """
     replicas: ReplicasConfig | None = None
     """Several pipelines side by side; null: one."""
     scheduler: Policy

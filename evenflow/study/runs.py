@@ -29,7 +29,7 @@ from evenflow.report.tables import Format, check_format, write_json, write_table
 from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
 from evenflow.results.run import Columns, merged
-from evenflow.sim import simulate_replicas
+from evenflow.sim import pipeline_of, simulate_replicas
 from evenflow.study.told import runs_told
 
 Save = Literal["summary", "requests", "all"]
@@ -125,8 +125,9 @@ def run_job(
     """
     started = time.perf_counter()
     built = job.built()
-    results = simulate_replicas(built.world, on_done, whole=whole)
-    source = job.source(built)
+    pipeline = pipeline_of(built.world, job.config.pipeline)
+    results = simulate_replicas(built.world, on_done, pipeline=pipeline, whole=whole)
+    source = job.source(built, pipeline=pipeline)
     replicas = tuple(replace(result, provenance=source) for result in results)
     result = replace(merged(replicas), provenance=source)
     summary = summarize(result, job.config.goodput)

@@ -202,7 +202,7 @@ def test_a_run_again_gives_the_same_bytes_and_its_replay_the_same_decisions(
 ) -> None:
     result, engines = run(world)
     assert_same(result, run(world)[0])
-    assert_same(result, simulate(world, as_processes=True) if result.pools else result)
+    assert_same(result, simulate(world, pipeline="processes") if result.pools else result)
     for own, engine in engines:
         again = partial(PoolBatcher, keeps_pages=getattr(engine, "keeps_pages", False))
         assert replay(engine.journal, own.batcher(again)) is None

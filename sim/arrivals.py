@@ -46,14 +46,26 @@ def serve(
     router: Router = "round_robin",
 ) -> None:
     """Let a world's requests in, by front ends if there are any, and run until nothing is left."""
-    if overheads.has_front_end:
-        pipelines = [FrontEnd(clock, pipeline, overheads) for pipeline in pipelines]
-    ArrivalSource(clock, world.requests, world.concurrency, pipelines, router)
+    let_in(clock, world, pipelines, overheads, router)
     clock.env.run()
 
 
+def let_in(
+    clock: SimClock,
+    world: World | PooledWorld,
+    pipelines: Sequence[Entrance],
+    overheads: RuntimeOverheads,
+    router: Router,
+) -> ArrivalSource:
+    """Return the source of a world's requests, which come by front ends if there are any."""
+    source = ArrivalSource(clock, world.requests, world.concurrency, overheads, router)
+    for pipeline in pipelines:
+        source.join(pipeline)
+    return source
+
+
 class ArrivalSource:
-    """A process that lets `requests` in, each at its time.
+    """A process that lets `requests` in, each at its time, to the pipelines that `join`.
 
     `concurrency`: the most at once instead; each finished one lets in the next.
     """
@@ -63,18 +75,41 @@ class ArrivalSource:
         clock: SimClock,
         requests: Sequence[Request],
         concurrency: int | None,
-        pipelines: Sequence[Entrance],
+        overheads: RuntimeOverheads,
         router: Router = "round_robin",
     ) -> None:
         self._clock = clock
         self._backlog = deque(requests)  # not yet arrived
-        self._choose = router_of(router, pipelines)
+        self._concurrency = concurrency
+        self._overheads = overheads
+        self._router: Router = router
+        self._entrances: dict[Entrance, Entrance] = {}  # by pipeline
+        self._open: list[Entrance] = []
         if concurrency is None:
             clock.env.process(self._come())
         else:
-            for pipeline in pipelines:
-                pipeline.when_done(self._replacer(pipeline))
             clock.at(clock.now, lambda _: self._tell(self._let_in(concurrency)))
+
+    def join(self, pipeline: Entrance) -> None:
+        """Let requests into another pipeline too; the router begins anew."""
+        entrance = pipeline
+        if self._overheads.has_front_end:
+            entrance = FrontEnd(self._clock, pipeline, self._overheads)
+        if self._concurrency is not None:
+            entrance.when_done(self._replacer(entrance))
+        self._entrances[pipeline] = entrance
+        self._open.append(entrance)
+        self._choose = router_of(self._router, list(self._open))
+
+    def leave(self, pipeline: Entrance) -> None:
+        """Let no more requests into a pipeline; the router begins anew."""
+        self._open.remove(self._entrances[pipeline])
+        self._choose = router_of(self._router, list(self._open))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all requests have come and ended."""
+        return not self._backlog and not any(each.outstanding for each in self._entrances.values())
 
     def _come(self) -> Generator[Event, None, None]:
         """Wait for the next arrival, and let in all requests of that instant."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappush
+from typing import Any
 
 from simpy import Environment, Event
 from simpy.events import NORMAL, EventPriority
@@ -35,11 +36,25 @@ class Instant(Event):
         heappush(env._queue, (time_s, priority, next(env._eid), self))
 
 
+class CheckedEnvironment(Environment):
+    """A SimPy environment that refuses what would go back in time, as no process may run it."""
+
+    def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
+        if not delay >= 0:
+            raise ValueError(f"a delay of {delay} s; 0 or more is right")
+        super().schedule(event, priority, delay)
+
+    def run(self, until: Any = None) -> Any:
+        if self.active_process is not None:
+            raise RuntimeError("a process waits by yielding an event; the run goes on by itself")
+        return super().run(until)
+
+
 class SimClock:
     """Calls at absolute times, as events of the SimPy environment `env`."""
 
     def __init__(self) -> None:
-        self.env = Environment(0.0)
+        self.env = CheckedEnvironment(0.0)
 
     @property
     def now(self) -> float:

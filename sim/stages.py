@@ -6,11 +6,13 @@ process of the user's may slow or stop what is here.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from simpy import Event, Store
+import simpy
+from simpy import Environment, Event, Interrupt, Store
 
 from evenflow.core.batch import MicroBatch
 from evenflow.core.world import World
@@ -20,18 +22,101 @@ from evenflow.sim.clock import Instant, SimClock
 Process = Generator[Event, Any, None]
 
 
+class Delay(NamedTuple):
+    """Seconds that a micro-batch, the `batch`-th of its pipeline, took longer on a stage."""
+
+    batch: int
+    stage: int
+    stopped_s: float
+    slowed_s: float
+
+
+class Machine:
+    """What computes or carries: its work waits while it is stopped, and takes `factor` times as
+    long while it is slow; both may change while it works.
+    """
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        self.factor = 1.0
+        self._started: Event | None = None  # what work waits for
+        self._worker: simpy.Process | None = None  # to be told of a change
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._started is not None
+
+    def slow(self, factor: float) -> None:
+        """Take `factor` times as long from now on."""
+        self.factor = factor
+        self._tell()
+
+    def stop(self) -> None:
+        """Let work wait until `start`."""
+        if self._started is None:
+            self._started = self._env.event()
+            self._tell()
+
+    def start(self) -> None:
+        """Go on where it was stopped."""
+        if self._started is not None:
+            started, self._started = self._started, None
+            started.succeed()
+
+    def abandon(self) -> None:
+        """Leave what it works on undone."""
+        self._tell(_ABANDON)
+
+    def _tell(self, what: object = None) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.interrupt(what)
+
+    def work(self, seconds: float) -> Generator[Event, Any, tuple[float, float] | None]:
+        """Work for so long; return the seconds that it was stopped and slowed for, if it was."""
+        env, left_s, stopped_s = self._env, seconds, 0.0
+        began_s, as_planned = env.now, True
+        while True:
+            since_s, factor, gate = env.now, self.factor, self._started
+            as_planned = as_planned and factor == 1.0 and gate is None
+            self._worker = env.active_process
+            try:
+                yield env.timeout(left_s * factor) if gate is None else gate
+                self._worker = None
+                if gate is None:
+                    spent_s = env.now - began_s
+                    return None if as_planned else (stopped_s, spent_s - stopped_s - seconds)
+            except Interrupt as told:
+                if told.cause is _ABANDON:
+                    return None
+                as_planned = False
+            if gate is None:
+                left_s = max(left_s - (env.now - since_s) / factor, 0.0)
+            else:
+                stopped_s += env.now - since_s
+
+
+_ABANDON = object()
+
+
 @dataclass(slots=True, eq=False)
 class _Travel:
     """A micro-batch on its way: its cost and its (available, start, end) on each stage so far."""
 
     batch: MicroBatch
     seconds: list[float]
+    start: int  # of the pipeline, which may be started again
     prepared_s: list[float] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    delays: list[tuple[int, float, float]] = field(default_factory=list)
 
 
 class StageProcesses:
-    """Sends micro-batches down the stages: each waits in a Store, first come first served."""
+    """Sends micro-batches down the stages: each waits in a Store, first come first served.
+
+    `stages` and `links` do the work; `delays` are what their changes cost the micro-batches that
+    came back.
+    """
 
     queues_ahead = False
     """Whether every later event of an instant is in the queue before the first one fires."""
@@ -40,11 +125,18 @@ class StageProcesses:
         self._clock = clock
         self._world = world
         self._recorder = recorder
+        self._starts = 0
         self._at_stage0 = 0
         self._host_free_s = 0.0
         self._last_s = (0.0, 0.0)  # when stage 0 began and ended the last one
         self._prepared_s = [0.0] * world.depth
         env = clock.env
+        self.stages = [Machine(env) for _ in range(world.depth)]
+        common = Machine(env)
+        self.links = [common if world.shares_link else Machine(env) for _ in world.hops]
+        self.delays: list[Delay] = []
+        self.num_returned = 0
+        self._under_way: deque[MicroBatch] = deque()
         self._driver = Store(env)
         self._inboxes = [Store(env) for _ in range(world.depth)]
         shared = Store(env) if world.shares_link else None
@@ -68,14 +160,28 @@ class StageProcesses:
 
     def submit(self, batch: MicroBatch) -> None:
         """Send a micro-batch to stage 0."""
-        travel = _Travel(batch, list(self._world.costs.times(batch.charged or batch)))
+        travel = _Travel(batch, list(self._world.costs.times(batch.charged or batch)), self._starts)
         overheads = self._world.overheads
         for stage, seconds in enumerate(travel.seconds):
             prepare_s = overheads.prepare_s + overheads.prepare_share * seconds
             self._prepared_s[stage] = max(self._prepared_s[stage], self._clock.now) + prepare_s
         travel.prepared_s = list(self._prepared_s)
         self._at_stage0 += 1
+        self._under_way.append(batch)
         self._driver.put(travel)
+
+    def lose(self) -> list[MicroBatch]:
+        """Lose all that is under way, as when a stage's process dies; return it."""
+        lost = list(self._under_way)
+        self._under_way.clear()
+        self._starts += 1
+        self._at_stage0 = 0
+        self._prepared_s = [self._clock.now] * self._world.depth
+        for store in (self._driver, *self._inboxes, *self._hops):
+            store.items.clear()
+        for machine in (*self.stages, *self.links):
+            machine.abandon()
+        return lost
 
     # -- the processes --------------------------------------------------------------------------
 
@@ -94,12 +200,14 @@ class StageProcesses:
         while True:
             travel = yield self._inboxes[stage].get()
             yield from self._prepare(stage, travel)
-            start_s = clock.now
-            yield clock.env.timeout(travel.seconds[stage])
+            start_s, delay = clock.now, None
+            if travel.start == self._starts:
+                delay = yield from self.stages[stage].work(travel.seconds[stage])
             travel.times += (start_s, clock.now)
-            if not stage:
-                self._last_s = (start_s, clock.now)
-            self._leave(stage, travel)
+            if delay is not None:
+                travel.delays.append((stage, *delay))
+            if travel.start == self._starts:
+                self._leave(stage, start_s, travel)
 
     def _prepare(self, stage: int, travel: _Travel) -> Process:
         """Wait until the CPU is ready for a micro-batch that its stage could start."""
@@ -118,8 +226,9 @@ class StageProcesses:
         while True:
             stage, travel = yield hop.get()
             link = self._world.hops[stage]
-            yield env.timeout(link.per_token_s * travel.batch.num_tokens)
-            env.process(self._deliver(stage + 1, travel, link.latency_s))
+            yield from self.links[stage].work(link.per_token_s * travel.batch.num_tokens)
+            if travel.start == self._starts:
+                env.process(self._deliver(stage + 1, travel, link.latency_s))
 
     def _deliver(self, stage: int, travel: _Travel, latency_s: float) -> Process:
         """Let a micro-batch arrive, while the link carries the next one."""
@@ -129,15 +238,20 @@ class StageProcesses:
     # -- from one to the next -------------------------------------------------------------------
 
     def _arrive(self, stage: int, travel: _Travel) -> None:
-        travel.times.append(self._clock.now)
-        self._inboxes[stage].put(travel)
+        if travel.start == self._starts:
+            travel.times.append(self._clock.now)
+            self._inboxes[stage].put(travel)
 
-    def _leave(self, stage: int, travel: _Travel) -> None:
+    def _leave(self, stage: int, start_s: float, travel: _Travel) -> None:
         if stage == 0:
+            self._last_s = (start_s, self._clock.now)
             self._at_stage0 -= 1
             self._on_free(self._clock.now)
         if stage == self._world.depth - 1:
             self._recorder.batch(travel.batch, travel.times)
+            self.delays += (Delay(self.num_returned, *delay) for delay in travel.delays)
+            self.num_returned += 1
+            self._under_way.popleft()
             self._on_return(self._clock.now)
         elif self._hops:
             self._hops[stage].put((stage, travel))

@@ -47,7 +47,7 @@ EXPECTED = {
         "0-2 fill_drain 0, 3-5 outage 1",
     ],
     "slow_stage": [
-        "3-7 fill_drain",
+        "3-4 slow_stage, 4-7 fill_drain",
         "0-1 fill_drain 0, 6-7 fill_drain",
         "0-2 fill_drain 0, 3-4 slow_stage 1, 5-6 slow_stage 2",
     ],

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import gzip
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import simpy
 import yaml
@@ -25,6 +28,7 @@ from evenflow.results.run import merged
 from evenflow.sim import Link, World, simulate, simulate_replicas
 from evenflow.sim.arrivals import let_in
 from evenflow.sim.clock import SimClock
+from evenflow.sim.faults import outage, straggler
 from evenflow.sim.processes import Process, Processes
 from evenflow.sim.replica import Replica
 from evenflow.types import Request
@@ -209,6 +213,75 @@ def acting(acts: list[tuple[str, float, int]]) -> Process:
             stage.start()
 
     return process
+
+
+# -- ready made, against closed forms --------------------------------------------------------------
+
+
+def queue_of_one(arrivals_s: list[float]) -> World:
+    """Return a stage that takes a second a request, one after the other."""
+    asked = [Request(number, float(at_s), 1, 1) for number, at_s in enumerate(arrivals_s)]
+    return small_world(asked, "vllm", {"max_num_seqs": 1}, max_in_flight=1)
+
+
+def test_a_straggler_makes_the_pipeline_as_slow_as_it_is() -> None:
+    """The bottleneck law: each of many micro-batches takes the longest stage's time."""
+    asked = [Request(number, 0.0, 16, 1) for number in range(40)]
+    world = small_world(asked, "sarathi", {"token_budget": 16}, depth=4, times_s=(0.5, 0.0))
+    result = simulate(world, processes=[partial(straggler, stage=2, factor=1.6)])
+    assert np.diff(result.returned_s) == pytest.approx(1.6 * 0.5)
+    assert attribute(result).shares()["slow_stage"] == pytest.approx(3 / 4 * 0.6 / 1.6, abs=0.03)
+
+
+def test_spells_of_a_straggler_cost_their_share_of_the_time() -> None:
+    """Of a stage at work u at full speed and v in spells, (u + v / f) / (u + v) is left."""
+    world = queue_of_one([0.0] * 3000)
+    spells = partial(straggler, stage=0, factor=4.0, every_s=30.0, lasts_s=10.0)
+    took_s = simulate(world, processes=[spells], seed=1).returned_s[-1]
+    assert 3000 / took_s == pytest.approx((30 + 10 / 4) / 40, rel=0.05)
+
+
+def test_the_wait_at_a_server_that_breaks_down_is_that_of_avi_itzhak_and_naor() -> None:
+    """M/D/1, resumed after repairs, down at rate x while up (Operations Research 11, 1963):
+
+    E[T] = C + (l s^2 (1 + x r)^2 / 2 + x E[R^2] / (2 (1 + x r))) / (1 - l C), C = s (1 + x r).
+    """
+    rate, fails, repair_s, count = 0.5, 1 / 40, 10.0, 20_000 if ALL else 4_000
+    times_s = np.cumsum(np.random.default_rng(3).exponential(1 / rate, count))
+    rng = np.random.default_rng(4)
+
+    def breaks_down(world: Any) -> Iterator[Any]:
+        while True:
+            yield world.env.timeout(rng.exponential(1 / fails))
+            world.stages[0].stop()
+            yield world.env.timeout(repair_s)
+            world.stages[0].start()
+
+    result = simulate(queue_of_one(times_s.tolist()), processes=[breaks_down])
+    measured_s = (result.completion_s - result.arrival_s).mean()
+    longer = 1 + fails * repair_s
+    late_s = rate * longer**2 / 2 + fails * repair_s**2 / (2 * longer)
+    assert measured_s == pytest.approx(
+        longer + late_s / (1 - rate * longer), rel=0.06 if ALL else 0.2
+    )
+
+
+def test_a_pipeline_is_up_as_often_as_the_rates_of_its_stages_say() -> None:
+    """k stages that fail every m seconds, back after r: up m / (m + k r) of the time."""
+    asked = [Request(number, 40.0 * number, 1, 1) for number in range(2000)]
+    world = small_world(asked, depth=4, times_s=(0.01, 0.0))
+    result = simulate(world, processes=[partial(outage, mtbf_s=400.0, restart_s=50.0)], seed=2)
+    assert result.disturbed is not None
+    down_s = 50.0 * len(result.disturbed.outages)
+    assert 1 - down_s / result.returned_s[-1] == pytest.approx(400 / (400 + 4 * 50), abs=0.02)
+
+
+def test_work_that_is_lost_is_done_again() -> None:
+    """With failures at rate x a second of work that starts anew takes (e^x - 1) (1 / x + r)."""
+    world = replace(queue_of_one([0.0] * 3000), concurrency=1)
+    dies = partial(outage, mtbf_s=2.0, restart_s=3.0)
+    took_s = simulate(world, processes=[dies], seed=7).returned_s[-1]
+    assert took_s / 3000 == pytest.approx((math.exp(0.5) - 1) * (2.0 + 3.0), rel=0.05)
 
 
 @settings(max_examples=250 if ALL else 12, deadline=None)
@@ -405,7 +478,7 @@ def test_a_process_in_a_run_has_parameters(mine: Path) -> None:
 @pytest.mark.parametrize(
     ("process", "words"),
     [
-        ("straggler", "unknown process 'straggler'; your own is named as module:function"),
+        ("stragler", "unknown process 'stragler'; did you mean \"straggler\"? known: outage, st"),
         ("my_faults.py:nope", "my_faults.py has no function 'nope' of a world"),
         ("nowhere.py:nope", "process nowhere.py: no such file"),
         ({"name": "my_faults.py:straggler", "stge": 1}, "no parameter 'stge'; did you mean"),

@@ -16,6 +16,12 @@ from evenflow.errors import UsageError, instead_of
 from evenflow.keys import expected, shown
 from evenflow.user_code import imported
 
+READY = {
+    "straggler": "evenflow.sim.faults:straggler",
+    "outage": "evenflow.sim.faults:outage",
+}
+"""Where each is that has a name."""
+
 NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
@@ -29,9 +35,10 @@ def processes_of(named: Sequence[ProcessConfig], beside: Path) -> list[Callable[
 
 
 def _function(name: str) -> Callable[..., Any]:
-    if ":" not in name:
-        raise UsageError(f"unknown process {name!r}; your own is named as module:function")
-    function, module = imported("process", name)
+    if ":" not in name and name not in READY:
+        hint = instead_of(name, READY)
+        raise UsageError(f"unknown process {name!r}; {hint}, or your own as module:function")
+    function, module = imported("process", READY.get(name, name))
     if not callable(function):
         inner = name.partition(":")[2]
         raise UsageError(f"process {name!r}: {module} has no function {inner!r} of a world")

@@ -35,7 +35,7 @@ def place_of(error: BaseException, *others: str) -> str:
     Of an attribute that an object of ours lacks, also the ones that it has.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    packages = str(Path(__file__).parent), *others
+    packages = str(Path(__file__).parent), "evenflow/", *others  # compiled code has the short name
     last = ([frame for frame in frames if not frame.filename.startswith(packages)] or frames)[-1]
     hint = ""
     if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("evenflow."):

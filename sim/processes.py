@@ -51,7 +51,8 @@ class Part:
         if not (math.isfinite(factor) and factor > 0):
             raise ValueError(f"slow({factor!r}): a finite factor above 0 is right")
         self._machine.slow(float(factor))
-        self._log("slow", f"{self._name} takes {factor:g} times as long")
+        speed = f"takes {factor:g} times as long" if factor != 1 else "is as fast as planned"
+        self._log("slow", f"{self._name} {speed}")
 
     def stop(self) -> None:
         """Stop, as a process that gets SIGSTOP; what it works on waits there."""
@@ -192,12 +193,14 @@ class ProcessWorld:
     @property
     def stages(self) -> Sequence[Part]:
         """The stages of the first pipeline."""
-        return self.replicas[0].stages
+        first: ReplicaHandle = self.replicas[0]
+        return first.stages
 
     @property
     def links(self) -> Sequence[Part]:
         """The links between the stages of the first pipeline; none where they take no time."""
-        return self.replicas[0].links
+        first: ReplicaHandle = self.replicas[0]
+        return first.links
 
     @property
     def queue(self) -> Queue:

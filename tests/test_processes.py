@@ -21,6 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import evenflow as ef
+from evenflow.config.processes import processes_of
+from evenflow.config.run import ProcessConfig
 from evenflow.core.replay import RecordingBatcher, replay
 from evenflow.errors import UsageError, UserProcessError
 from evenflow.results.bubbles import attribute
@@ -426,6 +428,21 @@ def test_a_bad_process_is_one_line(
     assert "\n" not in line
     assert words in re.sub(r"\.py:\d+", ".py:LINE", line)
     assert caught.value.status == 1
+
+
+EXAMPLES = sorted((ROOT / "examples" / "processes").glob("*.py"))
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_an_example_does_what_its_marks_say(file: Path) -> None:
+    asked = [Request(number, 0.5 * number, 16, 30) for number in range(100)]
+    world = small_world(asked, depth=2, link=Link(0.01, 0.0), times_s=(0.5, 0.05))
+    example = processes_of([ProcessConfig(name=f"{file}:{file.stem}")], ROOT)
+    results = simulate_replicas(world, processes=example, seed=1)
+    assert merged(results).status == ["completed"] * 100
+    kinds = {"autoscaler": {"scale", "add"}}
+    marks = results[0].marks or ()
+    assert {mark.kind for mark in marks} == kinds.get(file.stem, {"slow"})
 
 
 # -- in a run -------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def straggler(
     if (every_s is None) != (lasts_s is None):
         raise ValueError("spells need every_s and lasts_s; without both the stage is always slow")
     slow = world.replicas[replica].stages[stage]
-    while every_s is not None:
+    while every_s is not None and lasts_s is not None:
         yield world.env.timeout(world.rng.exponential(every_s))
         slow.slow(factor)
         yield world.env.timeout(world.rng.exponential(lasts_s))

@@ -49,7 +49,8 @@ def _gaps(result: RunResult, opens_s: float) -> Floats:
     """Return the idle time before each micro-batch on each stage; of all others in the last row."""
     ends_s = np.vstack([np.full(result.depth, opens_s), result.end_s])
     starts_s = np.vstack([result.start_s, np.full(result.depth, result.returned_s[-1])])
-    return np.maximum(starts_s - ends_s, 0.0)
+    gaps_s: Floats = np.maximum(starts_s - ends_s, 0.0)
+    return gaps_s
 
 
 def _reaching(result: RunResult, gap_s: Floats, lost_s: Floats) -> Floats:

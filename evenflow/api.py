@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenflow import options as given
 from evenflow.errors import UsageError
-from evenflow.options import Changes, Policy
+from evenflow.options import Changes, Policy, Process
 
 if TYPE_CHECKING:
     from evenflow.config.yaml_file import Document
@@ -40,6 +40,8 @@ def simulate(
     *,
     scheduler: Policy | None = None,
     set: given.Set = None,
+    pipeline: given.Pipeline = None,
+    processes: Sequence[Process] | None = None,
     save: given.Save = "all",
     format: given.Format = "csv",
     window: given.Window = None,
@@ -54,11 +56,13 @@ def simulate(
     """Simulate one configuration: `simulate("run.yaml", set={"kv.pages": 4000}).summary`.
 
     `scheduler` replaces the run's. A class is called; an object is copied for each engine, seed and
-    run, and never changed itself. `set` gives keys of the run new values. `out`, `save`, `format`
-    and `force` are as for `SimulatedRun.write`. `window`: the seconds that the timeline shows.
-    `advise` and `intervals` simulate more, for `.additions`. `on_done` is called with the number of
-    requests done, `watch` shows it. `lean`: only what `save` asks for is kept in memory. Raises
-    UsageError for what cannot be, in one line, and PolicyError when a policy breaks its promise.
+    run, and never changed itself. `processes` join the run in the place of its own: functions of a
+    world that yield events of SimPy. `set` gives keys of the run new values, `pipeline` that one.
+    `out`, `save`, `format` and `force` are as for `SimulatedRun.write`. `window`: the seconds that
+    the timeline shows. `advise` and `intervals` simulate more, for `.additions`. `on_done` is
+    called with the number of requests done, `watch` shows it. `lean`: only what `save` asks for is
+    kept in memory. Raises UsageError for what cannot be, in one line, and PolicyError when a policy
+    breaks its promise.
     """
     from evenflow.config.files import inputs_of
     from evenflow.report.tables import check_format
@@ -66,7 +70,7 @@ def simulate(
 
     check_format(format)
     shown = _window(window)
-    job, file = _job(run, scheduler, set)
+    job, file = _job(run, scheduler, set, pipeline, processes)
     with _staged(out, force, inputs_of(job.config, file)) as scratch:
         with _watched(watch, [job.label], len(job.workload.requests)) as bar:
             tell = on_done if bar is None else bar.done
@@ -493,17 +497,28 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _job(run: given.RunFile, scheduler: Policy | None, changes: Changes) -> tuple["Job", Path]:
-    """Return the job that a run, a policy in place of its own and changes of its keys make."""
+def _job(
+    run: given.RunFile,
+    scheduler: Policy | None,
+    changes: Changes,
+    pipeline: str | None,
+    processes: Sequence[Process] | None,
+) -> tuple["Job", Path]:
+    """Return the job of a run, with a policy and processes in place of its own, and its changes."""
     from evenflow.config.build import load_workload
     from evenflow.config.run import configured
-    from evenflow.study.runs import GivenPolicy, Job
+    from evenflow.study.runs import GivenPolicy, Job, given_process
 
     document, file = _document(run)
     entry = None if scheduler is None else _policy(scheduler)
-    config = configured(_changed(document, changes, entry))
+    changed = _changed(document, changes, entry)
+    joining = list(map(given_process, processes or ()))
+    more = {"pipeline": pipeline, "processes": [entry for entry, _ in joining]}
+    config = configured(_changed(changed, {key: each for key, each in more.items() if each}))
     policy = entry if isinstance(entry, GivenPolicy) else None
-    return Job(config, load_workload(config, file.parent), file.parent, policy), file
+    functions = tuple(function for _, function in joining)
+    workload = load_workload(config, file.parent)
+    return Job(config, workload, file.parent, policy, processes=functions), file
 
 
 def _document(run: given.RunFile, changes: Changes = None) -> tuple["Document", Path]:

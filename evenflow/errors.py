@@ -48,6 +48,12 @@ class StallError(PolicyError):
     """
 
 
+class UserProcessError(UsageError):
+    """A process that joins a simulation raised, does not yield, or yields what is no event."""
+
+    status = 1
+
+
 class WorkerError(Exception):
     """A worker died, failed, or does not answer; the message says which stage and how."""
 

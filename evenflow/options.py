@@ -4,7 +4,7 @@
 a terminal. Without a second type both take the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
 
@@ -22,6 +22,9 @@ RunFile: TypeAlias = Union[str, Path, Mapping[str, Any], "RunConfig"]
 
 Policy: TypeAlias = str | Mapping[str, Any] | type[Scheduler] | Scheduler
 """A policy's name or `module:Class`; a mapping of `name` and parameters; a class; an object."""
+
+Process: TypeAlias = str | Mapping[str, Any] | Callable[..., Iterator[Any]]
+"""A process's `module:function`; a mapping of its `name` and parameters; a function of a world."""
 
 Limits: TypeAlias = Mapping[str, float] | str | Sequence[str]
 """Limits by metric, `{"p99_itl_ms": 200}`, or as the option `--slo` says them, "p99_itl_ms=200"."""
@@ -109,6 +112,10 @@ Window = Annotated[
     tuple[float, float] | str | None,
     str | None,
     Option("--window", metavar="A..B", help="The seconds that the timeline shows."),
+]
+Pipeline = Annotated[
+    Literal["recurrence", "processes"] | None,
+    Option("--pipeline", help="A SimPy process a stage and link, or the same times as a formula."),
 ]
 Advise = Annotated[bool, Option("--advise", help="Also: what would help, and what bubbles cost.")]
 Intervals = Annotated[

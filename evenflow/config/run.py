@@ -212,6 +212,13 @@ class SchedulerConfig(BaseModel):
 
 Policy = Annotated[SchedulerConfig, short_form("name")]
 
+
+class ProcessConfig(SchedulerConfig):
+    """A process of your own, module:function, and its parameters."""
+
+
+Process = Annotated[ProcessConfig, short_form("name")]
+
 InMilliseconds = Annotated[
     Limit,
     expect(lambda v: v in get_args(Limit), f"{', '.join(get_args(Limit))}, in milliseconds"),
@@ -337,6 +344,14 @@ class RunConfig(Keys):
     """
     speculative: SpeculativeConfig | None = None
     """Speculative decoding; null: none."""
+    pipeline: Literal["recurrence", "processes"] | None = None
+    """How micro-batches cross the stages in a simulation: times computed when they are sent, or a
+    SimPy process for each stage and link; null: `recurrence`, unless something needs processes.
+    """
+    processes: list[Process] | None = None
+    """SimPy processes that join a simulation, each `module:function` or a mapping of its `name` and
+    parameters (docs/processes.md); null: none.
+    """
     replicas: ReplicasConfig | None = None
     """Several pipelines side by side; null: one."""
     scheduler: Policy
@@ -509,6 +524,8 @@ class RunConfig(Keys):
     def document(self, name: str = "the run") -> yaml_file.Document:
         """Return the keys as a RUN.yaml of this name would hold them; what is left out stays so."""
         given = self.model_dump(exclude_unset=True) | {"scheduler": self.scheduler.written}
+        if self.processes:
+            given["processes"] = [process.written for process in self.processes]
         return yaml_file.Document(name, given, {})
 
     def digest(self) -> str:

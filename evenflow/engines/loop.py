@@ -45,7 +45,7 @@ class EngineLoop(Loop):
         self._num_places = engine.max_in_flight if engine.max_in_flight < UNCAPPED else engine.depth
         self._answers: deque[MicroBatch | None] = deque()
         self._back: deque[Collection[int]] = deque()  # what stopped in each that is back
-        self._unseen: list[Request] = []
+        self.unseen: list[Request] = []
         self._waits = False
         self._sends_late = isinstance(queues, EngineQueues) and len(queues.slots) > engine.depth
         self._unsent: MicroBatch | None = None
@@ -56,7 +56,7 @@ class EngineLoop(Loop):
             return self._engine.add(request)
         reason = self._engine.refusal(request)
         if reason is None:
-            self._unseen.append(request)
+            self.unseen.append(request)
         return reason
 
     def returned(self, now_s: float, stopped: Collection[int] = ()) -> None:
@@ -106,8 +106,8 @@ class EngineLoop(Loop):
         """Take back the oldest answer if it is there; return whether it is."""
         if self._answers[0] is not None and not self._back:
             return False
-        while self._unseen:
-            self._engine.add(self._unseen.pop(0))
+        while self.unseen:
+            self._engine.add(self.unseen.pop(0))
         self._waits = False
         self._send(now_s)
         if self._answers.popleft() is not None:
@@ -117,4 +117,4 @@ class EngineLoop(Loop):
     @property
     def outstanding(self) -> int:
         """Requests that were admitted and have not ended."""
-        return super().outstanding + len(self._unseen)
+        return super().outstanding + len(self.unseen)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,7 +12,7 @@ from evenflow.compiled import docstring
 from evenflow.core.scheduling import Scheduler
 from evenflow.errors import UsageError
 from evenflow.schedulers.limits import Policy, refuse
-from evenflow.user_code import user_code
+from evenflow.user_code import imported
 
 POLICIES = {
     "static": "evenflow.schedulers.reserving:Static",
@@ -123,16 +121,11 @@ def entry(name: str, cls: type, listed: tuple[tuple[str, Any], ...]) -> PolicyEn
 
 
 def _imported(name: str) -> type[Scheduler]:
-    module_name, _, class_name = name.partition(":")
-    cannot = f"scheduler {name!r}: cannot import {module_name!r}"
-    with user_code(module_name, lambda words: UsageError(f"{cannot} ({words})")):
-        whole = sys.modules.get(module_name) if module_name.endswith(".py") else None
-        module = whole or importlib.import_module(module_name)  # waits for whoever imports it
-    cls = getattr(module, class_name, None)
+    cls, module_name = imported("scheduler", name)
     if not (inspect.isclass(cls) and callable(getattr(cls, "schedule", None))):
         raise UsageError(
-            f"scheduler {name!r}: {module_name} has no class {class_name!r} with a method "
-            "schedule(view)"
+            f"scheduler {name!r}: {module_name} has no class {name.partition(':')[2]!r} with a "
+            "method schedule(view)"
         )
     return cast("type[Scheduler]", cls)
 

@@ -48,6 +48,10 @@ class StallError(PolicyError):
     """
 
 
+class DryPoolError(PolicyError):
+    """An engine needs pages that it cannot get, and dies, as the real one does."""
+
+
 class WorkerError(Exception):
     """A worker died, failed, or does not answer; the message says which stage and how."""
 

@@ -21,7 +21,6 @@ from evenflow.engines.ahead import AheadGroup
 from evenflow.engines.append_only import AppendOnlyCache
 from evenflow.engines.radix import RadixCache
 
-
 _by_arrival = attrgetter("order")
 
 

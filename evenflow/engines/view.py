@@ -135,17 +135,12 @@ class EngineView(View):
         """
         queues, tokens = self._engine, self._decode_tokens()
         free, ended = {*self._waiting, *queues.partials}, {*self._ended}
-        oldest = islice(queues.live.values(), most)
-        return [
-            Active(
-                EnginePrompt(seq),
-                seq in tokens,
-                seq in free or seq in queues.ready,
-                tokens.get(seq, 0),
-            )
-            for seq in oldest
-            if seq not in ended and not seq.aborted
-        ]
+        found = []
+        for seq in islice(queues.live.values(), most):
+            if seq not in ended and not seq.aborted:
+                ready = seq in free or seq in queues.ready
+                found.append(Active(EnginePrompt(seq), seq in tokens, ready, tokens.get(seq, 0)))
+        return found
 
     def _decode_tokens(self) -> dict[Sequence, int]:
         """Return the tokens in the pages of each decode once what is in flight is back."""

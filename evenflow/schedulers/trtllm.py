@@ -26,12 +26,13 @@ class TRTLLM(Policy):
     """Decodes and prompts in order of arrival, as long as rows, tokens and pages last.
 
     Source: TensorRT-LLM 1.2 (its PyTorch executor), whose recorded decisions are this policy's: see
-    docs/engines.md. GUARANTEED_NO_EVICT starts a prompt if the pages suffice for all that running
-    requests and this one may still generate, so nobody is preempted. MAX_UTILIZATION looks at the
-    next token only (in a pipeline at two); who lacks a page takes those of the last to arrive, which
-    in a pipeline only sits out: its pages stay, and once none is free the engine dies. Per stage,
-    `max_batch_size` requests are active. Without chunks, a prompt goes whole. In a pipeline each
-    micro-batch takes whatever is not in flight; nothing balances them.
+    docs/engines.md. `max_batch_size` requests a stage are active. GUARANTEED_NO_EVICT starts a
+    prompt if the pages suffice for all that it and running requests may still generate: nobody is
+    preempted. MAX_UTILIZATION looks at the next token only, in a pipeline at two. A request that
+    lacks a page takes those of the last to arrive. In a pipeline that one only sits out: its pages
+    stay, and the engine dies once it needs a page and none is free. Whole prompts go, unless
+    `enable_chunked_prefill`. In a pipeline each micro-batch takes all that is not in flight and
+    fits; nothing balances them.
     """
 
     max_batch_size: Count = 2048
@@ -193,17 +194,17 @@ class Reserving:
 
 
 class Utilizing:
-    """Ready `decodes` and `prompts` that fit with their tokens of the next `steps`.
+    """Ready `decodes` and `prompts` that fit with their next tokens: one, two in a pipeline.
 
     Who does not fit takes the pages of the last that holds any, and that one is `paused`.
     """
 
-    def __init__(self, view: EngineView, most: int, steps: int) -> None:
+    def __init__(self, view: EngineView, most: int) -> None:
         active, free = view.active(most), view.free_pages
         fit, stop = 0, len(active)
         self.paused: list[int] = []
         while fit < stop:
-            need = _next_pages(view, active[fit], steps)
+            need = _next_pages(view, active[fit])
             if need <= free:
                 free, fit = free - need, fit + 1
                 continue
@@ -218,9 +219,10 @@ class Utilizing:
         self.prompts = [one.request for one in ready if not one.decode]
 
 
-def _next_pages(view: EngineView, one: Active, steps: int) -> int:
-    """Return the new pages that a request needs for a prompt, or the tokens of its next `steps`."""
+def _next_pages(view: EngineView, one: Active) -> int:
+    """Return the new pages that a request needs for its prompt or its next tokens."""
     if one.decode:
+        steps = 1 if view.depth == 1 else 2
         tokens = min(one.kv_tokens + steps, one.request.most_tokens)
         return view.pages_for(tokens) - view.pages_for(one.kv_tokens)
     return 0 if one.request.pages else view.pages_for(one.request.tokens)
@@ -236,8 +238,8 @@ class Death(Action):
         """Raise DryPoolError."""
         free, at_s = batcher.pool.free_pages, batcher.queues.now_s
         raise DryPoolError(
-            f"scheduler trtllm: at {at_s:.6g} s a micro-batch needs {self.pages} KV pages and {free} "
-            "are free: MAX_UTILIZATION in a pipeline frees nothing of whom it pauses, and "
+            f"scheduler trtllm: at {at_s:.6g} s a micro-batch needs {self.pages} KV pages and "
+            f"{free} are free: MAX_UTILIZATION in a pipeline frees nothing of whom it pauses, and "
             "TensorRT-LLM dies here; capacity_scheduler_policy: GUARANTEED_NO_EVICT, or more "
             "kv.pages, is right"
         )

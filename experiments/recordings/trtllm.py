@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from evenflow.core.batch import Chunk
 from evenflow.core.batcher import Batcher
 from evenflow.core.request import Request
 from evenflow.core.scheduling import Scheduler
@@ -27,38 +28,48 @@ MARK = "capacity_policy"
 FIELDS = {
     "config": ("blocks", "block_size", "max_batch_size", "max_num_tokens", MARK, "pp", "loop"),
     "add": ("id", "prompt", "output", "max_new"),
-    "ask": ("mb", "tokens", "context", "new", "last", "paused", "active", "queued")
-    + ("inflight", "free_before", "free_after"),
-    "done": ("finished", "free"),
+    "ask": (
+        "mb",
+        "tokens",
+        "context",
+        "new",
+        "last",
+        "paused",
+        "active",
+        "queued",
+        "free_before",
+        "free_after",
+    ),
+    "done": ("finished",),
     "dies": (),
 }
 """What each kind of event has to hold."""
 
 RULES = {
     "slot": "the slots of a pipeline are asked in turn",
-    "active": "max_batch_size requests a stage are active, first come first served; who is paused "
+    "active": "max_batch_size requests a stage are active, first come first served; a paused one "
     "keeps its place",
     "queued": "the others wait outside",
-    "in flight": "a prompt is in flight from its last chunk on; of release 1.0 from each",
-    "free pages before": "the pages of who ends are free when the result is processed",
-    "dies": "in a pipeline the pages of who is paused stay, and the pool may run dry",
-    "paused": "who does not fit takes the pages of the last that has started; in a pipeline that "
-    "one is only left out",
+    "free pages before": "pages are free when the result of a request that ends is processed",
+    "dies": "in a pipeline the pages of a paused request stay, and the pool may run dry",
+    "paused": "a request that does not fit takes the pages of the last that has any; in a pipeline "
+    "that one is only left out",
     "context": "prompts by arrival; if any is cut, final chunks last",
-    "tokens": "one pass by arrival, which ends at the first that does not fit; a prompt needs pages "
-    "for all its output, or for what is next; a cut chunk has whole units",
+    "tokens": "one pass by arrival, to the first that does not fit; a prompt needs pages for all "
+    "its output, or for what is next; a cut chunk has whole units",
     "new": "a prompt is new with its first chunk",
-    "last": "who has all of its prompt computed decodes next",
+    "last": "a prompt decodes once all of it is scheduled",
     "free pages": "all pages of a prompt come with its first chunk, then one at a time",
-    "finished": "who ends by itself computes once more where the loop overlaps",
+    "finished": "overlapped, a request that ends by itself computes once more",
     "first_token_s": "arrivals are seen when the loop asks",
-    "completion_s": "an empty answer takes its slot's turn",
+    "completion_s": "an empty answer takes its slot's turn; in a pipeline the loop also waits for "
+    "stage 0",
 }
 """What decides each part of an answer."""
 
 NOT_COVERED = (
-    "block reuse, speculation, beams, PEFT, encoders, disaggregation, balance of attention replicas, "
-    "static batching, the loop of pull request 10349, scheduler V2"
+    "block reuse, speculation, beams, PEFT, encoders, disaggregation, balance of attention "
+    "replicas, static batching, the loop of pull request 10349, scheduler V2"
 )
 
 
@@ -130,19 +141,17 @@ def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
         gone = [number for number in running if number not in queues.admitted]
         yield "paused", sorted(gone), sorted(event["paused"])
     chunks = batch.chunks if batch is not None else ()
-    yield "context", [chunk.sequence.request.request_id for chunk in chunks], event["context"]
+    last = [chunk for chunk in chunks if chunk.last]
+    yield "context", [*map(_number, chunks)], event["context"]
     yield "tokens", tokens_of(batch), {int(key): n for key, n in event["tokens"].items()}
-    yield (
-        "new",
-        sorted(number for number in queues.admitted if number not in running),
-        sorted(event["new"]),
-    )
-    yield (
-        "last",
-        [chunk.sequence.request.request_id for chunk in chunks if chunk.last],
-        event["last"],
-    )
+    started = [number for number in queues.admitted if number not in running]
+    yield "new", sorted(started), sorted(event["new"])
+    yield "last", [*map(_number, last)], event["last"]
     yield "free pages", batcher.pool.free_pages, event["free_after"]
+
+
+def _number(chunk: Chunk) -> int:
+    return chunk.sequence.request.request_id
 
 
 def _dies(ask: Ask) -> bool:

@@ -89,9 +89,7 @@ class TRTLLM(Policy):
 
     def schedule(self, view: EngineView) -> Plan | Iterator[Action]:
         most = self.max_batch_size * self.depth
-        fitting = (
-            Reserving(view, most) if self._reserves else Utilizing(view, most, 1 + (self.depth > 1))
-        )
+        fitting = Reserving(view, most) if self._reserves else Utilizing(view, most)
         decodes, prompts = self._pass(view, fitting)
         prefills = [Prefill(one.request_id, tokens, one.tokens) for one, tokens in prompts]
         plan = Plan(prefills, decodes, kv_limited=fitting.limited)

@@ -40,10 +40,10 @@ class EngineLoop(Loop):
         eager: bool = False,
     ) -> None:
         super().__init__(engines, pipeline, owner, recorder, eager=eager)
-        if self._others:
+        if self._others and not self.steps_together:
             raise UsageError("dispatch: engine_loop is the loop of one engine; virtual_engines: 1")
-        (self._engine,) = self.engines
-        engine, queues = self._engine, self._engine.queues
+        engine = self.engines[0]
+        queues = engine.queues
         self._num_places = engine.max_in_flight if engine.max_in_flight < UNCAPPED else engine.depth
         self._answers: deque[MicroBatch | None] = deque()
         self._back: deque[Collection[int]] = deque()  # what stopped in each that is back
@@ -57,8 +57,8 @@ class EngineLoop(Loop):
     def _add(self, request: Request) -> str | None:
         """Take an arrival, which the engine sees when it does not wait."""
         if not (self._waits or self._holds):
-            return self._engine.add(request)
-        reason = self._engine.refusal(request)
+            return super()._add(request)
+        reason = self.engines[0].refusal(request)
         if reason is None:
             self._unseen.append(request)
         return reason
@@ -82,31 +82,40 @@ class EngineLoop(Loop):
 
     def _fill_place(self, now_s: float) -> bool:
         """Ask, and fill a place; return whether there is more to do at this instant."""
-        engine, queues = self._engine, self._engine.queues
-        if queues.live:
-            preemptions, batch = queues.preemptions, self._next(now_s)
+        live = any(engine.queues.live for engine in self.engines)
+        if live:
+            preemptions, batch = self._preemptions, self._next(now_s)
             if batch is not None:
                 self._unsent = batch
-            elif not self._will_change() and (
-                engine.wake_at_s is not None
-                or (engine.under_way and queues.preemptions == preemptions)
-            ):
-                return False  # until KV has moved, or the policy asks to be woken
+            elif not self._will_change() and self._is_held_up(preemptions):
+                return False
             self._answers.append(batch)
         elif not self._answers:
             self._next(now_s)  # in vain: the engine is idle, and its journal says so
             return False
-        self._waits = len(self._answers) >= self._num_places or not queues.live
+        self._waits = len(self._answers) >= self._num_places or not live
         if self._waits_first:
             self._holds = True
         elif not (self._waits and self._sends_late):
             self._send(now_s)
         return True
 
+    @property
+    def _preemptions(self) -> int:
+        return sum(engine.queues.preemptions for engine in self.engines)
+
     def _will_change(self) -> bool:
         """Say whether the next question may find more, without an arrival."""
-        queues = self._engine.queues
-        return bool(queues.in_flight or (isinstance(queues, EngineQueues) and queues.resting))
+        queues = [engine.queues for engine in self.engines]
+        resting = (isinstance(one, EngineQueues) and one.resting for one in queues)
+        return any(one.in_flight for one in queues) or any(resting)
+
+    def _is_held_up(self, preemptions: int) -> bool:
+        """Say whether a policy asks to be woken, or KV moves and none was preempted meanwhile."""
+        if any(engine.wake_at_s is not None for engine in self.engines):
+            return True
+        under_way = any(engine.under_way for engine in self.engines)
+        return under_way and self._preemptions == preemptions
 
     def _send(self, now_s: float) -> None:
         batch, self._unsent = self._unsent, None
@@ -126,7 +135,7 @@ class EngineLoop(Loop):
 
     def _see_arrivals(self) -> None:
         while not self._waits and self._unseen:
-            self._engine.add(self._unseen.pop(0))
+            super()._add(self._unseen.pop(0))
 
     def _take_oldest(self, now_s: float) -> bool:
         """Take back the oldest answer if it is there; return whether it is."""

@@ -17,6 +17,10 @@ class DryError(Exception):
     """The pool has no block left."""
 
 
+class SpinError(Exception):
+    """Nothing will ever be chosen again."""
+
+
 @dataclass(eq=False)
 class Plain:
     """A request: `known` outputs are processed, `sent` are too or in flight, `at` of the prompt."""
@@ -88,7 +92,7 @@ class PlainExecutor:
                 yield self.process(back)
                 slots[oldest] = None
             if not any(slots) and not batch.rows and event["active"] and back is None:
-                raise AssertionError("it would turn for ever")
+                raise SpinError
 
     def fetch(self) -> Iterator[Event]:
         while self.coming and self.coming[0].arrival_s <= self.now_s:

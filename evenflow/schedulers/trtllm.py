@@ -89,7 +89,7 @@ class TRTLLM(Policy):
 
     def schedule(self, view: EngineView) -> Plan | Iterator[Action]:
         most = self.max_batch_size * self.depth
-        fitting = Reserving(view, most) if self._reserves else Utilizing(view, most)
+        fitting = NoEvict(view, most) if self._reserves else MaxUtilization(view, most)
         decodes, prompts = self._pass(view, fitting)
         prefills = [Prefill(one.request_id, tokens, one.tokens) for one, tokens in prompts]
         plan = Plan(prefills, decodes, kv_limited=fitting.limited)
@@ -103,7 +103,7 @@ class TRTLLM(Policy):
         return plan
 
     def _pass(
-        self, view: EngineView, fitting: Reserving | Utilizing
+        self, view: EngineView, fitting: NoEvict | MaxUtilization
     ) -> tuple[int, list[tuple[EnginePrompt, int]]]:
         """Return the decodes of a micro-batch, and its prompts with the tokens of each.
 
@@ -163,7 +163,7 @@ def _equal(wanted: list[int], tokens: int, unit: int) -> list[int]:
     return sizes
 
 
-class Reserving:
+class NoEvict:
     """All ready `decodes`, and prompts, by arrival, that fit with all their output.
 
     `limited` once a prompt did not fit; nobody is `paused`.
@@ -191,7 +191,7 @@ class Reserving:
                 yield prompt
 
 
-class Utilizing:
+class MaxUtilization:
     """Ready `decodes` and `prompts` that fit with their next tokens: one, two in a pipeline.
 
     Who does not fit takes the pages of the last that holds any, and that one is `paused`.

@@ -36,13 +36,14 @@ class Sent(Notes):
     """Notes on a micro-batch in flight: the slot that sent it, and its late tokens.
 
     `ahead`: sequences that get a token where decodes run ahead, by request id, and how many tokens
-    they then have. `preempted`: sequences that were preempted on the way, and the tokens that each
+    they then have; `last` of them get their last allowed one. `preempted`: sequences that were preempted on the way, and the tokens that each
     is still to get.
     """
 
     def __init__(self, slot: int) -> None:
         self.slot = slot
         self.ahead: dict[int, tuple[Sequence, int]] | None = None
+        self.last: list[Sequence] = []
         self.preempted: list[tuple[Sequence, int]] = []
 
 
@@ -405,7 +406,7 @@ class EngineQueues(Queues):
         if batch.decodes is not None:
             assert isinstance(group, AheadGroup)
             batch.decodes = decodes = group.sent()
-        group.step(self.now_s, [], [])
+        sent.last = group.step(self.now_s, [], [])
         sent.ahead = {}
         if decodes is not None:
             tick, going = group.tick, group.members
@@ -420,6 +421,8 @@ class EngineQueues(Queues):
                 sent.ahead[seq.request.request_id] = (seq, seq.generated)
                 if seq.generated < seq.request.output_limit:
                     self.start_decoding(seq, group)
+                else:
+                    sent.last.append(seq)
         if group.members:
             self.resting.append((self.asked + self.ahead, group))
 
@@ -453,6 +456,12 @@ class EngineQueues(Queues):
                 count += 1
             self.gap_s.append(now_s - last_s)
             self.gap_count.append(count)
+
+    def ending(self) -> list[Sequence]:
+        """Return the decodes that run ahead, with their last allowed token in flight."""
+        sent = map(sent_of, self.in_flight.values())
+        lasts = ((batch.ahead, seq) for batch in sent for seq in batch.last)
+        return [seq for ahead, seq in lasts if ahead and seq.request.request_id in ahead]
 
     def late_tokens(self) -> Counter[int]:
         """Count the tokens in flight of each request, where decodes run ahead of them."""

@@ -120,7 +120,7 @@ class EngineView(View):
         """
         queues = self._engine
         pages = self.total_pages - queues.promised_pages
-        for seq in [*(prompt._sequence for prompt in self.unfinished), *self._ended]:
+        for seq in [*(prompt._sequence for prompt in self.unfinished), *queues.ending()]:
             pages += queues.most_pages(seq) - len(seq.pages)
         return min(pages, self.free_pages)
 
@@ -134,7 +134,7 @@ class EngineView(View):
         in flight; looks at each.
         """
         queues, tokens = self._engine, self._decode_tokens()
-        free, ended = {*self._waiting, *queues.partials}, {*self._ended}
+        free, ended = {*self._waiting, *queues.partials}, {*queues.ending()}
         found = []
         for seq in islice(queues.live.values(), most):
             if seq not in ended and not seq.aborted:
@@ -155,14 +155,6 @@ class EngineView(View):
         return tokens
 
     @property
-    def _ended(self) -> list[Sequence]:
-        """Decodes that run ahead, with their last allowed token in flight."""
-        queues = self._engine
-        sent = (queues.live[number] for number in queues.late_tokens())
-        ended = (seq for seq in sent if seq.generated >= seq.request.output_limit)
-        return [seq for seq in ended if seq not in queues.ready]
-
-    @property
     def _waiting(self) -> abc.Iterator[Sequence]:
         owed, waiting = self._engine.owed, self._engine.waiting
         return filterfalse(owed.__contains__, waiting) if owed else iter(waiting)
@@ -178,7 +170,7 @@ class EngineView(View):
         pairs = ((group, seq) for group in queues.ready.groups for seq in group.sequences())
         members = [(seq, group.generated_by(seq)) for group, seq in pairs]
         members.sort(key=lambda member: queues.row_key(member[0]))
-        members += ((seq, seq.generated) for seq in self._ended)
+        members += ((seq, seq.generated) for seq in queues.ending())
         return [
             Decode(
                 seq.request.request_id,

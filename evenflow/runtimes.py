@@ -27,6 +27,7 @@ EngineName = Literal[
     "vllm-0.12",
     "vllm-0.19",
     "trtllm-1.0",
+    "trtllm-1.2",
     "sglang-0.5",
 ]
 """A set of `runtimes()`."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, instead_of
 from evenflow.experiments.reproduce.measured import MeasuredRun, layout_words
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import ModelSpec, model
@@ -37,12 +37,18 @@ class BenchSettings(NamedTuple):
 
 
 def tuned(
-    spec: ModelSpec, gpu_gib: float, weight_bytes: float, ranks: int, stages: int, isl: int, osl: int
+    spec: ModelSpec,
+    gpu_gib: float,
+    weight_bytes: float,
+    layout: tuple[int, int],
+    lengths: tuple[int, int],
 ) -> BenchSettings:
-    """Return what trtllm-bench sets without chunks, for GPUs of so many GiB.
+    """Return what trtllm-bench sets without chunks, on GPUs of so many GiB.
 
-    Keys and values have 8 bits. Source: tensorrt_llm/bench/build/tuning.py, commit 04cba88, read.
+    `layout`: tensor-parallel ranks and stages; `lengths` of prompt and output. Keys and values have
+    8 bits. Source: tensorrt_llm/bench/build/tuning.py, commit 04cba88, read.
     """
+    (ranks, stages), (isl, osl) = layout, lengths
     token_gib = 2 * spec.num_layers * max(ranks, spec.num_kv_heads) * spec.head_dim / 2**30
     weights_gib = spec.num_parameters * weight_bytes / 2**30
     room_gib = (gpu_gib * ranks * stages - weights_gib) * FREE_FRACTION
@@ -81,19 +87,25 @@ def of_perf_overview(table: pd.DataFrame) -> Iterator[MeasuredRun]:
             "scheduler.version": version,
         }
         if spec is not None:
-            sizes = ranks * groups, stages, isl, osl
-            weights, memory_gib = WEIGHT_BYTES[row["dtype"]], gpu(str(row["gpu"])).memory_gb
-            settings = tuned(spec, memory_gib, weights, *sizes)
+            layout, lengths = (ranks * groups, stages), (isl, osl)
+            weights = _weight_bytes(str(row["dtype"]))
+            settings = tuned(spec, gpu(str(row["gpu"])).memory_gb, weights, layout, lengths)
             run |= {f"scheduler.{key}": value for key, value in settings._asdict().items()}
-        layout = layout_words(ranks, groups, stages)
         requests = pd.DataFrame({"arrival_s": [0.0] * int(row["requests"])})
+        words = layout_words(ranks, groups, stages)
         yield MeasuredRun(
-            f"{version}, {row['model']}, {row['gpu']}, {layout}, {isl}/{osl}",
+            f"{version}, {row['model']}, {row['gpu']}, {words}, {isl}/{osl}",
             {"output_throughput": float(row[MEASURED])},
             requests.assign(input_tokens=isl, output_tokens=osl),
             run=run,
             facts={"engine": f"TensorRT-LLM {version}", "groups": groups, **row},
         )
+
+
+def _weight_bytes(dtype: str) -> float:
+    if dtype not in WEIGHT_BYTES:
+        raise UsageError(f"dtype {dtype} of a row; {instead_of(dtype, WEIGHT_BYTES)}")
+    return WEIGHT_BYTES[dtype]
 
 
 def _known(name: str) -> ModelSpec | None:

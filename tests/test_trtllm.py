@@ -22,6 +22,7 @@ from evenflow.experiments.recordings import trtllm
 from evenflow.experiments.recordings.journal import Event, Replayer, replayed, simulated
 from evenflow.experiments.recordings.journal import replay as replay_journal
 from evenflow.results.bubbles import attribute
+from evenflow.runtimes import RuntimeOverheads, runtimes
 from evenflow.schedulers import create
 from evenflow.sim import World, simulate
 from evenflow.sim.driver import SimDriver
@@ -244,3 +245,14 @@ def test_the_output_that_a_trace_allows_is_reserved(tmp_path: Path) -> None:
     config = load_config(path)
     built = build(config, load_workload(config, tmp_path).requests, tmp_path)
     assert np.asarray(simulate(built.world).first_token_s).tolist() == [1.0, 4.0]
+
+
+def test_the_host_walks_all_admitted_requests_in_each_turn() -> None:
+    """Two rows a micro-batch on two stages of a second: 0.5 s for two, then 1 s for all four."""
+    overheads = RuntimeOverheads(per_active_s=0.25, holds="stage0")
+    asked = [Request(number, 0.0, 16, 2) for number in range(4)]
+    params = {"max_batch_size": 2}
+    fields: dict[str, Any] = {"depth": 2, "loop": EngineLoop, "overheads": overheads}
+    result = simulate(small_world(asked, "trtllm", params, **fields))
+    assert result.start_s[:, 0].tolist() == [0.5, 2.5, 4.5, 6.5]
+    assert runtimes()["trtllm-1.0"].on(8).per_active_s > runtimes()["trtllm-1.2"].on(8).per_active_s

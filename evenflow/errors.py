@@ -54,6 +54,10 @@ class UserProcessError(UsageError):
     status = 1
 
 
+class DryPoolError(PolicyError):
+    """An engine needs pages that it cannot get, and dies, as the real one does."""
+
+
 class WorkerError(Exception):
     """A worker died, failed, or does not answer; the message says which stage and how."""
 

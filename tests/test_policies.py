@@ -44,6 +44,10 @@ DEFAULTS = {
     "pp_max_micro_batch_size=None schedule_conservativeness=1.0 schedule_policy='fcfs' "
     "mixed_chunk=False dynamic_chunking=False prefill_decode_interval=0 "
     "scheduler_recv_interval=1 overlap=None max_model_len=None",
+    "trtllm": "max_batch_size=2048 max_num_tokens=8192 "
+    "capacity_scheduler_policy='GUARANTEED_NO_EVICT' enable_chunked_prefill=False "
+    "context_chunking_policy='FIRST_COME_FIRST_SERVED' chunk_unit=None "
+    "disable_overlap_scheduler=False version='1.2'",
     "token_throttling": "iterations=8 max_prefill=2048 min_prefill=32 kv_thresh=0.05 use_wt=True "
     "use_ut=True coupled=False victim='latest' reserve='threshold' max_batch_rows=None "
     "variant='reading'",

@@ -22,7 +22,7 @@ from evenflow.core.kv import KvCache
 from evenflow.core.rules import rules_of
 from evenflow.core.world import Link, World
 from evenflow.costs import StageCost, balanced_layers, estimates, prefill_work
-from evenflow.engines.lock_step import LockStep
+from evenflow.engines.lock_step import EngineLockStep, LockStep
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.swap import SwapCache
 from evenflow.errors import PolicyError, UsageError, is_count
@@ -219,14 +219,15 @@ def _build_world(
 def _loop(config: RunConfig, engines: int) -> dict[str, Any]:
     """Return the fields of a world that set the loop and the dispatch of its engines."""
     groups, waits = config.data_parallel, config.attention_dp_config
+    options = {"wait": None if waits is None else waits.make()}
     if config.dispatch == "engine_loop":
-        if groups > 1 or engines > 1:
-            key = "data_parallel" if groups > 1 else "virtual_engines"
-            raise UsageError(f"dispatch: engine_loop is the loop of one engine; {key}: 1")
-        return {"loop": EngineLoop}
+        if engines > 1:
+            words = "dispatch: engine_loop is the loop of one engine; virtual_engines: 1"
+            raise UsageError(words)
+        together = {"loop": EngineLockStep, "loop_options": options}
+        return together if groups > 1 else {"loop": EngineLoop}
     if groups == 1:
         return {"dispatch": config.dispatch}
-    options = {"wait": None if waits is None else waits.make()}
     return {"dispatch": config.dispatch, "loop": LockStep, "loop_options": options}
 
 
@@ -287,7 +288,13 @@ def _deployment(config: RunConfig, spec: ModelSpec, beside: Path) -> Deployment 
     )
 
 
-BUDGETS = ("token_budget", "max_num_batched_tokens", "chunked_prefill_size", "max_prefill")
+BUDGETS = (
+    "token_budget",
+    "max_num_batched_tokens",
+    "chunked_prefill_size",
+    "max_prefill",
+    "max_num_tokens",
+)
 """What policies call the most tokens, or prompt tokens, of a micro-batch."""
 
 
@@ -303,7 +310,7 @@ def _with_room_for(
     if "auto" in said:
         said = [getattr(scheduler, "budget", None)]
     tokens = next(filter(is_count, said), None)
-    rows = getattr(scheduler, "max_num_seqs", None)
+    rows = getattr(scheduler, "max_num_seqs", getattr(scheduler, "max_batch_size", None))
     known = {"activation_tokens": tokens, "logits_rows": rows if is_count(rows) else None}
     found: dict[str, Any] = {key: value for key, value in known.items() if value}
     found["memory"] = memories().get(like)

@@ -87,6 +87,8 @@ class RuntimeConfig(Keys):
     """Whether a stage prepares its inputs while it computes the micro-batch before."""
     per_row_s: NonNegative = 0.0
     """Seconds for each row of a micro-batch: a decode, or a chunk of a prompt."""
+    per_active_s: NonNegative = 0.0
+    """Seconds of a micro-batch for each request that is admitted, in flight or not."""
     per_new_request_s: NonNegative = 0.0
     """Seconds for each prompt that ends in a micro-batch."""
     per_prompt_token_s: NonNegative = 0.0

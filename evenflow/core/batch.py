@@ -61,8 +61,8 @@ class MicroBatch:
     `decodes` is a group (None: no decode) that computes `decode_tokens` and attends to
     `decode_context` tokens before this step, summed. `sampled_rows` tokens need logits: decode
     tokens and last chunks. `output_tokens` come out at the end. `free_pages` are left when it was
-    scheduled, and `kv_tokens` slots filled in the others, its own included. `charged` is the work
-    that costs time where that differs from the above.
+    scheduled, `kv_tokens` slots filled in the others, its own included, and `num_active` requests
+    admitted. `charged` is the work that costs time where that differs from the above.
 
     NOTE: no dataclass, whose constructor mypyc does not compile.
     """
@@ -80,6 +80,7 @@ class MicroBatch:
         free_pages: int,
         output_tokens: int,
         kv_tokens: int = 0,
+        num_active: int = 0,
     ) -> None:
         self.batch_id = batch_id
         self.scheduled_s = scheduled_s
@@ -92,6 +93,7 @@ class MicroBatch:
         self.free_pages = free_pages
         self.output_tokens = output_tokens
         self.kv_tokens = kv_tokens
+        self.num_active = num_active
         self.charged: Work | None = None
         self.notes: Notes | None = None
 

@@ -279,6 +279,7 @@ class Batcher:
             self.pool.free_pages,
             prompts + decoded,
             kv.held_tokens,
+            len(queues.admitted),
         )
         self._answer = ""
         self._batches += 1

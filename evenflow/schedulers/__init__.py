@@ -21,6 +21,7 @@ POLICIES = {
     "vllm_v1": "evenflow.schedulers.vllm:VLLMV1",
     "vllm_balanced": "evenflow.schedulers.vllm:VLLMBalanced",
     "sglang": "evenflow.schedulers.sglang:SGLang",
+    "trtllm": "evenflow.schedulers.trtllm:TRTLLM",
     "sarathi": "evenflow.schedulers.sarathi:Sarathi",
     "token_throttling": "evenflow.schedulers.token_throttling:TokenThrottling",
     "td_pipe": "evenflow.schedulers.td_pipe:TDPipe",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from operator import attrgetter
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from evenflow.core.request import Request
 
@@ -38,14 +38,11 @@ def router_of(router: Router, pipelines: Sequence[Some]) -> Callable[[Request], 
     return PrefixAffinity(pipelines).choose
 
 
-class _Node:
+class _Node(NamedTuple):
     """A block of content after the blocks above it, and the replicas that were sent it."""
 
-    __slots__ = ("children", "replicas")
-
-    def __init__(self) -> None:
-        self.children: dict[int, _Node] = {}
-        self.replicas: set[int] = set()
+    children: dict[int, _Node]
+    replicas: set[int]
 
 
 class PrefixAffinity(Generic[Some]):
@@ -58,8 +55,7 @@ class PrefixAffinity(Generic[Some]):
 
     def __init__(self, pipelines: Sequence[Some]) -> None:
         self._pipelines = pipelines
-        self._root = _Node()
-        self._root.replicas.update(range(len(pipelines)))
+        self._root = _Node({}, set(range(len(pipelines))))
 
     def choose(self, request: Request) -> Some:
         """Return the pipeline for a request, and remember that it was sent there."""
@@ -71,7 +67,7 @@ class PrefixAffinity(Generic[Some]):
         chosen = min(sorted(candidates), key=lambda index: self._pipelines[index].outstanding)
         node = self._root
         for block in blocks:
-            node = node.children.setdefault(block, _Node())
+            node = node.children.setdefault(block, _Node({}, set()))
             node.replicas.add(chosen)
         return self._pipelines[chosen]
 

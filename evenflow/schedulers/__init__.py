@@ -6,7 +6,7 @@ import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -40,6 +40,13 @@ GIVEN = ("depth", "page_tokens", *ESTIMATES)
 
 FACTS = ("max_model_len", *GIVEN)
 """Constructor parameters that the deployment fills in when the user did not."""
+
+
+OLD_ATTRIBUTES = """
+append_only_pages by_priority decodes_ahead leaves_out newest_first padded pipelined_chunks
+predictor preempted_last preempts_in_flight radix_cache slotted uncapped
+""".split()  # noqa: SIM905
+"""Attributes that said of a policy what its rules say now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +107,21 @@ def create(
     try:
         if not issubclass(cls, Policy):  # which refuses by itself
             refuse(cls, params)
-        return cls(**given)
+        made = cls(**given)
     except (ValueError, TypeError) as error:
         raise UsageError(f"scheduler {name}: {error}") from error
+    _refuse_old(made, known if hasattr(made, "rules") else ())
+    return made
+
+
+def _refuse_old(made: Scheduler, known: Collection[str]) -> None:
+    """Raise UsageError for an old attribute of a policy, unless it is a `known` parameter."""
+    for old in OLD_ATTRIBUTES:
+        if getattr(made, old, None) and old not in known:
+            raise UsageError(
+                f"policy {type(made).__name__}: the attribute {old} is gone; say it in rules = "
+                "Rules(...), see docs/policies.md"
+            )
 
 
 def catalogue() -> list[PolicyEntry]:

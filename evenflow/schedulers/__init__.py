@@ -6,7 +6,7 @@ import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -110,12 +110,13 @@ def create(
         made = cls(**given)
     except (ValueError, TypeError) as error:
         raise UsageError(f"scheduler {name}: {error}") from error
-    _refuse_old(made, known if hasattr(made, "rules") else ())
+    refuse_old(made)
     return made
 
 
-def _refuse_old(made: Scheduler, known: Collection[str]) -> None:
-    """Raise UsageError for an old attribute of a policy, unless it is a `known` parameter."""
+def refuse_old(made: Scheduler) -> None:
+    """Raise UsageError for an old attribute of a policy, unless it is a parameter beside rules."""
+    known = parameters(type(made)) if getattr(made, "rules", None) is not None else ()
     for old in OLD_ATTRIBUTES:
         if getattr(made, old, None) and old not in known:
             raise UsageError(

@@ -13,8 +13,9 @@ import pytest
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
+from evenflow.experiments.figures import names
 from evenflow.experiments.figures.cases import datasets, pairs, served
-from evenflow.experiments.figures.make import chosen, make, maker, names, write_claims
+from evenflow.experiments.figures.make import chosen, make, maker, write_claims
 from evenflow.experiments.figures.schema import check_like, layered, load_plan
 from evenflow.experiments.figures.study import Drawing, footnote, machine_words
 from evenflow.specs.gpu import gpus, link, machines

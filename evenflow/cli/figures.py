@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evenflow import completions
 from evenflow.errors import UsageError
 from evenflow.options import AllowRefused, Executor, Force
 from evenflow.report.echo import echo
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
 
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME ...]", help="E.g. gllm-12, gllm, MY.yaml; default: all."),
+    typer.Argument(
+        metavar="[NAME ...]",
+        help="E.g. gllm-12, gllm, MY.yaml; default: all.",
+        autocompletion=completions.figures,
+    ),
 ]
 
 

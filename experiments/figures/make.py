@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from evenflow.errors import UsageError, instead_of
+from evenflow.experiments.figures import FOLDER, names
 from evenflow.experiments.figures.cases import exploded, function, table_of
 from evenflow.experiments.figures.claims import (
     Answer,
@@ -39,15 +40,6 @@ from evenflow.report.tables import markdown_table, write_json, write_table
 from evenflow.study.fair import alike
 from evenflow.study.points import Store
 from evenflow.study.uncertainty import COSTS
-
-FOLDER = Path(__file__).parent
-NOT_FIGURES = ("claims", "misses")
-
-
-def names() -> list[str]:
-    """Return the names of all figures, in the order of their papers and numbers."""
-    found = [p.stem for p in FOLDER.glob("*.yaml") if p.stem not in NOT_FIGURES]
-    return sorted((stem.replace("_", "-") for stem in found), key=_by_number)
 
 
 def chosen(
@@ -293,9 +285,3 @@ def markdown(found: Sequence[Answer]) -> str:
         rows.append(row)
     done = [answer for answer in found if answer.verdict != "not run"]
     return f"{markdown_table(heads, rows)}\n{score_in_words(score(done))}\n"
-
-
-def _by_number(name: str) -> tuple[str, int, str]:
-    paper, _, number = name.partition("-")
-    digits = "".join(filter(str.isdigit, number))
-    return paper, int(digits) if digits else 0, number

@@ -304,7 +304,7 @@ def plan(
 
 
 def figures(
-    names: Sequence[str] = (),
+    names: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
     *,
     quick: bool = False,
     allow_refused: bool = False,
@@ -313,20 +313,26 @@ def figures(
     force: bool = False,
     executor: str = "process",
     workers: int | None = None,
+    formats: Sequence[str] = ("png", "svg"),
+    width: float | None = None,
+    style: str | None = None,
 ) -> dict[str, "Drawing"]:
     """Make figures of the papers, or of a figure's YAML: each has `.figure`, `.table`, `.claims`.
 
-    No names: all of them. `quick`: fewer points. `allow_refused` is as for `compare`, `set`, `out`
-    and `force` are as for `sweep`; with `out` the table of claims is written too. Raises UsageError
-    for what cannot be.
+    `names` may map names to the keys of figures of one's own. None: all of the papers. `quick`:
+    fewer points. `allow_refused` is as for `compare`, `set`, `out` and `force` are as for `sweep`;
+    with `out` the table of claims is written too, and pictures in `formats` (png, svg, pdf).
+    `width` is in inches, `style` one of matplotlib. Raises UsageError for what cannot be.
     """
     from tempfile import TemporaryDirectory
 
     from evenflow.experiments.figures.make import chosen, make, write_claims
+    from evenflow.experiments.figures.schema import Look
     from evenflow.report.folder import claimed
     from evenflow.study.points import Store, executor_of
 
-    plans = chosen(names, tuple(_texts(set)), quick=quick, allow_refused=allow_refused)
+    look, sets = Look(width, style, tuple(formats)), tuple(_texts(_by_name(set)))
+    plans = chosen(_by_name(names), sets, quick=quick, allow_refused=allow_refused, look=look)
     with ExitStack() as stack:
         folder = Path(out or stack.enter_context(TemporaryDirectory()))
         stack.enter_context(claimed(folder, force=force))
@@ -421,20 +427,39 @@ def sweep_asked(file: str | Path | Mapping[str, Any], set: Changes = None) -> "S
 
 
 def _by_name(keys: Any) -> Any:
-    """Return keys with the name of each policy that is a class, as other processes find it."""
+    """Return keys with policies as plain data: their names, and the parameters of objects."""
     if isinstance(keys, Mapping):
         return {key: _by_name(value) for key, value in keys.items()}
     if isinstance(keys, list | tuple):
         return [_by_name(value) for value in keys]
     if callable(getattr(keys, "schedule", None)):
-        cls = keys if isinstance(keys, type) else type(keys)
-        if cls is not keys or cls.__module__ == "__main__":
-            raise UsageError(
-                f"the sweep: {cls.__name__}: is an object, or of a notebook or script; what other "
-                "processes import is right: a class of a module, or FILE.py:Class"
-            )
-        return f"{cls.__module__}:{cls.__qualname__}"
+        return _policy_by_name(keys)
     return keys
+
+
+def _policy_by_name(policy: Any) -> str | dict[str, Any]:
+    """Return what other processes make a policy of; UsageError where they cannot."""
+    from evenflow.schedulers import parameters
+
+    cls = policy if isinstance(policy, type) else type(policy)
+    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+        raise UsageError(
+            f"scheduler {cls.__name__}: is of a notebook, a script or a function; what other "
+            "processes import is right: a class of a module, or FILE.py:Class"
+        )
+    name, given = f"{cls.__module__}:{cls.__qualname__}", {}
+    if policy is cls:
+        return name
+    for key, parameter in parameters(cls).items():
+        value = getattr(policy, key, policy)
+        if value is policy or not isinstance(value, bool | int | float | str | list | dict | None):
+            raise UsageError(
+                f"scheduler {cls.__name__}: other processes make it anew, and its parameter {key} "
+                f'is no attribute of plain data; {{"name": "{name}", "{key}": ...}} is right'
+            )
+        if value != parameter.default:
+            given[key] = value
+    return {"name": name, **given}
 
 
 def _additions(

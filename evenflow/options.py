@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
 
 from typer import Argument, Option
 
+from evenflow import completions
 from evenflow.core.scheduling import Scheduler
 from evenflow.errors import MOST_RUNS
 
@@ -81,19 +82,23 @@ Data = Annotated[
     Path | None,
     Option("--data", metavar="DIR", help="Holds the runs; default: EVENFLOW_SHARED."),
 ]
-Set = Annotated[
-    Changes,
-    list[str] | None,
-    Option("--set", metavar="KEY=VALUE", help="Override a key; may be given repeatedly."),
-]
-SetTexts = Annotated[
-    list[str] | None,
-    Option("--set", metavar="KEY=VALUE", help="Override a key; may be given repeatedly."),
-]
+_SET = Option(
+    "--set",
+    metavar="KEY=VALUE",
+    help="Override a key; may be given repeatedly.",
+    autocompletion=completions.changes,
+)
+Set = Annotated[Changes, list[str] | None, _SET]
+SetTexts = Annotated[list[str] | None, _SET]
 SetOfSweep = Annotated[
     Changes,
     list[str] | None,
-    Option("--set", metavar="KEY=VALUE", help="Override a key, or run.KEY."),
+    Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key, or run.KEY.",
+        autocompletion=completions.changes_of_sweep,
+    ),
 ]
 Out = Annotated[Folder, Path | None, Option("--out", metavar="DIR", help="Where to write.")]
 OutPath = Annotated[Path | None, Option("--out", metavar="DIR", help="Where to write.")]
@@ -131,13 +136,32 @@ Engine = Annotated[
 Schedulers = Annotated[
     Sequence[Policy] | Mapping[str, Policy] | str,
     str,
-    Option("--schedulers", metavar="A,B,...", help="Policies, or FILE.py:Class."),
+    Option(
+        "--schedulers",
+        metavar="A,B,...",
+        help="Policies, or FILE.py:Class.",
+        autocompletion=completions.schedulers,
+    ),
 ]
 SchedulersToTry = Annotated[
-    Names | None, str | None, Option("--schedulers", metavar="A,B,...", help="Which to try.")
+    Names | None,
+    str | None,
+    Option(
+        "--schedulers",
+        metavar="A,B,...",
+        help="Which to try.",
+        autocompletion=completions.schedulers,
+    ),
 ]
 Systems = Annotated[
-    Names, str, Option("--systems", metavar="A,B,...", help="Names of evenflow systems.")
+    Names,
+    str,
+    Option(
+        "--systems",
+        metavar="A,B,...",
+        help="Names of evenflow systems.",
+        autocompletion=completions.systems,
+    ),
 ]
 Slo = Annotated[
     Limits,

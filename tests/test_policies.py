@@ -18,13 +18,13 @@ import pytest
 from evenflow.core.batcher import Batcher
 from evenflow.core.kv import PagePool
 from evenflow.core.replay import decision_of
-from evenflow.core.rules import OLD_ATTRIBUTES
 from evenflow.core.scheduling import View
 from evenflow.costs import AffineCost, estimates
 from evenflow.engines.padding import PaddedRules
 from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError
-from evenflow.schedulers import GIVEN, catalogue, create, policy
+from evenflow.schedulers import GIVEN, OLD_ATTRIBUTES, catalogue, create, policy
+from evenflow.study.runs import GivenPolicy
 from evenflow.types import MicroBatch, Plan, Prefill, Prompt, Request, Rules
 from tests.worlds import engine_of
 
@@ -219,12 +219,15 @@ class Waits:
         return Plan()
 
 
+@pytest.mark.parametrize(
+    "make", [lambda cls: create(cls, {}), lambda cls: GivenPolicy(cls()).make()]
+)
 @pytest.mark.parametrize("old", OLD_ATTRIBUTES)
-def test_an_attribute_that_rules_have_replaced_is_told_in_one_line(old: str) -> None:
+def test_an_attribute_that_rules_have_replaced_is_told_in_one_line(old: str, make: Any) -> None:
     policy = type("Old", (Waits,), {old: "round"})
     for declared in ({}, {"rules": Rules()}):
         with pytest.raises(UsageError) as error:
-            engine_of(type("Old", (policy,), declared)(), 10)
+            make(type("Old", (policy,), declared))
         assert str(error.value) == (
             f"policy Old: the attribute {old} is gone; say it in rules = Rules(...), see "
             "docs/policies.md"

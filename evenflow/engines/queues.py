@@ -33,15 +33,14 @@ def _priority(seq: Sequence) -> tuple[int, float]:
 
 
 class Sent(Notes):
-    """Notes on a micro-batch in flight: the slot that sent it, and its late tokens.
+    """Notes on a micro-batch in flight: its late tokens.
 
     `ahead`: sequences that get a token where decodes run ahead, by request id, and how many tokens
     they then have; `last` of them get their last allowed one. `preempted`: sequences that were
     preempted on the way, and the tokens that each is still to get.
     """
 
-    def __init__(self, slot: int) -> None:
-        self.slot = slot
+    def __init__(self) -> None:
         self.ahead: dict[int, tuple[Sequence, int]] | None = None
         self.last: list[Sequence] = []
         self.preempted: list[tuple[Sequence, int]] = []
@@ -64,15 +63,15 @@ class EngineQueues(Queues):
     """Queues that follow EngineRules.
 
     A decode is ready `ahead` questions after it was sent (0: once it is back). `asked` counts
-    questions, `idles` how often there was nothing to serve. `slot`: the one being asked; `ready`
-    are its decodes. `resting` groups run ahead, and are ready from a given question on. `owed`:
-    micro-batches in flight with results of sequences that were preempted since. `promised_pages`
-    are for the whole prompt and output of the admitted. `keeps_pages`: another engine fetches the
-    pages of what ends here.
+    questions, `idles` how often there was nothing to serve. `slotted`: slots are asked in turn, now
+    `slot`, and each has its `ready` decodes. `resting` groups run ahead, and are ready from a given
+    question on. `owed`: micro-batches in flight with results of sequences that were preempted
+    since. `promised_pages` are for the whole prompt and output of the admitted. `keeps_pages`:
+    another engine fetches the pages of what ends here.
     """
 
     ahead: int
-    num_slots: int
+    slotted: bool
     delivers: bool
     preempted_last: bool
     by_arrival: bool
@@ -95,8 +94,9 @@ class EngineQueues(Queues):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.slots = [ReadyQueue(self.kv.pool.page_tokens) for _ in range(self.num_slots)]
-        self.slot = self.num_slots - 1
+        queues = self.num_slots if self.slotted else 1
+        self.slots = [ReadyQueue(self.kv.pool.page_tokens) for _ in range(queues)]
+        self.slot = queues - 1
         self.ready = self.slots[self.slot]
         self._late = isinstance(self.kv.pool, RadixCache)
         self._append_only = isinstance(self.kv.pool, AppendOnlyCache)
@@ -123,7 +123,7 @@ class EngineQueues(Queues):
     def sent(self, batch: MicroBatch) -> None:
         """Put a micro-batch in flight; perhaps its decodes run ahead."""
         super().sent(batch)
-        batch.notes = sent = Sent(self.slot)
+        batch.notes = sent = Sent()
         if self.ahead:
             self._run_ahead(batch, sent)
 
@@ -148,8 +148,13 @@ class EngineQueues(Queues):
             else:
                 self.kv.publish(seq, seq.prompt_tokens)
         if group is not None and group.members:
-            self.slots[sent.slot].append(group)
+            group.slot = batch.slot
+            self.slots[batch.slot if self.slotted else 0].append(group)
         return finished
+
+    def next_slot(self) -> int:
+        """Return the slot of the next micro-batch."""
+        return self.slot if self.slotted else super().next_slot()
 
     def may_preempt(self, seq: Sequence) -> str:
         """Return why a sequence cannot be preempted now, or nothing."""
@@ -242,9 +247,11 @@ class EngineQueues(Queues):
             if batch.decodes is not None:
                 yield batch.decodes
 
-    def take_decodes(self, count: int, order: str, victims: str) -> DecodeGroup | None:
-        """Take ready decodes and give them pages, preempting by a rule while too few are free."""
-        group = super().take_decodes(count, order, victims)
+    def take_decodes(
+        self, count: int, order: str, victims: str, named: abc.Sequence[Sequence] = ()
+    ) -> DecodeGroup | None:
+        """Take `named` ready decodes, or the first; preempt by a rule while pages are too few."""
+        group = super().take_decodes(count, order, victims, named)
         if group is not None and self._append_only:
             self._publish_decodes(group)
         return group
@@ -403,6 +410,7 @@ class EngineQueues(Queues):
     def _run_ahead(self, batch: MicroBatch, sent: Sent) -> None:
         """Let sent decodes go on as if they were back, unless their output is at its limit."""
         group, decodes = batch.decodes or AheadGroup(), None
+        group.slot = batch.slot
         if batch.decodes is not None:
             assert isinstance(group, AheadGroup)
             batch.decodes = decodes = group.sent()

@@ -58,8 +58,8 @@ class Active(NamedTuple):
     kv_tokens: int
 
 
-class Decode(NamedTuple):
-    """A decoding request, with its output tokens so far and those allowed.
+class DecodeRow(NamedTuple):
+    """A row of a decode, with the output tokens so far and those allowed.
 
     `exact`: the client asks for as many as it allows.
     """
@@ -160,7 +160,7 @@ class EngineView(View):
         return filterfalse(owed.__contains__, waiting) if owed else iter(waiting)
 
     @property
-    def decodes(self) -> list[Decode]:
+    def rows(self) -> list[DecodeRow]:
         """The ready decodes, in the order of their rows; looks at each.
 
         Where decodes run ahead, these are followed by decodes with their last allowed token in
@@ -172,7 +172,7 @@ class EngineView(View):
         members.sort(key=lambda member: queues.row_key(member[0]))
         members += ((seq, seq.generated) for seq in queues.ending())
         return [
-            Decode(
+            DecodeRow(
                 seq.request.request_id,
                 seq.request.prompt_tokens,
                 generated - late[seq.request.request_id],
@@ -193,11 +193,6 @@ class EngineView(View):
         if prefix is None:
             return 0
         return self._pool.find([], prefix, prompt.tokens) * self.page_tokens
-
-    @property
-    def slot(self) -> int:
-        """The slot being asked, if each micro-batch that may be in flight has one."""
-        return self._engine.slot
 
     @property
     def asked(self) -> int:

@@ -41,6 +41,13 @@ FACTS = ("max_model_len", *GIVEN)
 """Constructor parameters that the deployment fills in when the user did not."""
 
 
+OLD_ATTRIBUTES = """
+append_only_pages by_priority decodes_ahead leaves_out newest_first padded pipelined_chunks
+predictor preempted_last preempts_in_flight radix_cache slotted uncapped
+""".split()  # noqa: SIM905
+"""Attributes that said of a policy what its rules say now."""
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyEntry:
     """A policy as `evenflow schedulers` shows it: parameters are (name, default) pairs."""
@@ -99,9 +106,22 @@ def create(
     try:
         if not issubclass(cls, Policy):  # which refuses by itself
             refuse(cls, params)
-        return cls(**given)
+        made = cls(**given)
     except (ValueError, TypeError) as error:
         raise UsageError(f"scheduler {name}: {error}") from error
+    refuse_old(made)
+    return made
+
+
+def refuse_old(made: Scheduler) -> None:
+    """Raise UsageError for an old attribute of a policy, unless it is a parameter beside rules."""
+    known = parameters(type(made)) if getattr(made, "rules", None) is not None else ()
+    for old in OLD_ATTRIBUTES:
+        if getattr(made, old, None) and old not in known:
+            raise UsageError(
+                f"policy {type(made).__name__}: the attribute {old} is gone; say it in rules = "
+                "Rules(...), see docs/policies.md"
+            )
 
 
 def catalogue() -> list[PolicyEntry]:

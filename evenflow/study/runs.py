@@ -30,6 +30,7 @@ from evenflow.report.tables import Format, check_format, write_json, write_table
 from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
 from evenflow.results.run import Columns, RunResult, merged
+from evenflow.schedulers import refuse_old
 from evenflow.sim import pipeline_of, simulate_replicas
 from evenflow.study.told import runs_told
 
@@ -65,10 +66,13 @@ class GivenPolicy:
 
     def make(self, **facts: Any) -> Scheduler:
         """Return a fresh policy; a class gets those facts of the deployment that it takes."""
-        if not isinstance(self._policy, type):
-            return copy.deepcopy(self._policy)
-        accepted = inspect.signature(self._policy).parameters
-        return self._policy(**{name: fact for name, fact in facts.items() if name in accepted})
+        if isinstance(self._policy, type):
+            accepted = inspect.signature(self._policy).parameters
+            made = self._policy(**{key: fact for key, fact in facts.items() if key in accepted})
+        else:
+            made = copy.deepcopy(self._policy)
+        refuse_old(made)
+        return made
 
     def source(self) -> Mapping[str, str | None]:
         """Return the name, and the SHA-256 of the class's source where Python can find it."""

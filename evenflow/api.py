@@ -275,12 +275,9 @@ def plan(
     `exhaustive` simulates every point. `slo`, `set`, `out`, `allow_refused` and `force` are as for
     `capacity`, `intervals` as for `simulate`. Raises UsageError for what cannot be.
     """
-    from dataclasses import replace
-
     from evenflow.study.deployments import parse_gpus
     from evenflow.study.plan import plan as study_plan
     from evenflow.study.plan_search import Ask, parse_budgets
-    from evenflow.study.uncertainty import predict
 
     if gpus is None:
         raise UsageError("--gpus: says how many there may be, such as --gpus 4..64")
@@ -295,12 +292,10 @@ def plan(
         replications=replications,
         exhaustive=exhaustive,
         allow_refused=allow_refused,
+        intervals=intervals,
     )
     who = {"executor": executor, "workers": workers, "watch": watch}
-    planned = study_plan(document, file.parent, ask, _how(out, force, [file], **who))
-    if not intervals:
-        return planned
-    return replace(planned, prediction=predict(planned.winner, file.parent, _how(watch=watch)))
+    return study_plan(document, file.parent, ask, _how(out, force, [file], **who))
 
 
 def figures(

@@ -479,14 +479,18 @@ class RunConfig(Keys):
 
     def setup(self) -> str:
         """Return a line: what is simulated on what, with "(default)" after what was not chosen."""
+        return f"simulated: {', '.join(self.setup_parts())}"
+
+    def setup_parts(self) -> list[str]:
+        """Return the parts of that line: model and GPUs, layout, what joins them, costs."""
         runtime = self.runtime if isinstance(self.runtime, str) else "as given"
-        return f"simulated: {self._setup(runtime + self._default('runtime'))}"
+        return self._parts(runtime + self._default("runtime"))
 
     def real_setup(self) -> str:
         """Return a line: what is served by which workers, "(default)" after what was not chosen."""
-        return f"{self.workers.words}: {self._setup('of this machine')}"
+        return f"{self.workers.words}: {', '.join(self._parts('of this machine'))}"
 
-    def _setup(self, cpu_time: str) -> str:
+    def _parts(self, cpu_time: str) -> list[str]:
         ranks, copies = self.tensor_parallel, 1 if self.replicas is None else self.replicas.count
         gpus, device = self.pipeline_gpus, "GPU" if self.gpu is None else gpu(self.gpu).name
         layout = [f"PP{self.num_stages}", *([f"TP{ranks}"] if ranks > 1 else [])]
@@ -496,7 +500,7 @@ class RunConfig(Keys):
         parts = [f"{self.model or 'no model'} on {copies * gpus} x {device}", " x ".join(layout)]
         parts += [*self._wires_in_words()] if gpus > 1 else []
         parts.append(f"CPU time {cpu_time}")
-        return ", ".join([*parts, f"costs {self.costs.kind}{self._default('costs')}"])
+        return [*parts, f"costs {self.costs.kind}{self._default('costs')}"]
 
     def _wires_in_words(self) -> Iterator[str]:
         link, nodes, all_reduce = self.wires

@@ -100,8 +100,9 @@ class Comparison(Shown):
         from evenflow.report.run_page import write_report
 
         write_summaries(folder / "comparison.csv", "scheduler", self.summaries)
-        sources = {name: run.result.provenance for name, run in self.runs.items()}
-        write_report(folder / "report.html", self.runs, title, sources)
+        runs = {outcome.label: outcome for outcome in self.outcomes}
+        sources = {name: run.result.provenance for name, run in runs.items()}
+        write_report(folder / "report.html", runs, title, sources)
 
 
 def parse_schedulers(text: str) -> list[object]:

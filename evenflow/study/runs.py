@@ -255,8 +255,8 @@ def write_run(
     if title is not None:
         from evenflow.report.run_page import write_report
 
-        parts = [each.html for each in more]
-        write_report(folder / "report.html", outcome.parts, title, outcome.result.provenance, parts)
+        runs, parts = {outcome.label: outcome}, [each.html for each in more]
+        write_report(folder / "report.html", runs, title, outcome.result.provenance, parts)
 
 
 def write_results(

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Literal, cast, get_args
 
 import numpy as np
@@ -38,6 +39,10 @@ Limits = tuple[tuple[str, float], ...]
 
 EXAMPLE = "--slo p99_itl_ms=200"
 S_PER_HOUR = 3600
+
+INPUT, OUTPUT = "total_input_tokens", "total_output_tokens"
+KINDS = {"tokens": (INPUT, OUTPUT), "input_tokens": (INPUT,), "output_tokens": (OUTPUT,)}
+"""Tokens that may be charged, and the numbers of a summary that they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +276,10 @@ def with_cost(outcome: Outcome, *, price: float | None) -> dict[str, Any]:
     `price` is that of a GPU an hour, in dollars.
     """
     gpus, own = _num_gpus(outcome), outcome.summary
-    return own | {"gpus": gpus} | _per_gpu_and_user(outcome, gpus) | costs(gpus, own, price)
+    per_hour = None if price is None else gpus * price
+    per_s = completed_per_s(own, keeps_up=own.get("overloaded") == 0)
+    paid = costs(per_hour, per_s, [own])
+    return own | {"gpus": gpus} | _per_gpu_and_user(outcome, gpus) | paid
 
 
 def _per_gpu_and_user(outcome: Outcome, gpus: int) -> dict[str, float | None]:
@@ -288,15 +296,31 @@ def _num_gpus(outcome: Outcome) -> int:
     return sum(count for _, count in _gpus(config))
 
 
-def costs(gpus: int, values: Mapping[str, Any], price: float | None) -> dict[str, float | None]:
-    """Return dollars an hour, and for a million tokens that are served; {} without a price."""
-    if price is None:
+def costs(
+    per_hour: float | None, per_s: float, runs: Sequence[Mapping[str, Any]]
+) -> dict[str, float | None]:
+    """Return dollars an hour, and for a million tokens served; {} without a price.
+
+    `per_s` requests are completed a second, of the mean sizes in `runs`. The price of input tokens
+    is what they cost if they pay for everything; so is that of output tokens.
+    """
+    if per_hour is None:
         return {}
-    tokens = (values["total_token_throughput"] or 0.0) * S_PER_HOUR / 1e6
-    return {
-        "dollars_per_hour": gpus * price,
-        "dollars_per_million_tokens": gpus * price / tokens if tokens else None,
-    }
+    millions = S_PER_HOUR * per_s / 1e6
+    found: dict[str, float | None] = {"dollars_per_hour": per_hour}
+    for kind, keys in KINDS.items():
+        done = [run for run in runs if run.get("completed")]
+        tokens = [sum(run[key] for key in keys) / run["completed"] for run in done]
+        size = millions * fmean(tokens) if tokens else 0.0
+        found[f"dollars_per_million_{kind}"] = per_hour / size if size else None
+    return found
+
+
+def completed_per_s(values: Mapping[str, Any], *, keeps_up: bool) -> float:
+    """Return the requests completed a second: as they arrive if it keeps up, else over the run."""
+    if not keeps_up or LOAD[0] not in values:
+        return values["request_throughput"] or 0.0
+    return float(values[LOAD[0]] * values["completed"] / (values["completed"] + values["failed"]))
 
 
 def load_prices(path: Path) -> dict[str, float]:

@@ -166,7 +166,10 @@ def check(
             return run_job(job, None if bar is None else bar.done, whole=False)
 
     bounds = list(map(parse_fail_if, [fail_if] if isinstance(fail_if, str) else fail_if))
-    jobs = [_job(file, None, set)[0]._replace(name=file) for file in dict.fromkeys(map(str, runs))]
+    jobs = [
+        _job(file, None, set, None, None)[0]._replace(name=file)
+        for file in dict.fromkeys(map(str, runs))
+    ]
     before, after = (None if path is None else Path(path) for path in (against, write))
     return study_check(jobs, simulate_one, before, bounds, after, allow_refused=allow_refused)
 

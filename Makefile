@@ -1,6 +1,6 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
-.PHONY: help demo test test-all test-twice test-sdist mutants newest constraints reference test-gllm test-sglang test-vllm vllm-table \
+.PHONY: help demo docs test test-all test-twice test-sdist mutants newest constraints reference test-gllm test-sglang test-vllm vllm-table \
 	test-compiled test-serve-long test-fuzz test-systems freeze freeze-update pythons oldest bench gpu-report clean lint
 .DEFAULT_GOAL := help
 
@@ -13,6 +13,7 @@ help:
 	@echo "make test-twice  run the tests twice in one process, in two random orders"
 	@echo "make mutants  change the core in 300 places, one at a time; which do the tests notice?"
 	@echo "make reference  write docs/reference.md and the JSON schemas anew, from the code"
+	@echo "make docs  build the site into site/; a dead link or anchor fails it"
 	@echo "make newest  test with the newest packages; make constraints then writes them down"
 	@echo "make test-gllm  record what gLLM's own scheduler decides, and compare (fetches its package)"
 	@echo "make test-sglang  record what SGLang's own scheduler decides, and compare (2.3 GB of packages)"
@@ -45,6 +46,10 @@ test-all: .venv-test/installed
 	.venv-test/bin/python -m pytest -n 2 --nbmake notebooks
 	.venv-test/bin/python -m tests.served_systems
 
+# EVENFLOW_REPOSITORY is the address of the sources; without it links to them are words.
+docs: .venv-docs/installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict
+
 lint: .venv-test/installed
 	.venv-test/bin/ruff check .
 	.venv-test/bin/ruff format --check .
@@ -70,7 +75,9 @@ test-sglang: .venv-test/installed .venv-sglang/installed
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	.venv-sglang/bin/python -W ignore -m tools.sglang_loads --again tests/journals && \
 	.venv-sglang/bin/python -W ignore -m tools.sglang_loads --out "$$folder" && \
-	.venv-test/bin/evenflow replay "$$folder"
+	.venv-test/bin/evenflow replay "$$folder" && \
+	.venv-test/bin/python -m tools.launch_plans "$$folder/plans" && \
+	.venv-sglang/bin/python -W ignore -m tools.launch_check sglang "$$folder/plans"
 
 # Every system from its own file, by torch workers: tokens of transformers, decisions that replay.
 test-systems: .venv-test/installed
@@ -86,11 +93,14 @@ test-serve-long: .venv-test/installed
 	.venv-test/bin/python -m benchmarks.serve_long --seconds $(SECONDS)
 
 # vLLM's own engine core without a model, in an environment of its own; any difference fails. Then
-# real vLLM with our policies in it: its tokens are those of vLLM by itself.
+# real vLLM with our policies in it: its tokens are those of vLLM by itself. 200 launch lines of random
+# plans are taken by vLLM's parser and configuration, here and in `make test-sglang`.
 test-vllm: .venv-test/installed .venv-vllm/installed
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	.venv-vllm/bin/python -m tools.vllm_record --out "$$folder" && \
 	.venv-test/bin/evenflow replay "$$folder" && \
+	.venv-test/bin/python -m tools.launch_plans "$$folder/plans" && \
+	.venv-vllm/bin/python -m tools.launch_check vllm "$$folder/plans" && \
 	.venv-vllm/bin/python -m pytest tests/test_vllm_engine.py
 
 # On a machine with nothing else to do; the table is OUT/table.md.
@@ -187,16 +197,17 @@ bench: .venv-test/installed
 		$(if $(compiler),--against "$(CURDIR)"/.venv-compiled-3/bin/python) || exit 1; done
 
 clean:
-	rm -rf .venv-demo .venv-test .venv-newest .venv-oldest .venv-python* .venv-sglang .venv-vllm .venv-compiled* build demo-out mutants-out out *.egg-info \
+	rm -rf .venv-demo .venv-test .venv-docs site .cache .venv-newest .venv-oldest .venv-python* .venv-sglang .venv-vllm .venv-compiled* build demo-out mutants-out out *.egg-info \
 		.hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 .venv-test/installed .venv-newest/installed: extras = test$(if $(TORCH),$(comma)oracle)
-.venv-demo/installed .venv-test/installed: constraints = --constraint constraints.txt
+.venv-docs/installed: extras = docs
+.venv-demo/installed .venv-test/installed .venv-docs/installed: constraints = --constraint constraints.txt
 comma := ,
 
 # A candidate has to run: a version manager may put names on the path that only print an error.
 # Nothing is compiled to bytecode but what is imported later: that is a minute less.
-.venv-demo/installed .venv-test/installed .venv-newest/installed: pyproject.toml constraints.txt
+.venv-demo/installed .venv-test/installed .venv-newest/installed .venv-docs/installed: pyproject.toml constraints.txt
 	@python=""; for name in $(PYTHON) python3.13 python3.12 python3.11 python3 python; do \
 		if $$name -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
 			>/dev/null 2>&1; then python=$$name; break; fi; done; \

@@ -1,8 +1,8 @@
 """Scheduling of pipeline-parallel LLM inference: one core for the simulated and the real world.
 
 `import evenflow as ef` gives what a policy is written with, and the front door: `ef.simulate`,
-`ef.compare`, `ef.diff`, `ef.sweep`, `ef.capacity`, `ef.plan`, `ef.figures`, `ef.intervals`,
-`ef.reproduce` and `ef.calibrate`, which are loaded when they are first asked for. They are in
+`ef.compare`, `ef.diff`, `ef.check`, `ef.sweep`, `ef.capacity`, `ef.plan`, `ef.figures`,
+`ef.intervals`, `ef.reproduce` and `ef.calibrate`, loaded when they are first asked for. They are in
 `evenflow.api`, which no module below it imports.
 """
 
@@ -15,11 +15,10 @@ from evenflow.core.rules import Rules
 from evenflow.core.scheduling import Plan, Prefill, Scheduler, View
 from evenflow.errors import PolicyError, StallError, UsageError
 
-__version__ = "0.1.0"
-
 FRONT_DOOR = (
     "calibrate",
     "capacity",
+    "check",
     "compare",
     "diff",
     "figures",
@@ -57,7 +56,10 @@ def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     return loaded
 
 
-__getattr__ = later(__name__, dict.fromkeys(FRONT_DOOR, "evenflow.api"))
+__getattr__ = later(
+    __name__,
+    {**dict.fromkeys(FRONT_DOOR, "evenflow.api"), "__version__": "evenflow.version"},
+)
 
 
 def __dir__() -> list[str]:

@@ -50,16 +50,19 @@ def test_a_checkpoint_s_8_bit_keys_and_values_take_half(built: Built) -> None:
 
 
 def test_the_budget_and_the_sequences_take_pages(built: Built) -> None:
-    at = [built("k4a", f"scheduler.max_num_seqs={rows}")["kv_pages"] for rows in (256, 1024)]
-    assert at == [30022, 30022 - 451]
-    assert built("k4a", "scheduler.max_num_batched_tokens=2048")["kv_pages"] == 30022 + 1776
+    for like, pages in (("plain", [30022, 30022 - 451]), ("vllm", [25916, 25589])):
+        keys = [f"kv.like={like}"]
+        at = [built("k4a", *keys, f"scheduler.max_num_seqs={rows}") for rows in (256, 1024)]
+        assert [facts["kv_pages"] for facts in at] == pages
+    small = built("k4a", "kv.like=plain", "scheduler.max_num_batched_tokens=2048")
+    assert small["kv_pages"] == 30022 + 1776
 
 
 def test_a_launch_line_allows_no_longer_request_than_the_pool(case: Callable[[str], Path]) -> None:
     folder = case("k5a")
     config = load_config(folder / "run.yaml")
     most = most_tokens(config, folder)
-    assert most == 184800
+    assert most == 148944
     assert f"--max-model-len {most} " in launch_lines(config, (), most)[0]
 
 
@@ -75,9 +78,8 @@ def test_weights_alone_in_4_bits_are_multiplied_in_16(built: Built) -> None:
     assert built("k6c")["precision"] == {"weights": said}
 
 
-def test_8_bit_integers_of_inputs_are_refused_with_what_stands_in(built: Built) -> None:
-    with refused("weights in 8 bits of int with inputs in 8 bits of int; dtype: int8_wo in"):
-        built("k7a")
+def test_8_bit_integers_of_inputs_are_multiplied_in_int8(built: Built) -> None:
+    assert built("k7a")["precision"] == {"weights": "int8, multiplied in int8, 1979 TOP/s"}
     assert built("k7a", "dtype=int8_wo")["precision"]["weights"].startswith("int8_wo")
 
 

@@ -135,11 +135,53 @@ def test_the_command_says_what_differs_and_what_is_not_fair() -> None:
     assert "TTFT mean (ms)" in output
     for warning in (
         "NOT FAIR: other traces: trace.csv and other.csv",
-        "NOT FAIR: made by other versions of evenflow: 0.1.0 (commit",
+        f"NOT FAIR: made by other versions of evenflow: {ef.__version__} (commit",
         "NOT FAIR: no table of requests in b: no differences per request (--save requests)",
     ):
         assert warning in output
     assert "the configurations are equal\nall numbers are equal\n" in done("diff", "a", "a")
+
+
+SLOWER = ("--set", "costs.base_s=0.006")
+
+
+def test_a_change_is_checked_against_a_baseline_run_by_run() -> None:
+    """A micro-batch takes 5 ms and 20 us a token a stage, then 6 ms and 20 us."""
+    Path("other.yaml").write_text(Path("RUN.yaml").read_text().replace("pages: 200", "pages: 100"))
+    runs = "check", "RUN.yaml", "other.yaml"
+    assert done(*runs, "--write", "base.json").startswith("ok: 2 runs, 0 limits\n| run | output")
+    text = Path("base.json").read_text()
+    known = {each["name"]: each for each in json.loads(text)}
+    before = known["other.yaml: mean_tpot_ms"]
+    assert (before["unit"], known["RUN.yaml: completed"]["value"]) == ("ms", 20)
+
+    against = *runs, "--against", "base.json", "--fail-if"
+    same = done(*against, "mean_tpot_ms > +0%", "--fail-if", "completed<20")
+    assert f"| other.yaml | {before['value']:.1f} (0.0%) | 20 (0.0%) |" in same
+
+    checked = ef.check(
+        ["RUN.yaml", "other.yaml"],
+        against="base.json",
+        fail_if=["mean_tpot_ms>+3%", "mean_tpot_ms<-3%", "mean_tpot_ms>+1e6", "mean_itl_ms>1e6"],
+        set={"costs.base_s": 0.006},
+    )
+    value = checked.table.value["other.yaml", "mean_tpot_ms"]
+    change = checked.table.change["other.yaml", "mean_tpot_ms"]
+    assert change == pytest.approx(value / before["value"] - 1)
+    assert [line.split(":")[0] for line in checked.failures] == ["FAILS mean_tpot_ms>+3%"] * 2
+
+    status, output, _ = evenflow(*against, "mean_tpot_ms>+3%", *SLOWER, "--write", "base.json")
+    assert (status, output.count("FAILS"), output.count("NOT FAIR: ")) == (1, 2, 2)
+    assert f"{value:.1f} (+{100 * change:.1f}%)" in output
+    assert Path("base.json").read_text() != text
+
+
+def test_a_run_that_completes_nothing_keeps_no_bound_and_one_that_is_gone_is_told() -> None:
+    Path("base.json").write_text('[{"name": "gone.yaml: completed", "unit": "", "value": 1}]')
+    refuses = "--set", "max_model_len=2", "--allow-refused", "--against", "base.json"
+    status, output, errors = evenflow("check", "RUN.yaml", *refuses, "--fail-if", "mean_tpot_ms>9")
+    assert (status, output.splitlines()[0]) == (1, "FAILS mean_tpot_ms>9: RUN.yaml: -")
+    assert errors.endswith("gone.yaml: in the baseline only\n")
 
 
 @pytest.mark.parametrize("text", ["", "request_id\n1\n", "a,b\n1\n2,3,4\n", "\0"])

@@ -60,7 +60,7 @@ def test_what_is_typed(words: list[str], told: str) -> None:
     assert told in refusal(*words)
 
 
-COMMANDS = ["simulate", "compare", "diff", "sweep", "capacity", "figures", "run", "serve"]
+COMMANDS = ["simulate", "compare", "diff", "check", "sweep", "capacity", "figures", "run", "serve"]
 COMMANDS += ["replay", "validate", "schedulers", "profile", "profile import", "profile check"]
 COMMANDS += [f"traces {name}" for name in ("info", "fit", "convert", "predict")]
 WITHOUT_ARGUMENTS = {"figures", "schedulers", "profile"}

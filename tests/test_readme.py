@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,6 +24,7 @@ import yaml
 from evenflow.config.run import RunConfig
 from evenflow.experiments.figures.schema import load_plan
 from evenflow.study.sweep_file import SweepConfig
+from tools.site_links import on_page_markdown
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -168,3 +170,21 @@ def test_the_links_of_a_document_lead_somewhere(path: Path) -> None:
 def test_an_example_that_does_not_work_is_found(document: str, tmp_path: Path) -> None:
     with pytest.raises((AssertionError, ValueError)):
         check(document, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("link", "there", "nowhere"),
+    [
+        ("[`a`](../sim/tandem.py#L3)", "[`a`](https://x/blob/main/sim/tandem.py)", "`a`"),
+        ("[b](kv.md)", "[b](kv.md)", "[b](kv.md)"),
+        ("![c](../README.md)", "![c](../README.md)", "![c](../README.md)"),
+        ("[d](../missing.py)", "[d](../missing.py)", "[d](../missing.py)"),  # mkdocs complains
+    ],
+)
+def test_on_the_site_a_link_out_of_docs_leads_to_the_repository(
+    link: str, there: str, nowhere: str
+) -> None:
+    page = SimpleNamespace(file=SimpleNamespace(abs_src_path=str(ROOT / "docs" / "tour.md")))
+    for repository, expected in (("https://x", there), ("", nowhere)):
+        config = SimpleNamespace(docs_dir=str(ROOT / "docs"), repo_url=repository)
+        assert on_page_markdown(link, page, config) == expected

@@ -119,6 +119,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "metrics": lists.metrics_command,
     "init": lists.init_command,
     "diff": command(api.diff),
+    "check": command(api.check),
     "schema": lists.schema_command,
     "capacity": command(api.capacity, folder="{}-capacity"),
     "plan": command(api.plan, folder="{}-plan"),

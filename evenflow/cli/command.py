@@ -80,5 +80,5 @@ def _carry_out(
     show(found.told())
     if out is not None:
         echo(out / page if (out / page).exists() else out)
-    if found.all_failed:
+    if found.is_failure:
         raise typer.Exit(1)

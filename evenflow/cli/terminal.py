@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from evenflow.report.echo import echo, visible
 from evenflow.report.shown import Aside, Table
-from evenflow.report.tables import print_numbers, print_table
+from evenflow.report.tables import markdown_table, print_numbers, print_table
 
 FIRST_LINE_S = 10.0
 LINE_EVERY_S = 60.0
@@ -20,7 +20,9 @@ then after twice as long each time, up to so long."""
 def show(parts: Iterable[str | Table]) -> None:
     """Print sentences and tables, what is beside them on stderr."""
     for part in parts:
-        if isinstance(part, Table):
+        if isinstance(part, Table) and part.markdown:
+            echo(markdown_table(part.heads, part.rows, right=True))
+        elif isinstance(part, Table):
             (print_table if part.of_words else print_numbers)(part.heads, part.rows)
         else:
             echo(part, err=isinstance(part, Aside))

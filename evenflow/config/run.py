@@ -5,7 +5,7 @@ It knows no model, policy or trace by name: `evenflow.config.build` looks those 
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -47,6 +47,7 @@ from evenflow.keys import (
 from evenflow.results.metrics import Limit
 from evenflow.runtimes import EngineName, Holds, RuntimeName, RuntimeOverheads, runtimes
 from evenflow.specs.gpu import gpu
+from evenflow.specs.memory import MemoryName
 
 
 def _is_layers(value: object) -> bool:
@@ -86,6 +87,8 @@ class RuntimeConfig(Keys):
     """Whether a stage prepares its inputs while it computes the micro-batch before."""
     per_row_s: NonNegative = 0.0
     """Seconds for each row of a micro-batch: a decode, or a chunk of a prompt."""
+    per_active_s: NonNegative = 0.0
+    """Seconds of a micro-batch for each request that is admitted, in flight or not."""
     per_new_request_s: NonNegative = 0.0
     """Seconds for each prompt that ends in a micro-batch."""
     per_prompt_token_s: NonNegative = 0.0
@@ -145,6 +148,11 @@ class KvConfig(Keys):
     """Pages of a pipeline's pool; auto: as many as fit beside the weights on the fullest stage."""
     memory_utilization: Share = 0.9
     """The share of each GPU's memory that weights, activations and pages may take."""
+    like: MemoryName | None = None
+    """The engine that `pages: auto` is counted as: what it takes of each GPU besides weights and
+    pages, of the memory that the card shows. `plain`: none, of the nominal memory; null: `vllm`
+    for its policy `vllm_v1`, else plain; commands that compare policies take one for all.
+    """
     prefix_cache: bool = False
     """Whether requests share the pages of common prefixes."""
     swap: bool = False
@@ -206,6 +214,13 @@ class SchedulerConfig(BaseModel):
 
 Policy = Annotated[SchedulerConfig, short_form("name")]
 
+
+class ProcessConfig(SchedulerConfig):
+    """A process of your own, module:function, and its parameters."""
+
+
+Process = Annotated[ProcessConfig, short_form("name")]
+
 InMilliseconds = Annotated[
     Limit,
     expect(lambda v: v in get_args(Limit), f"{', '.join(get_args(Limit))}, in milliseconds"),
@@ -230,6 +245,7 @@ Dtype = Literal[
     "fp8",
     "fp8_block",
     "fp8_wo",
+    "int8",
     "int8_wo",
     "int4_wo",
     "nvfp4",
@@ -330,6 +346,14 @@ class RunConfig(Keys):
     """
     speculative: SpeculativeConfig | None = None
     """Speculative decoding; null: none."""
+    pipeline: Literal["recurrence", "processes"] | None = None
+    """How micro-batches cross the stages in a simulation: times computed when they are sent, or a
+    SimPy process for each stage and link; null: `recurrence`, unless something needs processes.
+    """
+    processes: list[Process] | None = None
+    """SimPy processes that join a simulation, each `module:function` or a mapping of its `name` and
+    parameters (docs/processes.md); null: none.
+    """
     replicas: ReplicasConfig | None = None
     """Several pipelines side by side; null: one."""
     scheduler: Policy
@@ -386,6 +410,11 @@ class RunConfig(Keys):
         for reason, key in unmet:
             raise needed(reason, key)
         return self
+
+    @property
+    def memory(self) -> MemoryName:
+        """The engine that pages are counted as: as given, else that of the policy."""
+        return self.kv.like or ("vllm" if self.scheduler.name == "vllm_v1" else "plain")
 
     @property
     def num_stages(self) -> int:
@@ -501,6 +530,8 @@ class RunConfig(Keys):
     def document(self, name: str = "the run") -> yaml_file.Document:
         """Return the keys as a RUN.yaml of this name would hold them; what is left out stays so."""
         given = self.model_dump(exclude_unset=True) | {"scheduler": self.scheduler.written}
+        if self.processes:
+            given["processes"] = [process.written for process in self.processes]
         return yaml_file.Document(name, given, {})
 
     def digest(self) -> str:
@@ -523,6 +554,14 @@ def configured(document: yaml_file.Document, overrides: Sequence[str] = ()) -> R
     Raises UsageError naming the file, the line, the key, and what would be right.
     """
     return yaml_file.checked(RunConfig, with_points(yaml_file.overridden(document, overrides)))
+
+
+def memory_of_all(configs: Iterable[RunConfig]) -> yaml_file.Patch:
+    """Return what makes runs that are compared count their pages as one engine, where one does."""
+    counted = [each for each in configs if each.kv.pages == "auto" and each.kv.like is None]
+    found = {config.memory for config in counted}
+    engines = sorted(found - {"plain"})
+    return {"kv.like": engines[0]} if engines and len(found) > 1 else {}
 
 
 def with_(

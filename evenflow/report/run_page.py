@@ -59,6 +59,9 @@ from evenflow.results.run import Floats, Ints, RunResult
 WINDOW_BATCHES, MARGIN_BATCHES = 60, 20
 """Micro-batches a Gantt shows at first, and how many more on each side can be scrolled to."""
 
+MARKS = 200
+"""Marks of processes that the page shows."""
+
 DRAWN = 4
 """Replicas of a deployment whose stages are drawn."""
 
@@ -127,7 +130,7 @@ def render(
     told = [title, *about(runs)]
     parts = [f'<p class="caption">{"<br>".join(map(escape, told))}</p>']
     parts.append(f'<div class="verdict"><p>{first}</p><ul>{points}</ul></div>')
-    parts += [_section("Summary"), table(runs), *more]
+    parts += [_section("Summary"), table(runs), *more, *_marks(runs)]
     if all(len(run.result.scheduled_s) for run in runs.values()):
         parts += _figures(runs)
     else:
@@ -179,6 +182,23 @@ def _requests(runs: Mapping[str, Outcome]) -> list[str]:
         _line_key(runs),
         beside("two", queues(runs)),
     ]
+
+
+def _marks(runs: Mapping[str, Outcome]) -> Iterator[str]:
+    """What processes did to each run: the first MARKS of it."""
+    seen: set[object] = set()  # replicas have the same
+    for name, run in runs.items():
+        marks = run.result.marks
+        if marks and marks not in seen:
+            seen.add(marks)
+            rows = "".join(
+                f"<tr><td>{mark.time_s:,.3f}</td><td>{escape(mark.kind)}</td>"
+                f"<td>{escape(mark.text)}</td></tr>"
+                for mark in marks[:MARKS]
+            )
+            more = f" The first {MARKS} of {len(marks):,}." if len(marks) > MARKS else ""
+            yield section("Marks", f"What processes did to {escape(name)}, by seconds.{more}")
+            yield f"<table><tr><th>s</th><th>kind</th><th>what</th></tr>{rows}</table>"
 
 
 def _kv(lines: Mapping[str, Outcome]) -> list[str]:

@@ -23,19 +23,21 @@ class Aside(str):
 
 
 class Table(NamedTuple):
-    """Rows of text under heads; `of_words`: cells may have several lines."""
+    """Rows of text under heads; `of_words`: cells may have several lines; `markdown`: as a command
+    prints them."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     of_words: bool = False
+    markdown: bool = False
 
 
 class Shown:
     """A result that describes itself in words; its tables and numbers are attributes."""
 
     @property
-    def all_failed(self) -> bool:
-        """Whether nothing was found because every run failed, which ends a command with 1."""
+    def is_failure(self) -> bool:
+        """Whether a command ends with 1: every run failed, or a limit of a check is passed."""
         return False
 
     def told(self) -> Iterator[str | Table]:

@@ -19,6 +19,8 @@ CAUSE_COLOURS = {
     "uneven_stages": "#747400",
     "link": "#5D5D46",
     "cpu": "#8B4674",
+    "outage": "#FF875A",
+    "slow_stage": "#D2E178",
 }
 DASHES = ("0", "9px,4px", "3px,3px", "9px,3px,2px,3px", "16px,4px", "6px,2px", "2px,6px")
 NEUTRAL = "#7B8794"

@@ -44,6 +44,8 @@ CAUSE_WORDS = {
     "uneven_stages": ("uneven stages", "one stage is slower than another"),
     "link": ("link", "the activation was on its way"),
     "cpu": ("CPU", "the CPU was scheduling or preparing inputs"),
+    "outage": ("outage", "another stage was stopped, or the pipeline had died"),
+    "slow_stage": ("slow stage", "another stage was slowed down"),
 }
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from evenflow.config.build import load_workload, reads_text
-from evenflow.config.run import RunConfig, with_
+from evenflow.config.run import RunConfig, memory_of_all, with_
 from evenflow.config.systems import PublishedSystem, systems
 from evenflow.config.yaml_file import Patch, flat, value_of
 from evenflow.errors import LostProcessError, UsageError
@@ -140,6 +140,8 @@ def line_up(entries: Sequence[object], config: RunConfig, beside: Path) -> list[
             "--schedulers sarathi,token_throttling"
         )
     configs = [with_(config, patch) for _, patch in patches]
+    if shared := memory_of_all(configs):
+        configs = [with_(each, shared) for each in configs]
     workload = load_workload(configs[0], beside, keep_text=any(map(reads_text, configs)))
     jobs = [
         Job(own, workload, beside, entry if isinstance(entry, GivenPolicy) else None, label)

@@ -21,7 +21,7 @@ import numpy as np
 from evenflow.config.build import Workload, load_workload
 from evenflow.config.files import make_importable
 from evenflow.config.pools import defaults
-from evenflow.config.run import RunConfig, configured, with_
+from evenflow.config.run import RunConfig, configured, memory_of_all, with_
 from evenflow.config.yaml_file import Document, Patch, patched
 from evenflow.errors import UsageError
 from evenflow.results.outcome import Served
@@ -267,6 +267,9 @@ def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
     """Return the checked question; UsageError naming what is wrong with the run or `ask`."""
     make_importable([document.data, list(ask.schedulers or ())], Path.cwd(), beside)
     document, is_cut = _with_requests(document, beside, ask.replications)
+    config = configured(document)
+    tried = [{"scheduler": {"name": name}} for name in policies_to_try(ask.schedulers, config)]
+    document = patched(document, memory_of_all([config, *(with_(config, each) for each in tried)]))
     config = configured(document)
     if why := why_alike(config, beside, ask.replications):
         raise UsageError(f"--replications {ask.replications}: {why}")

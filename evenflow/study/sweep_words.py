@@ -42,7 +42,7 @@ class Swept(Findings, Shown):
             )
 
     @property
-    def all_failed(self) -> bool:
+    def is_failure(self) -> bool:
         return all(trial.errors for trial in self.trials)
 
     @cached_property

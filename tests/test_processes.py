@@ -37,7 +37,7 @@ from evenflow.types import Request
 from tests.amounts import ALL
 from tests.command_line import complaint, done, evenflow, write_inputs
 from tests.properties.test_invariants import check_requests_and_tokens, check_stages, check_times
-from tests.worlds import assert_same, small_world, worlds
+from tests.worlds import assert_same, running_ahead, small_world, worlds
 
 ROOT = Path(__file__).parent.parent
 SYSTEMS = sorted((ROOT / "examples" / "systems").glob("*.yaml"))
@@ -288,8 +288,14 @@ def test_work_that_is_lost_is_done_again() -> None:
     assert took_s / count == pytest.approx(expected_s, rel=0.05 if ALL else 0.1)
 
 
+def with_requests(world: World) -> World:
+    """Return the world with requests that overlap, so that a death meets many."""
+    asked = [Request(number, 0.002 * number, 5 + 7 * number, 23) for number in range(6)]
+    return replace(world, requests=asked)
+
+
 @settings(max_examples=250 if ALL else 12, deadline=None)
-@given(worlds(), st.lists(ACTS, max_size=12))
+@given(worlds() | running_ahead().map(with_requests), st.lists(ACTS, max_size=12))
 def test_all_is_conserved_and_the_same_again_whatever_processes_do(
     world: World, acts: list[tuple[str, float, int]]
 ) -> None:

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 from pydantic import Field
 from simpy import Event
 
+from evenflow.errors import UsageError
 from evenflow.keys import NonNegative, Positive
-from evenflow.sim.processes import ProcessWorld, ReplicaHandle
+from evenflow.sim.processes import Part, ProcessWorld, ReplicaHandle
 
 Number = Annotated[int, Field(ge=0)]
 """Which stage, or which replica, from 0 on."""
@@ -33,8 +34,8 @@ def straggler(
     average, both exponential.
     """
     if (every_s is None) != (lasts_s is None):
-        raise ValueError("spells need every_s and lasts_s; without both the stage is always slow")
-    slow = world.replicas[replica].stages[stage]
+        raise UsageError("process straggler: spells need every_s and lasts_s; give both or none")
+    slow = _stage(world, replica, stage)
     while every_s is not None and lasts_s is not None:
         yield world.env.timeout(world.rng.exponential(every_s))
         slow.slow(factor)
@@ -42,6 +43,17 @@ def straggler(
         slow.slow(1.0)
     slow.slow(factor)
     yield world.env.timeout(0.0)
+
+
+def _stage(world: ProcessWorld, replica: int, stage: int) -> Part:
+    counts = len(world.replicas), len(world.stages)
+    if replica >= counts[0] or stage >= counts[1]:
+        raise UsageError(
+            f"process straggler: replica {replica}, stage {stage}: there are {counts[0]} replicas "
+            f"of {counts[1]} stages, counted from 0"
+        )
+    pipeline: ReplicaHandle = world.replicas[replica]
+    return pipeline.stages[stage]
 
 
 def outage(

@@ -324,11 +324,11 @@ class Processes:
 
 
 def resume_process(name: str, call: Callable[..., Any], *given: Any) -> Any:
-    """Call code of a process; UserProcessError for whatever it raises but Ctrl-C."""
+    """Call code of a process; UserProcessError for whatever it raises but Ctrl-C and refusals."""
     process = os.getpid()
     try:
         return call(*given)
-    except (KeyboardInterrupt, StopIteration):
+    except (KeyboardInterrupt, StopIteration, UsageError):
         raise
     except BaseException as error:
         end_copy(process, name)

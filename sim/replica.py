@@ -13,6 +13,7 @@ import numpy as np
 
 from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
+from evenflow.engines.ahead import AheadGroup
 from evenflow.engines.loop import EngineLoop
 from evenflow.results.run import Disturbed, RunResult
 from evenflow.sim.clock import SimClock
@@ -123,6 +124,8 @@ def lost_by(engine: Batcher) -> Iterator[Sequence]:
     """Yield the requests of an engine that is lost, with what they have got, preempted."""
     queues = engine.queues
     for group in queues.decode_groups():
+        if isinstance(group, AheadGroup):
+            continue  # whose sequences know their own times
         for seq in group.sequences():
             seq.last_token_s = group.last_token_of(seq)
     for request_id in list(queues.live):

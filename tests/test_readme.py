@@ -8,6 +8,7 @@ which also holds examples/.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -24,7 +25,7 @@ import yaml
 from evenflow.config.run import RunConfig
 from evenflow.experiments.figures.schema import load_plan
 from evenflow.study.sweep_file import SweepConfig
-from tools.site_links import on_page_markdown
+from tools.site_links import on_page_content, on_page_markdown
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -143,10 +144,21 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=by_name)
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def words_of(path: Path) -> str:
+    """Return a document without its code."""
+    text = path.read_text(encoding="utf-8")
+    if path in NOTEBOOKS:
+        cells = json.loads(text)["cells"]
+        text = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    return re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, *NOTEBOOKS], ids=by_name)
 def test_the_links_of_a_document_lead_somewhere(path: Path) -> None:
-    text = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+    for link in re.findall(r"\]\(([^)\s]+)\)", words_of(path)):
         name, _, anchor = link.partition("#")
         if not name.startswith("http"):
             there = path.parent / name if name else path
@@ -188,3 +200,11 @@ def test_on_the_site_a_link_out_of_docs_leads_to_the_repository(
     for repository, expected in (("https://x", there), ("", nowhere)):
         config = SimpleNamespace(docs_dir=str(ROOT / "docs"), repo_url=repository)
         assert on_page_markdown(link, page, config) == expected
+
+
+def test_on_the_site_a_link_of_a_notebook_leads_to_the_page() -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="cookbook/2.ipynb"))
+    html = '<a href="../docs/kv.md#x">a</a> <a href="3-tp-or-pp.ipynb">b</a>'
+    shown = '<a href="../kv.html#x">a</a> <a href="3-tp-or-pp.html">b</a>'
+    assert on_page_content(html, page) == shown
+    assert on_page_content(html, SimpleNamespace(file=SimpleNamespace(src_uri="kv.md"))) == html

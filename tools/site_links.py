@@ -1,6 +1,6 @@
-"""Hook of mkdocs: a link from a page to a file outside docs/ leads to the repository.
+"""Hooks of mkdocs: links of pages and notebooks, as in the repository, lead right on the site.
 
-Its address is `repo_url`; without one, the words of the link stay and lead nowhere.
+A file outside docs/ is at `repo_url`; without one, the words of the link stay and lead nowhere.
 """
 
 from __future__ import annotations
@@ -24,3 +24,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
         return f"[{link[1]}]({config.repo_url}/blob/main/{path})" if config.repo_url else link[1]
 
     return LINK.sub(leads, markdown)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Notebooks lie beside docs/ in the repository, and within it on the site."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+    html = re.sub(r'href="\.\./docs/([^"#]+)\.md', r'href="../\1.html', html)
+    return re.sub(r'href="([\w-]+)\.ipynb', r'href="\1.html', html)

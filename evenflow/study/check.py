@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, cast
 
 import pandas as pd
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
@@ -129,7 +129,7 @@ class Checked(Shown):
         return [
             f"FAILS {bound.text}: {run.label}: {self._cell(run.label, bound.metric)}"
             for bound, run in product(self.fail_if, self.outcomes)
-            if bound.passed(self.table.loc[(run.label, bound.metric), bound.column])
+            if bound.passed(self._number(run.label, bound.metric, bound.column))
         ]
 
     @property
@@ -149,9 +149,12 @@ class Checked(Shown):
         yield Table(["run", *(words[key] for key in keys)], rows, markdown=True)
 
     def _cell(self, run: str, key: str) -> str:
-        row = self.table.loc[(run, key)]
-        shown = next(metric for metric in metrics() if metric.key == key).cell(row["value"])
-        return shown if math.isnan(row["before"]) else f"{shown} ({percent(row['change'], 1)})"
+        value, before, change = (self._number(run, key, c) for c in ("value", "before", "change"))
+        shown = next(metric for metric in metrics() if metric.key == key).cell(value)
+        return shown if math.isnan(before) else f"{shown} ({percent(change, 1)})"
+
+    def _number(self, run: str, metric: str, column: str) -> float:
+        return cast("float", self.table.at[(run, metric), column])
 
     def _unlike(self) -> Iterator[str]:
         now, before = self.benchmarks, self.baseline

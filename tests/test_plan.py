@@ -236,6 +236,10 @@ def test_launch_lines_say_machines_and_groups_and_what_nobody_says_for_them() ->
     assert "not said: what differs from node to node: --node-rank and --master-addr" in lines
     assert lines.count("not said: nodes 2") == 2  # gLLM, TensorRT-LLM
     assert lines.count("not said: kv_dtype bfloat16") == 3
+    odd = launched(stages=[11, 11, 10], link="pcie-l20", nodes=nodes)
+    assert odd.count("--nnodes") == 0
+    assert odd.count("--distributed-executor-backend ray") == 1
+    assert odd.count("not said: nodes 2, with 3 GPUs not as many on each") == 4
     grouped = launched(model="Qwen3-30B-A3B", data_parallel=2, expert_parallel=True)
     assert "--data-parallel-size 2" in grouped
     assert grouped.count("not said: data_parallel 2") == 3

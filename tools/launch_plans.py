@@ -105,7 +105,7 @@ def keys_of(random: Random) -> dict[str, Any]:
         "tensor_parallel": ranks,
         "scheduler": {"name": policy, **policies[policy]},
         "kv": {
-            "memory_utilization": round(random.uniform(0.75, 0.95), 2),
+            "memory_utilization": round(random.uniform(0.1, 0.95), 2),
             "page_tokens": random.choice([16, 16, 32, 64]),
             "prefix_cache": random.random() < 0.5,
         },

@@ -296,6 +296,8 @@ def _command(
     engine: EngineCommand, config: RunConfig, layers: Sequence[int], length: int | None
 ) -> tuple[str, list[str]]:
     """Return an engine's command for one replica, and what of the run it does not express."""
+    nodes = _machines(config)
+    unlike = nodes is not None and config.pipeline_gpus % nodes > 0  # engines have as many on each
     values = {
         "tensor_parallel": config.tensor_parallel,
         "data_parallel": config.data_parallel if config.data_parallel > 1 else None,
@@ -303,18 +305,24 @@ def _command(
         "memory": config.kv.memory_utilization,
         "page": config.kv.page_tokens,
         "length": length or config.max_model_len,
-        "nodes": _machines(config),
+        "nodes": None if unlike else nodes,
     }
     spec = models().get(config.model or "")  # on the Hugging Face Hub; else what the user wrote
     name = config.model or "" if spec is None or " " in spec.source else spec.source
     words = [f"{flag} {values[key]}" for key, flag in engine.flags.items() if values[key]]
-    chosen = {"no_cache": not config.kv.prefix_cache, "experts": config.expert_parallel}
+    chosen = {
+        "no_cache": not config.kv.prefix_cache,
+        "experts": config.expert_parallel,
+        "unlike_nodes": unlike,
+    }
     words += [flag for key, flag in engine.switches.items() if chosen[key]]
     if spelled := engine.kv_dtypes.get(config.kv_dtype or ""):
         words.append(spelled)
     flags, left_out = _policy(engine, config)
     words += flags
     left_out += _unsaid(engine, config, values)
+    if unlike:
+        left_out.append(f"nodes {nodes}, with {config.pipeline_gpus} GPUs not as many on each")
     if config.dtype not in (None, "bfloat16", "float16"):
         left_out.append(f"dtype {config.dtype}; name a checkpoint whose weights are in it")
     command = engine.command.format(model=shlex.quote(name))

@@ -61,7 +61,9 @@ def split_layers(num_layers: int, stages: int | Sequence[int]) -> tuple[int, ...
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Describe a model spread over `depth` x `stage_gpus` GPUs of one kind.
+    """Describe a model spread over `depth` x `stage_gpus` GPUs.
+
+    All are a `gpu`, or those of each stage as in `gpus`, where stages have unlike ones.
 
     `activation_tokens` is the largest micro-batch, `logits_rows` the most rows that sample at once:
     both are memory that must stay free of KV. `windows`: the number of requests with room for the
@@ -89,6 +91,7 @@ class Deployment:
     draft: ModelSpec | None = None
     data_parallel: Count = 1
     verified_tokens: Count = 1
+    gpus: tuple[GpuSpec, ...] = ()
 
     def __post_init__(self) -> None:
         split_layers(self.model.num_layers, self.layers_per_stage)
@@ -112,6 +115,14 @@ class Deployment:
                 f"expert_parallel: {self.stage_gpus} ranks cannot share the "
                 f"{self.model.num_experts} experts of {self.model.name} evenly; use a divisor"
             )
+
+    def on(self, gpu: GpuSpec) -> Self:
+        """Return the deployment with all stages on one kind of GPU."""
+        return replace(self, gpu=gpu, gpus=())
+
+    def gpu_of(self, stage: int) -> GpuSpec:
+        """Return the GPU of a stage."""
+        return self.gpus[stage] if self.gpus else self.gpu
 
     @property
     def stage_gpus(self) -> int:
@@ -139,6 +150,9 @@ class Deployment:
             if computed != wanted:
                 how += f", weight-only: {gpu.name} has no {wanted} arithmetic"
             said["weights"] = f"{model.quantization}, {how}"
+        if self.gpus and said:
+            each = {kind.name: self.on(kind).precision()["weights"] for kind in self.gpus}
+            said["weights"] = "; ".join(f"{name}: {how}" for name, how in each.items())
         return said | ({"kv": model.kv_dtype} if model.kv_dtype else {})
 
     @property
@@ -185,7 +199,7 @@ class Deployment:
         assert self.draft is not None
         experts = self.expert_parallel and self.draft.num_experts > 0
         return replace(
-            self,
+            self.on(self.gpu_of(self.depth - 1)),
             model=self.draft,
             layers_per_stage=(self.draft.num_layers,),
             draft=None,
@@ -232,7 +246,8 @@ class Deployment:
         return min(self._pages_of(stage) for stage in range(self.depth))
 
     def _pages_of(self, stage: int) -> int:
-        usable = self.gpu.memory_bytes * self.memory_utilization
+        gpu = self.gpu_of(stage)
+        usable = gpu.memory_bytes * self.memory_utilization
         weights, activations = self.weight_bytes(stage), self.activation_bytes(stage)
         free = usable - weights - activations
         token_bytes = self.kv_bytes_per_token(stage)
@@ -245,8 +260,8 @@ class Deployment:
             raise DoesNotFitError(
                 f"{self.model.name} does not fit: each GPU of stage {stage} needs "
                 f"{weights / GIB:.1f} GiB for weights and {activations / GIB:.1f} for activations "
-                f"and has {usable / GIB:.1f} ({self.memory_utilization:g} of an {self.gpu.name}'s "
-                f"{self.gpu.memory_gb:g}); use more stages or tensor_parallel, a larger GPU, or a "
+                f"and has {usable / GIB:.1f} ({self.memory_utilization:g} of an {gpu.name}'s "
+                f"{gpu.memory_gb:g}); use more stages or tensor_parallel, a larger GPU, or a "
                 f"policy with fewer than {self.activation_tokens} tokens a step"
             )
         return pages

@@ -297,7 +297,7 @@ class Batcher:
 
     def served(self, request_id: Any) -> Sequence | None:
         """Return the request of an id that is being served; None for anything else."""
-        seq = self.queues.live.get(request_id) if isinstance(request_id, Integral) else None
+        seq = self.queues.live.get(int(request_id)) if isinstance(request_id, Integral) else None
         return None if seq is None or seq.aborted else seq
 
     def _prefillable(self, prefill: Prefill) -> Sequence:

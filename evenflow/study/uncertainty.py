@@ -86,9 +86,9 @@ def stated(config: RunConfig, beside: Path) -> Stated:
     words = f"{share:.1%} of {layers} models on measured GPUs"
     if kind == "silicon":
         return Stated(share, words)
-    known = all(spec.p95_error for spec in config.gpus)
-    p95 = max(each.p95_error for each in (config.gpus if known else gpus()))
-    more = "" if known else ", not known and taken as that of the worst GPU"
+    measured = all(spec.p95_error for spec in config.gpus)
+    p95 = max(each.p95_error for each in (config.gpus if measured else gpus()))
+    more = "" if measured else ", not known and taken as that of the worst GPU"
     against = f"{p95:.1%} (P95) of the roofline of {config.gpu_words} against operators{more}"
     return Stated(math.hypot(share, p95 / 1.96), f"{words}; {against}")
 

@@ -164,6 +164,8 @@ class AuditedBatcher(RecordingPoolBatcher):
         check_integrity(self.pool, [page for seq in held.values() for page in seq.pages])
         remaining = [seq.remaining for seq in queues.live.values() if not seq.decoding]
         assert queues.waiting_tokens == sum(remaining)
+        slots = [batch.slot for batch in queues.in_flight.values()]
+        assert len({*slots}) == len(slots) or self.max_in_flight > queues.num_slots
 
     def next(self, now_s: float) -> MicroBatch | None:
         batch = super().next(now_s)

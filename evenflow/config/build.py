@@ -30,7 +30,7 @@ from evenflow.keys import MOST_MODEL_LEN
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED, create
 from evenflow.specs.deployment import Deployment, split_layers
-from evenflow.specs.gpu import gpu
+from evenflow.specs.gpu import GpuSpec
 from evenflow.specs.memory import MemoryName, memories
 from evenflow.specs.model import ModelSpec, model
 from evenflow.traces import with_own_prefixes
@@ -250,8 +250,12 @@ def model_of(config: RunConfig, beside: Path) -> ModelSpec | None:
 def _hardware(config: RunConfig, beside: Path) -> Hardware:
     """Return the model on the GPUs that the configuration names."""
     spec = model_of(config, beside)
-    if config.gpu is not None:
-        gpu(config.gpu)  # refuses what is none, whether these costs need it or not
+    kinds = set(config.gpus)  # refuses what is none, whether these costs need it or not
+    if len(kinds) > 1 and config.costs.kind in ("profile", "silicon"):
+        raise UsageError(
+            f"gpu: {config.gpu_words} in one pipeline: costs: {config.costs.kind} are of one GPU; "
+            "costs: roofline is right"
+        )
     nodes = config.wires.nodes
     return Hardware(
         config.stages,
@@ -274,10 +278,11 @@ def _deployment(config: RunConfig, spec: ModelSpec, beside: Path) -> Deployment 
         return spec.mtp() if name == "mtp" else model(find(name, beside))
 
     draft = None if config.speculative is None else config.speculative.draft_model
+    gpus = config.gpus
     return Deployment(
         spec,
-        gpu(config.gpu),
-        _layers(config, spec, config.gpu),
+        gpus[0],
+        _layers(config, spec, gpus),
         config.tensor_parallel,
         memory_utilization=config.kv.memory_utilization,
         page_tokens=config.kv.page_tokens,
@@ -285,6 +290,7 @@ def _deployment(config: RunConfig, spec: ModelSpec, beside: Path) -> Deployment 
         data_parallel=config.data_parallel,
         draft=None if draft is None else draft_of(draft),
         verified_tokens=1 if config.speculative is None else config.speculative.k + 1,
+        gpus=gpus if len({*gpus}) > 1 else (),
     )
 
 
@@ -317,15 +323,20 @@ def _with_room_for(
     return placed and replace(placed, **found)
 
 
-def _layers(config: RunConfig, spec: ModelSpec, gpu_keys: str | dict[str, Any]) -> tuple[int, ...]:
+def _layers(config: RunConfig, spec: ModelSpec, gpus: Sequence[GpuSpec]) -> tuple[int, ...]:
     if config.split == "even":
         return split_layers(spec.num_layers, config.stages)
     if not isinstance(config.stages, int):
         raise UsageError(
             f"split: balanced: stages lists the layers already, {config.stages}; give their number"
         )
+    if len({*gpus}) > 1:
+        raise UsageError(
+            f"split: balanced: is of one GPU, not {config.gpu_words}; as stages, a list of the "
+            "layers of each is right"
+        )
     ranks, fabric = config.tensor_parallel, config.fabric()
-    return balanced_layers(spec, gpu(gpu_keys), config.stages, tensor_parallel=ranks, fabric=fabric)
+    return balanced_layers(spec, gpus[0], config.stages, tensor_parallel=ranks, fabric=fabric)
 
 
 def _scheduler_maker(
@@ -388,9 +399,12 @@ UNTOLD = ("fp8_tflops", "fp4_tflops", "int8_tops", "p95_error", "visible_gb")
 def _formula(config: RunConfig) -> dict[str, Any]:
     """Return the formula that the seconds come from, as a source without a device of ours."""
     source: dict[str, Any] = {"kind": config.costs.kind}
-    if config.costs.kind == "roofline" and config.gpu is not None:
-        facts = asdict(gpu(config.gpu))
-        source["gpu"] = {key: facts[key] for key in facts if key not in UNTOLD}
+    if config.costs.kind == "roofline" and config.gpus:
+        facts = [
+            {key: value for key, value in asdict(spec).items() if key not in UNTOLD}
+            for spec in dict.fromkeys(config.gpus)
+        ]
+        source["gpu"] = facts if len(facts) > 1 else facts[0]
     return source | {"device": None, "driver": None, "torch": None}
 
 

@@ -5,13 +5,13 @@ It knows no model, policy or trace by name: `evenflow.config.build` looks those 
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from evenflow.config import yaml_file
 from evenflow.config.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
@@ -29,7 +29,7 @@ from evenflow.config.workload import WorkloadConfig
 from evenflow.core.routing import Router
 from evenflow.costs import Fabric, StageCost, SwapCost
 from evenflow.engines.lock_step import PromptWait
-from evenflow.errors import MOST, is_count
+from evenflow.errors import MOST, UsageError, is_count
 from evenflow.keys import (
     MOST_MODEL_LEN,
     MOST_PIPES,
@@ -46,7 +46,7 @@ from evenflow.keys import (
 )
 from evenflow.results.metrics import Limit
 from evenflow.runtimes import EngineName, Holds, RuntimeName, RuntimeOverheads, runtimes
-from evenflow.specs.gpu import gpu
+from evenflow.specs.gpu import GpuSpec, gpu
 from evenflow.specs.memory import MemoryName
 
 
@@ -227,17 +227,15 @@ InMilliseconds = Annotated[
 ]
 
 
-def _of_one_kind(value: object) -> object:
-    if isinstance(value, list):
-        words = (
-            "one GPU: those of a pipeline are of one kind; for unlike ones give the slowest, and "
-            "as kv.pages what fits on the fullest"
-        )
-        raise PydanticCustomError("expected", "{expected}", {"expected": words})
-    return value
+KINDS = {dict: "mapping", list: "list"}
 
-
-Gpu = Annotated[NameOr[str, dict[str, Any]] | None, BeforeValidator(_of_one_kind)]
+Gpu = Annotated[
+    Annotated[str, Tag("name")]
+    | Annotated[dict[str, Any], Tag("mapping")]
+    | Annotated[list[NameOr[str, dict[str, Any]]], Tag("list")],
+    Discriminator(lambda value: KINDS.get(type(value), "name")),
+]
+"""A GPU by its name or as a mapping, or one for each stage."""
 
 Dtype = Literal[
     "bfloat16",
@@ -264,8 +262,10 @@ class RunConfig(Keys):
     """What the layers' matrices are in; null: as the model has them."""
     kv_dtype: Literal["bfloat16", "float16", "fp8"] | None = None
     """What keys and values are in; null: as the model has them."""
-    gpu: Gpu = None
-    """A name of `evenflow gpus`, or a mapping with what differs from one."""
+    gpu: Gpu | None = None
+    """A name of `evenflow gpus`, or a mapping with what differs from one; or a list, one for each
+    stage.
+    """
     stages: Annotated[
         int | list[int],
         expect(
@@ -405,6 +405,11 @@ class RunConfig(Keys):
             ("workload.after", earlier and not self.kv.prefix_cache, '"kv.prefix_cache: true"'),
             ("data_parallel", groups > 1 and self.virtual_engines, '"virtual_engines: false"'),
             ("attention_dp_config", asks_for_turns and groups == 1, '"data_parallel" of 2 or more'),
+            (
+                f"a pipeline of {self.num_stages} stages",
+                isinstance(self.gpu, list) and len(self.gpu) != self.num_stages,
+                f'"gpu" with one GPU, or with a list of {self.num_stages}',
+            ),
         )
         unmet += [(reason, key) for reason, lacks, key in others if lacks]
         for reason, key in unmet:
@@ -419,6 +424,17 @@ class RunConfig(Keys):
     @property
     def num_stages(self) -> int:
         return self.stages if isinstance(self.stages, int) else len(self.stages)
+
+    @property
+    def gpus(self) -> tuple[GpuSpec, ...]:
+        """The GPU of each stage, none where the run names none; UsageError if one is unknown."""
+        given = self.gpu if isinstance(self.gpu, list) else [self.gpu] * self.num_stages
+        return tuple(gpu(each) for each in given if each is not None)
+
+    @property
+    def gpu_words(self) -> str:
+        """The names of the GPUs, each once, in the order of the stages."""
+        return " and ".join(dict.fromkeys(spec.name for spec in self.gpus)) or "GPU"
 
     @property
     def stage_gpus(self) -> int:
@@ -471,7 +487,13 @@ class RunConfig(Keys):
             return self.machine
         if self.link is not None or alone or self.gpu is None or self.costs.kind == "affine":
             return None
-        return gpu(self.gpu).machine or None
+        machines = {spec.machine for spec in self.gpus}
+        if len(machines) > 1:
+            raise UsageError(
+                f"gpu: {self.gpu_words} are sold in machines of their own; give the link between "
+                "the stages, such as link: pcie-gen4"
+            )
+        return machines.pop() or None
 
     def fabric(self) -> Fabric | None:
         """Return what connects the GPUs of a stage; None if no link is known."""
@@ -492,13 +514,15 @@ class RunConfig(Keys):
 
     def _parts(self, cpu_time: str) -> list[str]:
         ranks, copies = self.tensor_parallel, 1 if self.replicas is None else self.replicas.count
-        gpus, device = self.pipeline_gpus, "GPU" if self.gpu is None else gpu(self.gpu).name
+        counts = Counter(spec.name for spec in self.gpus) or {"GPU": self.num_stages}
+        gpus = copies * self.stage_gpus
+        devices = " + ".join(f"{count * gpus} x {name}" for name, count in counts.items())
         layout = [f"PP{self.num_stages}", *([f"TP{ranks}"] if ranks > 1 else [])]
         layout += [f"DP{self.data_parallel}"] if self.data_parallel > 1 else []
         layout += [f"EP{self.stage_gpus}"] if self.expert_parallel else []
         layout += [f"{copies} replicas"] if copies > 1 else []
-        parts = [f"{self.model or 'no model'} on {copies * gpus} x {device}", " x ".join(layout)]
-        parts += [*self._wires_in_words()] if gpus > 1 else []
+        parts = [f"{self.model or 'no model'} on {devices}", " x ".join(layout)]
+        parts += [*self._wires_in_words()] if self.pipeline_gpus > 1 else []
         parts.append(f"CPU time {cpu_time}")
         return [*parts, f"costs {self.costs.kind}{self._default('costs')}"]
 

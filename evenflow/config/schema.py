@@ -156,7 +156,9 @@ def _as_written(key: str, value: Json, known: Json) -> Json:
     choices = rest.get("anyOf") or [rest]
     choices = [inner for each in choices for inner in each.get("oneOf", [each])]
     if key == "gpu":
-        choices = [_GPU if each.get("type") == "object" else each for each in choices]
+        either = {"anyOf": [{"type": "string"}, _GPU]}
+        of_kind = {"object": _GPU, "array": {"type": "array", "items": either}}
+        choices = [of_kind.get(each.get("type", ""), each) for each in choices]
     words = _words(choices, known)
     choices = [each | words if each == {"type": "string"} else each for each in choices]
     names = {"examples": _names()[key]} if key in _names() else {}

@@ -261,8 +261,11 @@ class Batcher:
             prompts += chunk.last
         queues, kv = self.queues, self.kv
         if group is not None:
-            decode_tokens = len(group.members) * self._row_tokens
-            decode_context, decoded = group.context, group.next_tokens
+            decoded = len(group.members)
+            decode_tokens = decoded * self._row_tokens
+            decode_context = group.context
+            if group.stride > 1:
+                decoded = group.next_tokens
         kv.tokens += prefill_tokens + decoded
         batch = MicroBatch(
             queues.batches,

@@ -69,7 +69,7 @@ class Queues:
         if self.kv.copies:
             self.kv.charge(batch)
         self.in_flight[batch.batch_id] = batch
-        batch.slot, batch.num_active = self.next_slot(), len(self.admitted)
+        batch.slot, batch.num_active = self.batches % self.num_slots, len(self.admitted)
         if batch.decodes is not None:
             batch.decodes.slot = batch.slot
         self.batches += 1
@@ -89,10 +89,6 @@ class Queues:
             group.slot = batch.slot
             self.ready.append(group)
         return finished
-
-    def next_slot(self) -> int:
-        """Return the slot of the next micro-batch; of `num_slots` in flight none has it."""
-        return self.batches % self.num_slots
 
     def may_preempt(self, seq: Sequence) -> str:
         """Return why a sequence cannot be preempted now, or nothing."""

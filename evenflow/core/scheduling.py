@@ -158,7 +158,7 @@ class View:
     @property
     def slot(self) -> int:
         """The slot of the next micro-batch."""
-        return self._queues.next_slot()
+        return self._queues.batches % self._queues.num_slots
 
     @property
     def in_flight(self) -> int:

@@ -123,6 +123,10 @@ class EngineQueues(Queues):
     def sent(self, batch: MicroBatch) -> None:
         """Put a micro-batch in flight; perhaps its decodes run ahead."""
         super().sent(batch)
+        if self.slotted:
+            batch.slot = self.slot
+            if batch.decodes is not None:
+                batch.decodes.slot = self.slot
         batch.notes = sent = Sent()
         if self.ahead:
             self._run_ahead(batch, sent)
@@ -151,10 +155,6 @@ class EngineQueues(Queues):
             group.slot = batch.slot
             self.slots[batch.slot if self.slotted else 0].append(group)
         return finished
-
-    def next_slot(self) -> int:
-        """Return the slot of the next micro-batch."""
-        return self.slot if self.slotted else super().next_slot()
 
     def may_preempt(self, seq: Sequence) -> str:
         """Return why a sequence cannot be preempted now, or nothing."""

@@ -196,6 +196,11 @@ class EngineView(View):
         return self._pool.find([], prefix, prompt.tokens) * self.page_tokens
 
     @property
+    def slot(self) -> int:
+        """The slot of the next micro-batch: the one being asked, where slots are asked in turn."""
+        return self._engine.slot if self._engine.slotted else super().slot
+
+    @property
     def asked(self) -> int:
         """Questions so far, this one too."""
         return self._engine.asked

@@ -63,7 +63,9 @@ def split_layers(num_layers: int, stages: int | Sequence[int]) -> tuple[int, ...
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Describe a model spread over `depth` x `stage_gpus` GPUs of one kind.
+    """Describe a model spread over `depth` x `stage_gpus` GPUs.
+
+    All are a `gpu`, or those of each stage as in `gpus`, where stages have unlike ones.
 
     `activation_tokens` is the largest micro-batch, `logits_rows` the most rows that sample at once:
     both are memory that must stay free of KV. `windows`: the number of requests with room for the
@@ -92,6 +94,7 @@ class Deployment:
     data_parallel: Count = 1
     verified_tokens: Count = 1
     memory: EngineMemory | None = None
+    gpus: tuple[GpuSpec, ...] = ()
 
     def __post_init__(self) -> None:
         split_layers(self.model.num_layers, self.layers_per_stage)
@@ -115,6 +118,14 @@ class Deployment:
                 f"expert_parallel: {self.stage_gpus} ranks cannot share the "
                 f"{self.model.num_experts} experts of {self.model.name} evenly; use a divisor"
             )
+
+    def on(self, gpu: GpuSpec) -> Self:
+        """Return the deployment with all stages on one kind of GPU."""
+        return replace(self, gpu=gpu, gpus=())
+
+    def gpu_of(self, stage: int) -> GpuSpec:
+        """Return the GPU of a stage."""
+        return self.gpus[stage] if self.gpus else self.gpu
 
     @property
     def stage_gpus(self) -> int:
@@ -143,6 +154,9 @@ class Deployment:
             if computed != wanted:
                 how += f", weight-only: {gpu.name} has no {wanted} arithmetic"
             said["weights"] = f"{model.quantization}, {how}"
+        if self.gpus and said:
+            each = {kind.name: self.on(kind).precision()["weights"] for kind in self.gpus}
+            said["weights"] = "; ".join(f"{name}: {how}" for name, how in each.items())
         return said | ({"kv": model.kv_dtype} if model.kv_dtype else {})
 
     @property
@@ -189,7 +203,7 @@ class Deployment:
         assert self.draft is not None
         experts = self.expert_parallel and self.draft.num_experts > 0
         return replace(
-            self,
+            self.on(self.gpu_of(self.depth - 1)),
             model=self.draft,
             layers_per_stage=(self.draft.num_layers,),
             draft=None,
@@ -225,18 +239,20 @@ class Deployment:
         if self.memory is None:
             return 0
         layers, ranks = self.layers_per_stage[stage], self.stage_gpus
-        return self.memory.other_bytes(layers, ranks, self.depth, direct=self.gpu.is_joined)
+        return self.memory.other_bytes(
+            layers, ranks, self.depth, direct=self.gpu_of(stage).is_joined
+        )
 
-    def usable_bytes(self) -> float:
-        """Return the bytes of a GPU that the engine may use."""
-        gpu = self.gpu
+    def usable_bytes(self, stage: int) -> float:
+        """Return the bytes of a GPU of a stage that the engine may use."""
+        gpu = self.gpu_of(stage)
         whole = gpu.memory_bytes if self.memory is None else gpu.visible_bytes
         return whole * self.memory_utilization
 
     def free_bytes(self, stage: int) -> float:
         """Return the bytes that are left for KV on one GPU of a stage; below 0: none."""
         taken = self.weight_bytes(stage) + self.activation_bytes(stage) + self.other_bytes(stage)
-        return self.usable_bytes() - taken
+        return self.usable_bytes(stage) - taken
 
     def kv_bytes_per_token(self, stage: int) -> int:
         """Return the bytes of one token's keys and values on one GPU of a stage."""
@@ -282,11 +298,12 @@ class Deployment:
             free -= self.windows * window_bytes
             pages = max(pages, int(free // (self.page_tokens * kept_bytes)))
         if pages < 1:
+            gpu = self.gpu_of(stage)
             raise DoesNotFitError(
                 f"{self.model.name} does not fit: each GPU of stage {stage} needs "
-                f"{self._needs(stage)} and has {self.usable_bytes() / GIB:.1f} "
-                f"({self.memory_utilization:g} of an {self.gpu.name}'s "
-                f"{self.gpu.memory_gb:g}); use more stages or tensor_parallel, a larger GPU, or a "
+                f"{self._needs(stage)} and has {self.usable_bytes(stage) / GIB:.1f} "
+                f"({self.memory_utilization:g} of an {gpu.name}'s "
+                f"{gpu.memory_gb:g}); use more stages or tensor_parallel, a larger GPU, or a "
                 f"policy with fewer than {self.activation_tokens} tokens a step"
             )
         return pages

@@ -144,6 +144,8 @@ def why_fixed(config: RunConfig) -> str:
         return "the run's costs do not follow from a model on a gpu"
     if config.kv.pages != "auto":
         return "the run's kv.pages is a number, not auto"
+    if len({*config.gpus}) > 1:
+        return "the run's gpu is a list, one for each stage"
     return ""
 
 
@@ -277,6 +279,8 @@ def launch_lines(
     """
     if config.model is None:
         return []
+    if isinstance(config.stages, list):
+        layers = config.stages
     count = 1 if config.replicas is None else config.replicas.count
     lines = []
     for engine in engines():
@@ -351,6 +355,8 @@ def _unsaid(engine: EngineCommand, config: RunConfig, values: Mapping[str, Any])
         yield f"what differs from node to node: {engine.per_node}"
     if config.kv_dtype and config.kv_dtype not in engine.kv_dtypes:
         yield f"kv_dtype {config.kv_dtype}"
+    if len({*config.gpus}) > 1:
+        yield f"the GPU of each stage: {', '.join(spec.name for spec in config.gpus)}"
     if config.expert_parallel and "experts" not in engine.switches:
         yield "expert_parallel"
     if config.speculative is not None:

@@ -26,7 +26,7 @@ from evenflow.config.yaml_file import Document, Patch, patched
 from evenflow.errors import UsageError
 from evenflow.results.outcome import Served
 from evenflow.schedulers import POOLED
-from evenflow.specs.gpu import gpu, gpus, links
+from evenflow.specs.gpu import gpus, links
 from evenflow.study.advice import faster_links
 from evenflow.study.deployments import (
     Candidate,
@@ -602,8 +602,8 @@ def remedies(question: PlanQuestion, misses: Sequence[Trial]) -> Search:
     best = misses[:CONTENDERS]
     cases = [_changed(question, each, "", {}, times) for each in best for times in TIMES]
     config = question.config
-    if config.gpu is not None and not why_fixed(config):
-        own = gpu(config.gpu).bytes_per_s
+    if config.gpus and not why_fixed(config):
+        own = config.gpus[0].bytes_per_s
         faster = sorted((each.bytes_per_s, each.name) for each in gpus() if each.bytes_per_s > own)
         cases += [
             _changed(question, each, *_other_gpu(config, name), times)

@@ -27,7 +27,7 @@ from evenflow.results.metrics import Limit, meets, request_metrics
 from evenflow.results.outcome import Outcome
 from evenflow.results.run import RunResult
 from evenflow.schedulers import POOLED
-from evenflow.specs.gpu import gpu
+from evenflow.specs.gpu import GpuSpec
 from evenflow.sums import plain_sum
 
 LATENCY = re.compile(r"(mean|median|std|p(\d+(?:\.\d+)?))_(ttft|tpot|itl|e2el|queue)_ms")
@@ -342,7 +342,7 @@ def dollars_per_hour(config: RunConfig, prices: Mapping[str, float]) -> float:
     for given, count in _gpus(config):
         if given is None:
             raise UsageError("--per-dollar: the run names no gpu; add the key gpu to it")
-        name = gpu(given).name
+        name = given.name
         if name not in prices:
             raise UsageError(
                 f"--per-dollar: the price of {name} is missing; {instead_of(name, prices)}"
@@ -351,10 +351,17 @@ def dollars_per_hour(config: RunConfig, prices: Mapping[str, float]) -> float:
     return total
 
 
-def _gpus(config: RunConfig) -> list[tuple[Any, int]]:
-    """Return each GPU as the run gives it, and how many of it there are, replicas included."""
+def _gpus(config: RunConfig) -> list[tuple[GpuSpec | None, int]]:
+    """Return GPUs and how many of each there are, replicas included."""
     replicas = 1 if config.replicas is None else config.replicas.count
     if config.scheduler.name not in POOLED:
-        return [(config.gpu, replicas * config.pipeline_gpus)]
+        return _of_pipeline(config, replicas)
     runs = runs_of_pools(config, system(config.scheduler)).values()
-    return [(run.gpu, run.pipeline_gpus) for run in runs]
+    return [pair for run in runs for pair in _of_pipeline(run)]
+
+
+def _of_pipeline(config: RunConfig, replicas: int = 1) -> list[tuple[GpuSpec | None, int]]:
+    """Return the GPU of each stage, None where none is named, and how many there are."""
+    return [(each, replicas * config.stage_gpus) for each in config.gpus] or [
+        (None, replicas * config.pipeline_gpus)
+    ]

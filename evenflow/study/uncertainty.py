@@ -26,7 +26,7 @@ from evenflow.report.shown import Shown, Table
 from evenflow.report.tables import number, percent, write_table
 from evenflow.report.words import metric_words
 from evenflow.results.student import student_quantile
-from evenflow.specs.gpu import gpu, gpus
+from evenflow.specs.gpu import gpus
 from evenflow.study.trials import How, Simulator, Study, Trial, Variant
 
 LEVEL = 0.9
@@ -86,10 +86,10 @@ def stated(config: RunConfig, beside: Path) -> Stated:
     words = f"{share:.1%} of {layers} models on measured GPUs"
     if kind == "silicon":
         return Stated(share, words)
-    spec = gpu(config.gpu)
-    p95 = spec.p95_error or max(each.p95_error for each in gpus())
-    more = "" if spec.p95_error else ", not known and taken as that of the worst GPU"
-    against = f"{p95:.1%} (P95) of the roofline of {spec.name} against operators{more}"
+    measured = all(spec.p95_error for spec in config.gpus)
+    p95 = max(each.p95_error for each in (config.gpus if measured else gpus()))
+    more = "" if measured else ", not known and taken as that of the worst GPU"
+    against = f"{p95:.1%} (P95) of the roofline of {config.gpu_words} against operators{more}"
     return Stated(math.hypot(share, p95 / 1.96), f"{words}; {against}")
 
 

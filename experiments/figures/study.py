@@ -20,7 +20,7 @@ from evenflow.config.systems import keys_of_system
 from evenflow.config.yaml_file import long_form
 from evenflow.errors import UsageError, instead_of
 from evenflow.experiments.figures.measures import overview
-from evenflow.experiments.figures.schema import FigurePlan, Layer, gpu_name, layered
+from evenflow.experiments.figures.schema import FigurePlan, Layer, layered
 from evenflow.report.shown import Shown, Table
 from evenflow.report.tables import is_number, number
 from evenflow.results.outcome import Served
@@ -367,7 +367,7 @@ def machine_words(config: RunConfig) -> str:
     """Return a run's GPU with its links, in words."""
     assert config.gpu is not None  # or there is no machine
     link, nodes, all_reduce = config.wires
-    words = gpu_name(config.gpu)
+    words = config.gpu_words
     if link is not None:
         words += f" over {link_words(link)}"
     elif all_reduce is None and config.num_stages * config.tensor_parallel > 1:

@@ -17,7 +17,7 @@ from evenflow.config.build import build, model_of
 from evenflow.config.run import RunConfig, configured
 from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
-from evenflow.specs.gpu import gpu, gpus
+from evenflow.specs.gpu import gpus
 from evenflow.specs.model import ModelSpec, models
 from evenflow.study.deployments import launch_lines, most_tokens, shifted
 from tools.recordings import arguments, drawn
@@ -151,7 +151,7 @@ def _facts(config: RunConfig, facts: dict[str, Any]) -> dict[str, Any]:
     assert spec is not None
     lines = launch_lines(config, layers, most_tokens(config, Path()))
     named = dict(line.split(": ", 1) for line in lines if line[0] != " ")
-    card = gpu(config.gpu or "")
+    (card,) = set(config.gpus)
     whole = card.visible_bytes if "memory_like" in facts else card.memory_bytes
     taken = [facts[f"{what}_bytes_per_gpu"] for what in TAKEN if f"{what}_bytes_per_gpu" in facts]
     usable = whole * config.kv.memory_utilization

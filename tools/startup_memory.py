@@ -60,10 +60,9 @@ def specs() -> dict[str, ModelSpec]:
     with (FOLDER / "startup_models.csv").open(encoding="utf-8", newline="") as file:
         rows = [{key: cell for key, cell in row.items() if cell} for row in csv.DictReader(file)]
     texts = {key for key, kind in kinds.items() if kind is str}
-    return {
-        row["name"]: ModelSpec(**{k: v if k in texts else json.loads(v) for k, v in row.items()})
-        for row in rows
-    }
+    read: list[dict[str, Any]]
+    read = [{k: v if k in texts else json.loads(v) for k, v in row.items()} for row in rows]
+    return {row["name"]: ModelSpec(**row) for row in read}
 
 
 def logs(memory: EngineMemory) -> list[Log]:

@@ -17,7 +17,6 @@ from evenflow.report.tables import number, percent
 from evenflow.report.words import arrivals_words, listed, metric_words
 from evenflow.runtimes import runtimes
 from evenflow.schedulers import POOLED
-from evenflow.specs.gpu import gpu
 from evenflow.study.deployments import launch_lines, most_tokens
 from evenflow.study.rates import RateFound, TriedRate, keeps
 from evenflow.study.slo import Condition
@@ -245,10 +244,10 @@ def basis(config: RunConfig, trial: Trial, prediction: Prediction | None) -> Ite
 def _kernels(config: RunConfig, trial: Trial, prediction: Prediction | None) -> Basis:
     kind, what = config.costs.kind, f"costs {config.costs.kind}"
     how = {"affine": "guessed", "profile": "measured", "silicon": "measured"}.get(kind, "guessed")
-    if kind == "roofline" and config.gpu is not None:
-        spec = gpu(config.gpu)
-        how = "fitted" if spec.p95_error else "guessed"
-        what = f"roofline of {spec.name}: {spec.source}"
+    if kind == "roofline" and config.gpus:
+        specs = list(dict.fromkeys(config.gpus))
+        how = "fitted" if all(spec.p95_error for spec in specs) else "guessed"
+        what = "; ".join(f"roofline of {spec.name}: {spec.source}" for spec in specs)
     share = trial.records[0].cost_source.get("extrapolated_share", 0.0)
     if share > 0:
         how += f"; {percent(share, 0, sign=False)} of the time rests on no measurement"

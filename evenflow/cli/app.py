@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 import evenflow
 from evenflow import api
-from evenflow.cli import figures, lists, measured, profile, real
+from evenflow.cli import explore, figures, lists, measured, profile, real
 from evenflow.cli.command import Instead, command
 from evenflow.errors import MOST_LETTERS, UsageError, shortened
 from evenflow.report.echo import echo, visible
@@ -110,6 +110,7 @@ LIST = Instead("--list", "Only list them, with sources.", _entries)
 COMMANDS: dict[str, Callable[..., None]] = {
     "simulate": command(api.simulate, folder="{}", lean=True),
     "compare": command(api.compare, folder="{}-compare"),
+    "explore": explore.explore_command,
     "schedulers": lists.schedulers_command,
     "models": lists.models_command,
     "gpus": lists.gpus_command,

@@ -59,18 +59,23 @@ def page(
     """
     draw = plotly_js and f"{plotly_js}\n{scripts()}"
     facts = json.dumps(provenance, indent=2, sort_keys=True, default=str, ensure_ascii=False)
-    lines = [
+    told = f"<pre>{escape(facts)}</pre></details>"
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        *parts,
+        f"<details><summary>Configuration and provenance</summary>{told}",
+    ]
+    return document(title, f"{draw}\n{_beside('sort.js')}", "\n".join(body))
+
+
+def document(title: str, script: str, body: str) -> str:
+    """Return an HTML document with our stylesheet and a script inside."""
+    return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         f'content="width=device-width, initial-scale=1"><title>{escape(title)}'
         f"</title>\n<style>\n{_beside('page.css')}</style>\n"
-        f"<script>{draw}\n{_beside('sort.js')}</script></head>\n"
-        "<body>",
-        f"<h1>{escape(title)}</h1>",
-        *parts,
-        f"<details><summary>Configuration and provenance</summary><pre>{escape(facts)}</pre>"
-        "</details>\n</body></html>\n",
-    ]
-    return "\n".join(lines)
+        f"<script>{script}</script></head>\n<body>\n{body}\n</body></html>\n"
+    )
 
 
 def section(heading: str, caption: str) -> str:

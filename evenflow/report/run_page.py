@@ -61,6 +61,10 @@ WHOLE_BINS, ZOOM_BATCHES, QUEUE_BINS, MOST_GAPS = 150, 150, 120, 1000
 Drawn = tuple[str, Figure, str]
 """A figure with its name in front, and the HTML that stands over it."""
 
+MIXES = {"prefill only": 1.0, "half prefill, half decode": 0.5, "decode only": 0.0}
+BLOCKS = {words: blend(share) for words, share in MIXES.items()}
+"""The colours of micro-batches by what they hold."""
+
 CAPTIONS = {
     "Summary": f"The best of a row, and all within {100 * ALIKE:.0f} % of it, are in bold. Mean "
     "and P99 (99 of 100 are at or below it) are defined as in vLLM's benchmark.",
@@ -126,21 +130,20 @@ def render(
 def _figures(runs: Mapping[str, Outcome]) -> list[str]:
     lines = pipelines(runs)
     computing = {"computing": PARTS["computing"]}
-    blocks = {"prefill only": 1.0, "half prefill, half decode": 0.5, "decode only": 0.0}
     return [
         _section("Where the stage time goes"),
         _cause_key(lines, computing),
         figure("causes", causes(lines)),
-        f"<details><summary>What the causes mean</summary>{_cause_list()}</details>",
+        f"<details><summary>What the causes mean</summary>{cause_list()}</details>",
         "<details ontoggle=\"Plotly.Plots.resize('causes-by-stage')\">"
         "<summary>The same, stage by stage</summary>",
         figure("causes-by-stage", causes_by_stage(lines)),
         "</details>",
         _section("Tokens in each micro-batch"),
-        _key({"prefill tokens": _swatch(PREFILL), "decode tokens": _swatch(DECODE)}),
+        key({"prefill tokens": swatch(PREFILL), "decode tokens": swatch(DECODE)}),
         _beside("two", tokens(lines)),
         _section("Stages at work"),
-        _cause_key(lines, computing | {words: blend(share) for words, share in blocks.items()}),
+        _cause_key(lines, computing | BLOCKS),
         *_stages_at_work(lines),
         _section("Latency"),
         _line_key(runs),
@@ -162,9 +165,9 @@ def _section(heading: str) -> str:
     return section(heading, CAPTIONS[heading])
 
 
-def _cause_list() -> str:
+def cause_list() -> str:
     entries = [
-        f"<dt>{_swatch(PARTS[cause])}{label}</dt><dd>{meaning}</dd>"
+        f"<dt>{swatch(PARTS[cause])}{label}</dt><dd>{meaning}</dd>"
         for cause, (label, meaning) in CAUSE_WORDS.items()
     ]
     return f"<dl>{''.join(entries)}</dl>"
@@ -175,20 +178,20 @@ def _cause_key(runs: Mapping[str, Outcome], others: Mapping[str, str]) -> str:
     found = [shares(run) for run in runs.values()]
     occurring = [cause for cause in CAUSES if any(each[cause] > 0 for each in found)]
     colours = {**others, **{cause_label(cause): PARTS[cause] for cause in occurring}}
-    return _key({words: _swatch(shade) for words, shade in colours.items()})
+    return key({words: swatch(shade) for words, shade in colours.items()})
 
 
 def _line_key(runs: Mapping[str, Outcome]) -> str:
     """A legend of the lines of runs below it."""
-    return _key({escape(name): _stroke(index) for index, name in enumerate(runs)})
+    return key({escape(name): _stroke(index) for index, name in enumerate(runs)})
 
 
-def _key(marks: Mapping[str, str]) -> str:
+def key(marks: Mapping[str, str]) -> str:
     entries = " ".join(f"<span>{mark}{words}</span>" for words, mark in marks.items())
     return f'<p class="key">{entries}</p>'
 
 
-def _swatch(shade: str) -> str:
+def swatch(shade: str) -> str:
     return f'<i style="background:{shade}"></i>'
 
 

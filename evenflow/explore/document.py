@@ -63,7 +63,7 @@ class Given:
     names: frozenset[str]
 
     @property
-    def asked(self) -> Question:
+    def question(self) -> Question:
         """The page as it opens."""
         return Question(text=self.text, others=[dict(each) for each in self.others])
 
@@ -84,7 +84,7 @@ def given(file: Path, sets: Sequence[str], schedulers: str, slo: Sequence[str]) 
     data = [document_of(text, str(file)).data, *others]
     names = frozenset(word for each in data for _, word in _words(each))
     found = Given(file, text, others, limits, names)
-    settled(found, found.asked)
+    settled(found, found.question)
     return found
 
 
@@ -144,18 +144,18 @@ def _same(start: Document, patch: Mapping[str, Any], config: RunConfig) -> bool:
         return False
 
 
-def settled(given: Given, asked: Question) -> Settled:
+def settled(given: Given, question: Question) -> Settled:
     """Check what a page asks for; UsageError in the command line's words."""
-    text, name = asked.text, given.file.name
+    text, name = question.text, given.file.name
     if len(text) > MOST_BYTES:
         raise UsageError(f"{name}: has more than {MOST_BYTES} bytes; a shorter file is right")
-    others = [dict(each) for each in asked.others]
-    if len(others) >= MOST_SIDES or not 0 <= asked.side <= len(others):
+    others = [dict(each) for each in question.others]
+    if len(others) >= MOST_SIDES or not 0 <= question.side <= len(others):
         raise UsageError(f"--schedulers: at most {MOST_SIDES} side by side are right")
     document_of(text, name)  # before anything is changed in it
-    for dotted, value in asked.set.items():
-        if asked.side and dotted.startswith("scheduler"):
-            others[asked.side - 1] = _with(others[asked.side - 1], dotted, value)
+    for dotted, value in question.set.items():
+        if question.side and dotted.startswith("scheduler"):
+            others[question.side - 1] = _with(others[question.side - 1], dotted, value)
         else:
             text = edited(text, dotted, value)
     document = document_of(text, name)
@@ -201,7 +201,7 @@ def _words(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from _words(below, key)
 
 
-def asked_of(data: Any) -> Question:
+def question_of(data: Any) -> Question:
     """Return what a page asks for, from its JSON; UsageError for what is no such thing."""
     try:
         return Question.model_validate(data)

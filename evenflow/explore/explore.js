@@ -57,7 +57,7 @@ async function ask(change = {}) {
   progress = {};
   document.body.dataset.state = "asked";
   try {
-    for await (const message of messages("/simulate", {asked: {...state, ...change}}, mine.signal)) {
+    for await (const message of messages("/simulate", {question: {...state, ...change}}, mine.signal)) {
       if (mine !== stop) return;
       if (message.error) byId("error").textContent = message.error;
       if (message.document) settle(message.document);
@@ -316,7 +316,7 @@ async function sweep(side, control) {
   drawSweep();
   byId("swept").scrollIntoView({block: "nearest"});
   try {
-    const body = {asked: {...state, side}, key: control.key, values};
+    const body = {question: {...state, side}, key: control.key, values};
     for await (const message of messages("/sweep", body, mine.stop.signal)) {
       if (mine !== swept) return;
       if (message.error) byId("swept-told").textContent = message.error;

@@ -42,8 +42,8 @@ BUTTONS = {
 
 def live_page(given: Given) -> str:
     """Return the page of a server."""
-    asked = given.asked
-    return _page(given, {"text": asked.text, "others": asked.others}, LIVE)
+    question = given.question
+    return _page(given, {"text": question.text, "others": question.others}, LIVE)
 
 
 def still_page(given: Given, axes: list[dict[str, Any]], points: Mapping[str, Any]) -> str:

@@ -52,7 +52,7 @@ def write_page(path: Path, given: Given, vary: Sequence[str]) -> None:
 def _axes(given: Given, vary: Sequence[str]) -> list[Control]:
     """Return the sliders: what `KEY=V1,V2` says, or steps of the range that a page would have."""
     told: list[dict[str, Any]] = []
-    tasks.look(given, given.asked, told.append)
+    tasks.look(given, given.question, told.append)
     document = told[0]["document"]
     known = {each["key"]: each for each in [*document["schedulers"][0], *document["controls"]]}
     first = next((key for key, each in known.items() if "low" in each), "")
@@ -79,9 +79,9 @@ def _axis(known: dict[str, Control], text: str) -> Control:
 def _point(given: Given, axes: Sequence[Control], place: Sequence[int]) -> dict[str, Any]:
     """Simulate all sides at a point; return what the page shows of it."""
     new = {axis["key"]: axis["values"][at] for axis, at in zip(axes, place, strict=True)}
-    others = [_with(each, new) for each in given.asked.others]
-    asked = given.asked.model_copy(update={"set": new, "others": others})
-    found = settled(given, asked)
+    others = [_with(each, new) for each in given.question.others]
+    question = given.question.model_copy(update={"set": new, "others": others})
+    found = settled(given, question)
     runs = []
     for side, config in enumerate(found.configs):
         job = tasks.job_of(given, found, side)

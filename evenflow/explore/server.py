@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from evenflow.errors import UsageError
-from evenflow.explore.document import MOST_SIDES, Given, asked_of
+from evenflow.explore.document import MOST_SIDES, Given, question_of
 from evenflow.explore.page import live_page
 from evenflow.explore.workers import Processes, Task, line
 from evenflow.runtime.http.live import listening
@@ -76,7 +76,7 @@ def make_app(given: Given, token: str, tells: Tells) -> FastAPI:
 async def _json(request: Request) -> Any:
     try:
         data = json.loads(await request.body())
-        asked_of(data["asked"])
+        question_of(data["question"])
         return data
     except (ValueError, KeyError, TypeError, RecursionError, UsageError):
         raise HTTPException(400, "no question of this page; reload it") from None
@@ -97,14 +97,14 @@ def _stream(lines: AsyncGenerator[bytes]) -> Response:
 async def _simulated(tells: Tells, data: Any) -> AsyncGenerator[bytes]:
     """Yield the document with the new values in it, then all sides as they are simulated."""
     document: Any = None
-    async with aclosing(tells(("look", data["asked"], ()))) as told:
+    async with aclosing(tells(("look", data["question"], ()))) as told:
         async for each in told:
             document = json.loads(each).get("document")
             yield each
     if document is not None:
-        asked = {"text": document["text"], "others": document["others"]}
+        question = {"text": document["text"], "others": document["others"]}
         sides = range(1 + len(document["others"]))
-        several = _merged(tells, [("simulate", asked, (side,)) for side in sides])
+        several = _merged(tells, [("simulate", question, (side,)) for side in sides])
         async with aclosing(several) as told:
             async for each in told:
                 yield each
@@ -116,7 +116,7 @@ async def _swept(tells: Tells, data: Any) -> AsyncGenerator[bytes]:
     if not isinstance(key, str) or not isinstance(values, list) or len(values) > MOST_VALUES:
         yield line({"error": f"a key and at most {MOST_VALUES} values are right"})
         return
-    each_value: list[Task] = [("try_value", data["asked"], (key, value)) for value in values]
+    each_value: list[Task] = [("try_value", data["question"], (key, value)) for value in values]
     async with aclosing(_merged(tells, each_value)) as told:
         async for each in told:
             yield each

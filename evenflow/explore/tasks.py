@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from evenflow.config.build import Workload, load_workload, reads_text
+from evenflow.config.files import make_importable
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.yaml_file import document_of
 from evenflow.explore.controls import controls, scheduler_controls
@@ -37,10 +39,12 @@ class Stopped(Exception):  # noqa: N818 - it is no error
     """The page wants something else by now."""
 
 
-def look(given: Given, asked: Question, tell: Tell) -> None:
+def look(given: Given, question: Question, tell: Tell) -> None:
     """Tell what the page's document is with the new values in it, and its controls."""
-    found = settled(given, asked)
+    found = settled(given, question)
     start = configured(document_of(given.text, given.file.name))
+    for each in found.configs:
+        make_importable(each.scheduler.name, Path.cwd(), given.file.parent)
     told = {
         "text": found.text,
         "others": found.others,
@@ -53,9 +57,9 @@ def look(given: Given, asked: Question, tell: Tell) -> None:
     tell({"document": told})
 
 
-def simulate(given: Given, asked: Question, tell: Tell, side: int) -> None:
+def simulate(given: Given, question: Question, tell: Tell, side: int) -> None:
     """Simulate one of the schedulers: tell of a first stretch, of the progress, of the whole."""
-    job = job_of(given, settled(given, asked), side)
+    job = job_of(given, settled(given, question), side)
     requests = job.workload.requests
     count, config = len(requests), job.config
     if count > 2 * FIRST:
@@ -68,10 +72,10 @@ def simulate(given: Given, asked: Question, tell: Tell, side: int) -> None:
     tell({"run": run | {"side": side, "of": count}})
 
 
-def try_value(given: Given, asked: Question, tell: Tell, key: str, value: Any) -> None:
+def try_value(given: Given, question: Question, tell: Tell, key: str, value: Any) -> None:
     """Simulate one value of a key for SEEDS seeds: tell the mean and half-width of each number."""
-    found = settled(given, asked.model_copy(update={"set": {key: value}}))
-    config = found.configs[asked.side]
+    found = settled(given, question.model_copy(update={"set": {key: value}}))
+    config = found.configs[question.side]
     runs = []
     for seed in range(config.workload.seed, config.workload.seed + SEEDS):
         own = with_(config, {"workload.seed": seed})

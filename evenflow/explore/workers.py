@@ -19,9 +19,9 @@ from typing import Any
 from pydantic_core import to_json
 
 from evenflow.children import end_with_parent
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, told_in_a_line
 from evenflow.explore import tasks
-from evenflow.explore.document import Given, asked_of
+from evenflow.explore.document import Given, question_of
 from evenflow.user_code import words_of
 
 STOP_LIMIT_S = 2.0
@@ -32,19 +32,22 @@ LOOK_S = 0.02
 
 MOST_PROCESSES = 4
 
+ERROR = "error: "
+"""What the command line begins its line with."""
+
 Task = tuple[str, Any, tuple[Any, ...]]
 """The name of a function of `tasks`, what a page asks for, and more arguments."""
 
 
 def lines_of(given: Given, task: Task, tell: tasks.Tell) -> None:
     """Carry out a task; a mistake is told as the command line says it."""
-    name, asked, more = task
+    name, question, more = task
     try:
-        getattr(tasks, name)(given, asked_of(asked), tell, *more)
+        getattr(tasks, name)(given, question_of(question), tell, *more)
     except tasks.Stopped:
         pass
     except UsageError as error:
-        tell({"error": str(error)})
+        tell({"error": told_in_a_line(str(error), ERROR).removeprefix(ERROR)})
     except MemoryError:
         tell({"error": "the memory does not suffice: give fewer requests"})
     except Exception as error:  # of a worker, which goes on
@@ -149,8 +152,8 @@ class Processes:
 
     def end(self) -> None:
         """End the processes."""
-        for each in self._all:
-            each.end()
+        while self._all:
+            self._all.pop().end()
 
     async def lines(self, task: Task) -> AsyncGenerator[bytes]:
         """Yield what a task tells; it is stopped where this is left before its end."""
@@ -169,7 +172,7 @@ class Processes:
     async def _free_again(self, worker: TaskProcess) -> None:
         if not worker.busy or await worker.stopped():
             self._free.put_nowait(worker)
-            return
-        self._all.remove(worker)
-        worker.end()
-        self._add()
+        elif worker in self._all:
+            self._all.remove(worker)
+            worker.end()
+            self._add()

@@ -175,7 +175,7 @@ def _with(scheduler: dict[str, Any], dotted: str, value: Any) -> dict[str, Any]:
 def _refuse_names(given: Given, name: str, data: Mapping[str, Any]) -> None:
     """Raise a UsageError for a file or a module that the command line did not name."""
     for key, word in _words(data):
-        if word not in given.names and _leads_somewhere(word, given.file.parent):
+        if word and word not in given.names and _leads_somewhere(word, given.file.parent):
             raise UsageError(
                 f'{name}: {key}: "{word}" is not a name that the page may give; a file or a module '
                 "has to be on the command line"

@@ -118,7 +118,7 @@ function drawControls(groups) {
   for (const [, side, all] of groups) for (const each of all) byId(idOf(side, each.key)).refresh(each);
 }
 
-const idOf = (side, key) => `${side}-${key.replaceAll(".", "-")}`;
+const idOf = (side, key) => `${"ABCD"[side]}-${key.replaceAll(".", "-")}`;
 
 function control(side, each) {
   const id = idOf(side, each.key), name = each.key.split(".").pop();
@@ -213,7 +213,7 @@ function drawTiles(all) {
       return row;
     });
     const limit = metric.limit ? make("small", {textContent: `limit: ${metric.limit}`}) : "";
-    return make("div", {className: "tile"}, make("h3", {textContent: title(metric)}), limit, ...rows);
+    return make("div", {className: "tile"}, make("p", {className: "name", textContent: title(metric)}), limit, ...rows);
   }));
   byId("runs").innerHTML = "";
   all.forEach((run, at) => byId("runs").append(make("span", {innerHTML: mark(at)}, ` ${run.called}`)));

@@ -40,9 +40,11 @@ def explore_command(
     ] = None,
 ) -> None:
     """Open a page in the browser that simulates what its sliders say, until Ctrl-C."""
+    from evenflow.explore import tasks
     from evenflow.explore.document import given
 
     asked = given(run, set_ or (), schedulers, slo or ())
+    tasks.check(asked)
     if out is not None:
         from evenflow.explore.points import write_page
 

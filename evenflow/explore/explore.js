@@ -51,7 +51,7 @@ async function* messages(path, body, signal) {
 async function ask(change = {}) {
   stop?.abort();
   const mine = stop = new AbortController();
-  const started = performance.now();
+  const started = asked = performance.now();
   byId("error").textContent = "";
   byId("status").textContent = "simulating ...";
   progress = {};
@@ -85,13 +85,14 @@ const inAll = () => runs.map(run => run.setup).filter((each, at, all) => all.ind
 let later = 0;
 const soon = (call, ms) => { clearTimeout(later); later = setTimeout(call, ms); };
 
-let waits = null;  // what the sliders moved to since the last question
+let waits = null, asked = 0;  // what the sliders moved to since the last question, and when it was
 function move(side, key, value) {
   if (!live) return pick(key, value);
   if (waits && waits.side === side) waits.set[key] = value;
   else {
     waits = {side, set: {[key]: value}};
-    setTimeout(() => { const change = waits; waits = null; ask(change); }, MOVE_MS);
+    const left = asked + MOVE_MS - performance.now();
+    setTimeout(() => { const change = waits; waits = null; ask(change); }, Math.max(left, 0));
   }
 }
 
@@ -103,8 +104,9 @@ function settle(found) {
   if (byId("text").value !== found.text) byId("text").value = found.text;
   byId("command").textContent = found.command;
   remember();
-  drawControls([["The run", 0, found.controls],
-    ...found.schedulers.map((controls, side) => [`Scheduler ${"ABCD"[side]}`, side, controls])]);
+  const several = found.schedulers.length > 1;
+  drawControls([...found.schedulers.map((controls, side) =>
+    [several ? `Scheduler ${"ABCD"[side]}` : "Scheduler", side, controls]), ["The run", 0, found.controls]]);
   runs.length = Math.min(runs.length, found.schedulers.length);
 }
 
@@ -124,7 +126,7 @@ function control(side, each) {
   const id = idOf(side, each.key), name = each.key.split(".").pop();
   const label = make("label", {htmlFor: `${id}-in`, textContent: name});
   const box = make("div", {id, className: "control"}, label);
-  const about = make("small", {textContent: each.words, id: `${id}-about`});
+  const about = make("small", {textContent: each.words, title: each.words, id: `${id}-about`});
   if (each.choices) {
     const select = make("select", {id: `${id}-in`}, ...each.choices.map(choice =>
       make("option", {textContent: choice === null ? "as the machine has it" : choice})));
@@ -180,7 +182,16 @@ function show(run, ms) {
 
 const lettered = () => [...runs.filter(Boolean).map((run, at) =>
   ({...run, called: runs.length > 1 || pinned ? `${"ABCD"[at]}: ${run.label}` : run.label})),
-  ...(pinned ? [{...pinned, called: `pinned: ${pinned.label}`}] : [])];
+  ...(pinned ? [{...pinned, called: `pinned: ${whatDiffers() || pinned.label}`}] : [])];
+
+// The settings of the pinned run that are others by now: kv_thresh 0.05.
+const settings = found => [...found.schedulers[0], ...found.controls];
+function whatDiffers() {
+  if (!live) return "";
+  const now = new Map(settings(told).map(each => [each.key, each.value]));
+  return settings(pinned.told).filter(each => now.get(each.key) !== each.value)
+    .map(each => `${each.key.split(".").pop()} ${each.value}`).join(", ");
+}
 
 let frame = 0;
 function draw1() {
@@ -205,14 +216,15 @@ function drawTiles(all) {
       const value = run.summary[metric.key], row = make("p", {innerHTML: mark(at)});
       row.append(make("b", {textContent: inWords(metric, value)}));
       const base = pinned?.summary[metric.key];
-      if (base && value !== undefined && at < runs.length) row.append(difference(metric, value, base));
+      if (base && value !== undefined && at < runs.length) row.append(" ", difference(metric, value, base));
       if (metric.bound !== null && value !== undefined) {
         const kept = metric.least ? value >= metric.bound : value <= metric.bound;
-        row.append(make("span", {className: kept ? "better" : "worse", textContent: kept ? " kept" : " missed"}));
+        row.append(" ", make("span", {className: kept ? "better" : "worse", textContent: kept ? "kept" : "missed"}));
       }
       return row;
     });
-    const limit = metric.limit ? make("small", {textContent: `limit: ${metric.limit}`}) : "";
+    const limit = metric.bound === null ? "" : make("small",
+      {textContent: `${metric.least ? "at least" : "at most"} ${inWords(metric, metric.bound)}`});
     return make("div", {className: "tile"}, make("p", {className: "name", textContent: title(metric)}), limit, ...rows);
   }));
   byId("runs").innerHTML = "";
@@ -224,7 +236,7 @@ function difference(metric, value, base) {
   const same = Math.abs(share) < 0.05, good = metric.best && (share > 0) === (metric.best === "high");
   return make("span", {
     className: same || !metric.best ? "" : good ? "better" : "worse",
-    textContent: same ? " =" : ` ${share > 0 ? "\u25b2 +" : "\u25bc \u2212"}${digits(Math.abs(share))} %`,
+    textContent: same ? "=" : `${share > 0 ? "\u25b2+" : "\u25bc\u2212"}${+Math.abs(share).toPrecision(2)} %`,
     title: `against ${inWords(metric, base)}`,
   });
 }
@@ -342,7 +354,7 @@ function drawSweep() {
   const layout = {height: 280, margin: {l: 72, r: 12, t: 12, b: 46}, showlegend: false,
     shapes: control.value === null ? [] : [at],
     xaxis: {title: {text: control.key}, type: control.log ? "log" : "linear"},
-    yaxis: {title: {text: metric.words.replace(/^stages busy$/, "stages busy (%)")}, rangemode: "tozero"}};
+    yaxis: {title: {text: metric.words.replace(/^stages busy$/, "stages busy (%)")}, rangemode: "tozero", automargin: true}};
   plot("swept-figure", {data, layout});
 }
 
@@ -360,7 +372,7 @@ async function copy(text, button) {
 }
 
 function pin() {
-  pinned = pinned || !runs[0] ? null : {...runs[0], state: {...state}};
+  pinned = pinned || !runs[0] ? null : {...runs[0], state: {...state}, told};
   byId("pin").textContent = pinned ? "unpin" : "pin A";
   byId("pin").ariaPressed = String(Boolean(pinned));
   if (live) remember();

@@ -101,10 +101,9 @@ def shown_metrics(slo: Sequence[Condition]) -> list[dict[str, Any]]:
     for key in dict.fromkeys([*TILES, *limits]):
         words = known[key].words if key in known else key.replace("_", " ")
         better = known[key].best if key in known else "low"
-        limit = limits[key].words if key in limits else ""
         bound = limits[key].limit if key in limits else None
         least = key in limits and limits[key].at_least
-        row = {"key": key, "words": words, "best": better, "limit": limit}
+        row = {"key": key, "words": words, "best": better}
         found.append(row | {"bound": bound, "least": least})
     return found
 

@@ -19,6 +19,7 @@ from evenflow.explore.document import Given, Question, Settled, settled
 from evenflow.explore.pictures import numbers, picture, simulated
 from evenflow.study.fair import interval
 from evenflow.study.runs import Job, run_job
+from evenflow.study.slo import check_slo
 
 FIRST = 16
 """Requests of the stretch that is simulated before the whole run, for a first picture."""
@@ -60,11 +61,9 @@ def look(given: Given, question: Question, tell: Tell) -> None:
 def simulate(given: Given, question: Question, tell: Tell, side: int) -> None:
     """Simulate one of the schedulers: tell of a first stretch, of the progress, of the whole."""
     job = job_of(given, settled(given, question), side)
-    requests = job.workload.requests
-    count, config = len(requests), job.config
+    count, config = len(job.workload.requests), job.config
     if count > 2 * FIRST:
-        short = job._replace(workload=job.workload._replace(requests=requests[:FIRST]))
-        outcome, prompts = simulated(short, lambda _: tell({}))
+        outcome, prompts = simulated(_stretch(job), lambda _: tell({}))
         run = picture(outcome, prompts, config, given.slo, MOST_BATCHES)
         tell({"run": run | {"side": side, "of": count}})
     outcome, prompts = simulated(job, _watch(tell, {"side": side, "of": count}))
@@ -87,6 +86,21 @@ def try_value(given: Given, question: Question, tell: Tell, key: str, value: Any
             each = interval([run[metric] for run in runs])
             told[metric] = [each.mean, each.half_width]
     tell({"point": {"value": value, "metrics": told}})
+
+
+def check(given: Given) -> None:
+    """Raise UsageError for what could not be simulated, or limited, before any page is open."""
+    found = settled(given, given.question)
+    for side, config in enumerate(found.configs):
+        job = job_of(given, found, side)
+        job.built()
+        if not side:
+            check_slo(given.slo, run_job(_stretch(job), whole=False), config)
+
+
+def _stretch(job: Job) -> Job:
+    few = job.workload._replace(requests=job.workload.requests[:FIRST])
+    return job._replace(workload=few)
 
 
 def job_of(given: Given, found: Settled, side: int) -> Job:

@@ -121,7 +121,7 @@ function drawStages(pen, run, width, from, to, lane) {
   const bottom = run.stages.length * ROW + 2;
   for (let s = Math.ceil(from / step) * step; s <= to; s += step) {
     pen.rect(x(s), bottom, 1, 4, "#7B8794");
-    pen.words(x(s), bottom + 17, `${s.toFixed(digits)} s`, "middle");
+    if (x(s) < right - 24) pen.words(x(s), bottom + 17, `${s.toFixed(digits)} s`, "middle");
   }
 }
 

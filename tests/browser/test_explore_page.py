@@ -67,6 +67,7 @@ def test_a_page_is_used(page: Page, address: tuple[str, int]) -> None:
     first, pinned = page.tile("preemptions")[-2:]
     assert int(first.split()[0]) < int(pinned)
     assert "▼" in first
+    assert "pinned: kv_thresh 0.05" in page.text("#runs")
     page.change(lambda: page.slide(RATE, 0.25))
     page.change(lambda: page.slide("A-workload-seed", 0.5))
     assert "seed: 10}" in page.run("return document.getElementById('text').value")

@@ -41,9 +41,9 @@ class Question(Keys):
 
     text: str
     """The text of the RUN.yaml."""
-    others: list[dict[str, Any]] = Field([])
+    others: list[dict[str, Any]] = Field(default=[])
     """Schedulers that are shown beside its own: names and parameters."""
-    set: dict[str, Any] = Field({})
+    set: dict[str, Any] = Field(default={})
     """New values of keys; those of a scheduler are of the one at position `side`."""
     side: int = 0
     """0: the RUN.yaml's own scheduler."""
@@ -53,10 +53,12 @@ class Question(Keys):
 class Given:
     """What the command line gave: a run's file and text, schedulers beside its own, limits.
 
-    `names` are all words in it, and the only ones of files and modules that are right.
+    `original` is the file's text without what `--set` and `--schedulers` say. `names` are all words
+    in it, and the only ones of files and modules that are right.
     """
 
     file: Path
+    original: str
     text: str
     others: tuple[Mapping[str, Any], ...]
     slo: tuple[Condition, ...]
@@ -70,7 +72,7 @@ class Given:
 
 def given(file: Path, sets: Sequence[str], schedulers: str, slo: Sequence[str]) -> Given:
     """Return what is explored; UsageError for what cannot be."""
-    text = read_text(file)
+    text = original = read_text(file)
     document = document_of(text, str(file))
     for each in sets:
         text = _set(text, each)
@@ -83,7 +85,7 @@ def given(file: Path, sets: Sequence[str], schedulers: str, slo: Sequence[str]) 
     others = tuple(entries[1:])
     data = [document_of(text, str(file)).data, *others]
     names = frozenset(word for each in data for _, word in _words(each))
-    found = Given(file, text, others, limits, names)
+    found = Given(file, original, text, others, limits, names)
     settled(found, found.question)
     return found
 
@@ -115,7 +117,7 @@ class Settled:
 
     def command(self, given: Given) -> str:
         """Return the command line that simulates the same."""
-        start = document_of(read_text(given.file), str(given.file))
+        start = document_of(given.original, str(given.file))
         patch = as_patch(start.data, self.document.data)
         same = _same(start, patch, self.configs[0])
         file = str(given.file) if same else "RUN.yaml"  # which the page lets one download

@@ -111,8 +111,9 @@ def shown_metrics(slo: Sequence[Condition]) -> list[dict[str, Any]]:
 def numbers(outcome: Outcome, config: RunConfig, slo: Sequence[Condition]) -> dict[str, float]:
     """Return the numbers of a run that tiles show, as far as it has them."""
     levels = service_levels(outcome, **dict(levels_of(slo, config)))
-    known = {key: levels.get(key) for key in (*TILES, *(each.metric for each in slo))}
-    return {key: v for key, v in known.items() if is_number(v) and math.isfinite(float(v))}
+    keys = dict.fromkeys([*TILES, *(each.metric for each in slo)])
+    known = {key: float(levels[key]) for key in keys if is_number(levels.get(key))}
+    return {key: value for key, value in known.items() if math.isfinite(value)}
 
 
 def _notes(outcome: Outcome) -> list[str]:

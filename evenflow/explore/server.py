@@ -57,12 +57,12 @@ def make_app(given: Given, token: str, tells: Tells) -> FastAPI:
     @app.post("/simulate")
     async def simulate(request: Request) -> Response:
         check(request.headers.get("x-token"))
-        return _stream(_simulated(tells, await _json(request)))
+        return _Streamed(_simulated(tells, await _json(request)))
 
     @app.post("/sweep")
     async def sweep(request: Request) -> Response:
         check(request.headers.get("x-token"))
-        return _stream(_swept(tells, await _json(request)))
+        return _Streamed(_swept(tells, await _json(request)))
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> Response:
@@ -85,13 +85,13 @@ async def _json(request: Request) -> Any:
 class _Streamed(StreamingResponse):
     """A stream that ends with its client."""
 
+    def __init__(self, lines: AsyncGenerator[bytes]) -> None:
+        super().__init__(lines, media_type="application/x-ndjson", headers=HEADERS)
+        self._lines = lines
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self.body_iterator):
+        async with aclosing(self._lines):
             await super().__call__(scope, receive, send)
-
-
-def _stream(lines: AsyncGenerator[bytes]) -> Response:
-    return _Streamed(lines, media_type="application/x-ndjson", headers=HEADERS)
 
 
 async def _simulated(tells: Tells, data: Any) -> AsyncGenerator[bytes]:

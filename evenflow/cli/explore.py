@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, require_package
 from evenflow.options import RunPath, SetTexts
 from evenflow.report.echo import echo
 
@@ -53,6 +53,8 @@ def explore_command(
         return
     if vary:
         raise UsageError("--vary: is for --out PAGE.html; the page of a server has all sliders")
+    for module in ("fastapi", "prometheus_client", "uvicorn", "zmq"):
+        require_package(module, "explore", "fastapi prometheus-client uvicorn pyzmq")
     from evenflow.explore.server import serve
 
     def opened(address: str) -> None:

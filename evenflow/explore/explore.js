@@ -187,7 +187,6 @@ const lettered = () => [...runs.filter(Boolean).map((run, at) =>
 // The settings of the pinned run that are others by now: kv_thresh 0.05.
 const settings = found => [...found.schedulers[0], ...found.controls];
 function whatDiffers() {
-  if (!live) return "";
   const now = new Map(settings(told).map(each => [each.key, each.value]));
   return settings(pinned.told).filter(each => now.get(each.key) !== each.value)
     .map(each => `${each.key.split(".").pop()} ${each.value}`).join(", ");
@@ -361,7 +360,13 @@ function drawSweep() {
 // -- out of the page ----------------------------------------------------------------------------
 
 const coded = data => btoa(String.fromCharCode(...new TextEncoder().encode(JSON.stringify(data))));
-const decoded = text => JSON.parse(new TextDecoder().decode(Uint8Array.from(atob(text), c => c.charCodeAt(0))));
+function decoded(text) {
+  try {
+    return JSON.parse(new TextDecoder().decode(Uint8Array.from(atob(text), c => c.charCodeAt(0))));
+  } catch {
+    return {...state};  // it is no link of ours
+  }
+}
 const remember = () => history.replaceState(null, "", `#${coded({...state, pinned: pinned?.state})}`);
 
 async function copy(text, button) {
@@ -395,13 +400,13 @@ function pick(key, value) {
   chosen[key] = value;
   const at = page.axes.map(axis => axis.values.indexOf(chosen[axis.key]));
   const point = page.told[at.join()];
-  told = point;
+  const axes = page.axes.map(axis => ({...axis, value: chosen[axis.key], low: 0, high: 1}));
+  told = {...point, schedulers: [axes], controls: []};
   state = {text: point.text, others: []};
   byId("text").value = point.text;
   byId("command").textContent = point.command;
   runs = point.runs;
-  drawControls([["Settings that were simulated", 0, page.axes.map(axis =>
-    ({...axis, value: chosen[axis.key], low: 0, high: 1}))]]);
+  drawControls([["Settings that were simulated", 0, axes]]);
   byId("status").textContent = inAll();
   byId("error").textContent = point.error || "";
   draw1();

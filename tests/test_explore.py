@@ -153,6 +153,7 @@ HOSTILE = [
     {"model": "/etc/passwd"},
     {"workload.trace": "../../secret.csv"},
     {"workload.trace": "secret.csv"},
+    {"workload.trace": "-"},
     {"scheduler": "os:system"},
     {"scheduler": "evil.py:Evil"},
     {"scheduler": {"name": "td_pipe", "predictor": {"kind": "classifier", "path": "secret.csv"}}},

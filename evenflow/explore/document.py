@@ -186,7 +186,9 @@ def _refuse_names(given: Given, name: str, data: Mapping[str, Any]) -> None:
 
 def _leads_somewhere(word: str, beside: Path) -> bool:
     try:
-        return any(mark in word for mark in "/\\:") or Path(find(word, beside)).exists()
+        return (
+            word == "-" or any(mark in word for mark in "/\\:") or Path(find(word, beside)).exists()
+        )
     except (OSError, ValueError):  # of a name that no file can have
         return True
 

@@ -1,6 +1,6 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
-.PHONY: help demo docs test test-all test-twice test-sdist mutants newest constraints reference test-gllm test-sglang test-vllm vllm-table \
+.PHONY: help demo docs test test-all test-twice test-sdist mutants newest constraints reference test-gllm test-sglang test-vllm test-browser vllm-table \
 	test-compiled test-serve-long test-fuzz test-systems freeze freeze-update pythons oldest bench gpu-report clean lint
 .DEFAULT_GOAL := help
 
@@ -17,6 +17,7 @@ help:
 	@echo "make newest  test with the newest packages; make constraints then writes them down"
 	@echo "make test-gllm  record what gLLM's own scheduler decides, and compare (fetches its package)"
 	@echo "make test-sglang  record what SGLang's own scheduler decides, and compare (2.3 GB of packages)"
+	@echo "make test-browser  the page of explore in Chromium, with chromium-driver (five minutes)"
 	@echo "make test-systems  every system from its own file, by torch workers on tiny models"
 	@echo "make test-fuzz  odd values, files, figures, HTTP clients and random worlds, CASES of each (half an hour)"
 	@echo "make test-serve-long  50,000 requests to a server, kill -9, recover: nothing grows or is lost"
@@ -82,6 +83,12 @@ test-sglang: .venv-test/installed .venv-sglang/installed
 # Every system from its own file, by torch workers: tokens of transformers, decisions that replay.
 test-systems: .venv-test/installed
 	.venv-test/bin/python -m tests.served_systems
+
+# Selenium comes from the index, the accessibility rules of axe-core from npm; both only for this.
+test-browser: .venv-test/installed
+	.venv-test/bin/python -m pip install --quiet --quiet --disable-pip-version-check "selenium>=4.20,<5"
+	@[ -e node_modules/axe-core ] || npm install --silent --no-save axe-core@4
+	.venv-test/bin/python -m pytest -m "" $(if $(CI),-p no:randomly) tests/browser
 
 test-fuzz: CASES ?= 2000
 test-fuzz: .venv-test/installed
@@ -197,7 +204,7 @@ bench: .venv-test/installed
 		$(if $(compiler),--against "$(CURDIR)"/.venv-compiled-3/bin/python) || exit 1; done
 
 clean:
-	rm -rf .venv-demo .venv-test .venv-docs site .cache .venv-newest .venv-oldest .venv-python* .venv-sglang .venv-vllm .venv-compiled* build demo-out mutants-out out *.egg-info \
+	rm -rf node_modules .venv-demo .venv-test .venv-docs site .cache .venv-newest .venv-oldest .venv-python* .venv-sglang .venv-vllm .venv-compiled* build demo-out mutants-out out *.egg-info \
 		.hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 .venv-test/installed .venv-newest/installed: extras = test$(if $(TORCH),$(comma)oracle)

@@ -92,6 +92,13 @@ def shortened(line: str, most: int = MOST_LETTERS) -> str:
     return line if len(line) <= most else f"{line[: most - end - 5]} ... {line[-end:]}"
 
 
+def told_in_a_line(message: str, before: str = "") -> str:
+    """Return the words of an error on a line; one of several mistakes, each short, is longer."""
+    line = f"{before}{' '.join(message.split())}"
+    several = re.match(r"\d+ mistakes\b", line[len(before) :])
+    return shortened(line, (4 if several else 1) * MOST_LETTERS)
+
+
 def _without_middle(word: re.Match[str]) -> str:
     return f"{word[0][:60]}...{word[0][-30:]}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -25,6 +26,7 @@ from evenflow.report.data import (
 from evenflow.report.page import parallel, plotly_library
 from evenflow.report.plots import draw_comparison
 from evenflow.report.run_page import DRAWN, render, write_report
+from evenflow.report.segments import timeline_data
 from evenflow.report.style import CAUSE_COLOURS, DECODE, PREFILL, blend
 from evenflow.report.words import CAUSE_WORDS, table, verdict
 from evenflow.results.bubbles import CAUSES
@@ -65,17 +67,17 @@ def plain(sentences: list[str]) -> list[str]:
 
 def test_a_comparison_has_every_figure_and_fetches_nothing(runs: dict[str, Outcome]) -> None:
     page = render(runs, "Two schedulers", {"seed": 0}, plotly_js="")
-    drawn = re.findall(r'<div id="(.*?)">', page)
+    drawn = re.findall(r'<div id="([\w-]+)"', page)
     assert drawn == [
         "causes",
         "causes-by-stage",
         *("tokens-0", "tokens-0-steady", "tokens-1", "tokens-1-steady"),
-        *("whole-0", "occupancy-0", "whole-1", "occupancy-1"),
-        *("latency-ttft", "latency-tpot", "latency-e2el"),
+        *("timeline-0", "timeline-1"),
+        *("latency-ttft", "latency-tpot", "latency-itl", "latency-e2el"),
         *("queue-0", "queue-1"),
         "kv",
     ]
-    assert len(figures(page)) == len(drawn)
+    assert len(figures(page)) == len(drawn) - 2
     types = {trace["type"] for each in figures(page) for trace in each["data"]}
     assert types == {"bar", "scatter"}, "the smaller build of the library has these"
     assert "plotly.js (basic - minified)" in plotly_library()[:100]
@@ -101,7 +103,7 @@ def test_replicas_are_one_deployment_and_each_by_itself_an_appendix() -> None:
     main, appendix = page.split("Appendix: the replicas</h2>")
     assert "replica 0" not in main
     assert main.count("80 requests") == 1
-    assert appendix.count("<b>A, replica 1</b>") == appendix.count("<b>B</b>") == 3
+    assert appendix.count("<b>A, replica 1</b>") == appendix.count("<b>B</b>") == 2
     assert '<th scope="row">A, replica 1</th><td>39</td>' in appendix
     drawn = Outcome(both, summarize(both), 0.0, (alone,) * (DRAWN + 1), "C")
     page = render({"C": drawn}, "", {}, plotly_js="")
@@ -114,7 +116,7 @@ def test_a_single_run_makes_a_page_too(depth: int) -> None:
     page = render({"alone": make(depth=depth)}, "One", {}, plotly_js="")
     assert "<b>alone</b>: the run is too short to tell whether it keeps up with the" in page
     assert "<td><b>" not in page
-    assert len(figures(page)) == 12
+    assert len(figures(page)) == 11
 
 
 def test_a_page_has_the_library_inside_and_stays_light(
@@ -129,7 +131,7 @@ def test_a_page_has_the_library_inside_and_stays_light(
 def test_what_is_compared_has_the_same_axes(runs: dict[str, Outcome]) -> None:
     page = render(runs, "", {}, "")
     drawn = dict(re.findall(r'draw\("([\w-]+)",(\{.*\})\)</script>', page))
-    for kind in ("tokens-{}", "tokens-{}-steady", "whole-{}"):
+    for kind in ("tokens-{}", "tokens-{}-steady"):
         axes = [json.loads(drawn[kind.format(run)])["layout"] for run in (0, 1)]
         assert axes[0]["yaxis"]["range"] == axes[1]["yaxis"]["range"]
         if "steady" not in kind:
@@ -161,7 +163,7 @@ def test_names_from_the_user_cannot_break_the_page(runs: dict[str, Outcome]) -> 
     evil = "</script><img>"
     page = render({evil: runs["even"]}, evil, {"note": evil}, plotly_js="")
     assert "<img>" not in page
-    assert len(figures(page)) == 12
+    assert len(figures(page)) == 11
 
 
 def test_the_data_do_not_grow_with_the_run() -> None:
@@ -327,3 +329,32 @@ def test_kv_use_is_a_share_of_the_pages_of_the_engine_that_sent_it() -> None:
     result = replace(synthetic_run(), total_pages=100, engines=2)
     result = replace(result, free_pages=np.full_like(result.free_pages, 40))
     assert used_share(result).tolist() == pytest.approx([0.2] * len(result.free_pages))
+
+
+# --- the timeline
+
+
+def numbers(text: str, kind: str) -> list[int]:
+    return np.frombuffer(b64decode(text), f"<{kind}").tolist()
+
+
+@pytest.mark.parametrize("most", [10, 10**6])
+def test_a_timeline_holds_every_block_and_idle_time_of_its_micro_batches(most: int) -> None:
+    run = make()
+    data = timeline_data(run, most)
+    result, count = run.result, min(most, len(run.result.scheduled_s))
+    rows = slice(data["first"], data["first"] + count)
+    assert numbers(data["prefill"], "u4") == result.prefill_tokens[rows].tolist()
+    assert ("shares" in data) == (most == 10)
+    for stage, row in enumerate(data["stages"]):
+        kinds, lengths = numbers(row["kinds"], "u1"), numbers(row["lengths"], "u4")
+        edges = row["from_s"] + 1e-6 * np.cumsum([0, *lengths])
+        busy = [at for at, kind in enumerate(kinds) if kind == 0]
+        assert edges[busy] == pytest.approx(result.start_s[rows, stage], abs=1e-6)
+        ends = [edges[at + 1] for at in busy]
+        assert ends == pytest.approx(result.end_s[rows, stage], abs=1e-6)
+        if most > 10:
+            idle_us = np.bincount(kinds, weights=lengths, minlength=1 + len(CAUSES))[1:]
+            assert 1e-6 * idle_us == pytest.approx(
+                run.idle.stage_totals()[stage].tolist(), abs=1e-4
+            )

@@ -5,7 +5,6 @@ Those imports are inside the commands, so that `--help` and errors come at once.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +15,9 @@ from typer.core import TyperGroup
 
 import evenflow
 from evenflow import api
-from evenflow.cli import figures, lists, measured, profile, real
+from evenflow.cli import explore, figures, lists, measured, profile, real
 from evenflow.cli.command import Instead, command
-from evenflow.errors import MOST_LETTERS, UsageError, shortened
+from evenflow.errors import UsageError, told_in_a_line
 from evenflow.report.echo import echo, visible
 
 MisusedError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -47,9 +46,7 @@ class OneLineErrors(TyperGroup):
 
 
 def _refused(message: str, status: int = 2) -> int:
-    line = f"error: {' '.join(visible(message).split())}"
-    several = re.match(r"error: \d+ mistakes\b", line)  # of which each is short
-    echo(shortened(line, (4 if several else 1) * MOST_LETTERS), err=True)
+    echo(told_in_a_line(visible(message), "error: "), err=True)
     return status
 
 
@@ -110,6 +107,7 @@ LIST = Instead("--list", "Only list them, with sources.", _entries)
 COMMANDS: dict[str, Callable[..., None]] = {
     "simulate": command(api.simulate, folder="{}", lean=True),
     "compare": command(api.compare, folder="{}-compare"),
+    "explore": explore.explore_command,
     "schedulers": lists.schedulers_command,
     "models": lists.models_command,
     "gpus": lists.gpus_command,

@@ -123,23 +123,32 @@ def read(path: Path, holds: str = "model, stages, workload") -> Document:
 
     `holds` names some of its keys, for the error of an empty file.
     """
+    return document_of(read_text(path), str(path), holds)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a YAML file; UsageError for one that is none, or too long."""
     file = local_file(path)
     if path.is_dir():
         raise UsageError(f"{path}: is a folder; a file is right")
     try:
         if file.stat().st_size > MOST_BYTES:
             raise UsageError(f"{path}: has more than {MOST_BYTES} bytes; a shorter file is right")
-        text = file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read as text: {_one_line(error)}") from None
-    data, lines = _parsed(text, str(path), in_lines=True)
+
+
+def document_of(text: str, name: str, holds: str = "model, stages, workload") -> Document:
+    """Return a YAML text as a document of that name; UsageError when it is no mapping."""
+    data, lines = _parsed(text, name, in_lines=True)
     if data is None:
-        raise UsageError(f"{path}: the file is empty; it should hold {holds} ...")
+        raise UsageError(f"{name}: the file is empty; it should hold {holds} ...")
     if not isinstance(data, dict):
-        raise UsageError(f"{path}:1: should be a mapping of keys to values, like `stages: 4`")
-    return Document(str(path), data, {key: f"{path}:{line}" for key, line in lines.items()})
+        raise UsageError(f"{name}:1: should be a mapping of keys to values, like `stages: 4`")
+    return Document(name, data, {key: f"{name}:{line}" for key, line in lines.items()})
 
 
 def value_of(text: str, name: str) -> Any:

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from evenflow.report.shown import Table
-from evenflow.report.style import DECODE, GRID, NEUTRAL, PREFILL, colour, dash, faint
+from evenflow.report.style import DECODE, GRID, NEUTRAL, PARTS, PREFILL, colour, dash, faint
 from evenflow.report.tables import html_table, is_number, number
+from evenflow.report.words import cause_label, meaning
 
 Figure = dict[str, Any]
 
@@ -56,21 +57,25 @@ def page(
     With Plotly's library inside, where a part is a `figure`; a `picture` needs none. Figures are
     drawn when all has its place, in colours that follow the reader's system.
     """
-    themes = json.dumps(THEMES, separators=(",", ":"))
-    draw = plotly_js and f"{plotly_js}\n{_beside('draw.js').replace('THEMES', themes)}"
+    draw = plotly_js and f"{plotly_js}\n{scripts()}"
     facts = json.dumps(provenance, indent=2, sort_keys=True, default=str, ensure_ascii=False)
-    lines = [
+    told = f"<pre>{escape(facts)}</pre></details>"
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        *parts,
+        f"<details><summary>Configuration and provenance</summary>{told}",
+    ]
+    return document(title, f"{draw}\n{_beside('sort.js')}", "\n".join(body))
+
+
+def document(title: str, script: str, body: str) -> str:
+    """Return an HTML document with our stylesheet and a script inside."""
+    return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         f'content="width=device-width, initial-scale=1"><title>{escape(title)}'
         f"</title>\n<style>\n{_beside('page.css')}</style>\n"
-        f"<script>{draw}\n{_beside('sort.js')}</script></head>\n"
-        "<body>",
-        f"<h1>{escape(title)}</h1>",
-        *parts,
-        f"<details><summary>Configuration and provenance</summary><pre>{escape(facts)}</pre>"
-        "</details>\n</body></html>\n",
-    ]
-    return "\n".join(lines)
+        f"<script>{script}</script></head>\n<body>\n{body}\n</body></html>\n"
+    )
 
 
 def section(heading: str, caption: str) -> str:
@@ -111,6 +116,29 @@ def figure(name: str, drawn: Figure, head: str = "") -> str:
     text = json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     over = f'<p class="head">{head}</p>' if head else ""
     return f'<div>{over}<div id="{name}"></div>\n<script>draw("{name}",{text})</script></div>'
+
+
+def scripts() -> str:
+    """Return the scripts that draw figures and timelines."""
+    look = {
+        "parts": [[cause_label(part), shade, meaning(part)] for part, shade in PARTS.items()],
+        "prefill": PREFILL,
+        "decode": DECODE,
+    }
+    drawing = _beside("draw.js").replace("THEMES", json.dumps(THEMES, separators=(",", ":")))
+    return drawing + _beside("timeline.js").replace("LOOK", json.dumps(look))
+
+
+def timeline(name: str, data: Mapping[str, Any], head: str) -> str:
+    """Return an element with the id `name`, and the script that draws a timeline in it.
+
+    `data` are those of `segments.timeline_data`, `head` is HTML over it.
+    """
+    text = json.dumps(data, separators=(",", ":"))
+    return (
+        f'<div><p class="head">{head}</p><div id="{name}" class="timeline"></div>\n'
+        f'<script>timelines.push(["{name}",{text}])</script></div>'
+    )
 
 
 def beside(kind: str, figures: Sequence[str]) -> str:
@@ -173,17 +201,6 @@ class PlotlyFigure:
         place = {"x": math.log10(x) if log else x, "yref": "paper", "y": 1, "yanchor": "bottom"}
         note = {**place, "text": words, "showarrow": False, "font": {"size": 11}}
         self.set(shapes=[line], annotations=[note], margin={"t": 24})
-
-    def level(self, y: Any, edges: Any, shade: str) -> None:
-        """Draw a step curve between equal edges, and fill from the one before in a colour.
-
-        Heights are whole numbers, to keep the page light.
-        """
-        line = {"width": 0, "shape": "hv"}
-        steps = {"x0": float(edges[0]), "dx": float(edges[1] - edges[0]), "line": line}
-        fill = {"fill": "tonexty", "fillcolor": shade} if shade else {}
-        values = np.append(y, y[-1:]).round().astype(int).tolist()
-        self.data.append({"type": "scatter", "mode": "lines", "y": values, **steps, **fill})
 
     def line(self, name: str, index: int, x: Any, y: Any, **trace: Any) -> None:
         """Draw the line of the run at position `index`."""

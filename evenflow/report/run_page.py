@@ -6,7 +6,7 @@ was made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,12 @@ from evenflow.report.data import (
     replicas,
     shares,
     shares_by_stage,
-    shares_over_time,
     span_s,
     steady,
     used_share,
 )
 from evenflow.report.page import (
+    Figure,
     PlotlyFigure,
     beside,
     compact,
@@ -35,13 +35,14 @@ from evenflow.report.page import (
     page,
     plotly_library,
     section,
+    timeline,
 )
+from evenflow.report.segments import timeline_data
 from evenflow.report.style import DECODE, PARTS, PREFILL, blend, colour, dash, faint
 from evenflow.report.tables import html_table
 from evenflow.report.words import (
     ALIKE,
     CAUSE_WORDS,
-    LEAST_SHARE,
     about,
     cause_label,
     figures_of,
@@ -56,8 +57,8 @@ from evenflow.results.metrics import request_metrics
 from evenflow.results.outcome import Outcome
 from evenflow.results.run import Floats, Ints, RunResult
 
-WINDOW_BATCHES, MARGIN_BATCHES = 60, 20
-"""Micro-batches a Gantt shows at first, and how many more on each side can be scrolled to."""
+TIMELINE_BATCHES = 400
+"""Micro-batches that a report's timeline shows one by one."""
 
 MARKS = 200
 """Marks of processes that the page shows."""
@@ -71,7 +72,14 @@ OF_REPLICAS = (
 )
 """Columns of the table of replicas."""
 
-WHOLE_BINS, ZOOM_BATCHES, RUN_BINS, QUEUE_BINS = 150, 150, 180, 120
+WHOLE_BINS, ZOOM_BATCHES, QUEUE_BINS, MOST_GAPS = 150, 150, 120, 1000
+
+Drawn = tuple[str, Figure, str]
+"""A figure with its name in front, and the HTML that stands over it."""
+
+MIXES = {"prefill only": 1.0, "half prefill, half decode": 0.5, "decode only": 0.0}
+BLOCKS = {words: blend(share) for words, share in MIXES.items()}
+"""The colours of micro-batches by what they hold."""
 
 CAPTIONS = {
     "Summary": f"The best of a row, and all within {100 * ALIKE:.0f} % of it, are in bold. Mean "
@@ -83,11 +91,11 @@ CAPTIONS = {
     "bubbles. Left: the whole run, mean of neighbouring micro-batches. Right: consecutive ones in "
     "the steady state, a bar each. All schedulers have the same axes; ± is the standard deviation "
     "over the run.",
-    "Stages at work": f"First the whole run in {RUN_BINS} parts: how much of each a stage "
-    "computes, and why it idles. Then the middle of the steady state: a block is one micro-batch "
-    "on one stage, from decode only (blue) to prefill only (orange); a slim bar is idle time, "
-    "coloured by cause. Drag to zoom, double-click to reset, use the strip below to move; hover "
-    "for the numbers. The micro-batches are in timeline.json.gz too, which ui.perfetto.dev opens.",
+    "Stages at work": "A block is one micro-batch on one stage, from decode only (blue) to prefill "
+    "only (orange); a slim bar is idle time, coloured by cause. Where many share a pixel, they are "
+    f"stacked in it by their shares. At most {TIMELINE_BATCHES} micro-batches of the steady state "
+    "are here one by one; of the rest a page shows how much is computed (grey), and why not. All "
+    "are in timeline.json.gz, which ui.perfetto.dev opens.",
     "Latency": "For each time on the x axis, the share of requests that were at least as fast. A "
     "line further left is better. Mind the scale: where latencies differ more than tenfold it is "
     "logarithmic. A dashed upright line is a limit of the SLO.",
@@ -152,7 +160,7 @@ def _stage_time(runs: Mapping[str, Outcome]) -> list[str]:
         _section("Where the stage time goes"),
         _cause_key(runs, {"computing": PARTS["computing"]}),
         figure("causes", causes(runs)),
-        f"<details><summary>What the causes mean</summary>{_cause_list()}</details>",
+        f"<details><summary>What the causes mean</summary>{cause_list()}</details>",
         "<details ontoggle=\"Plotly.Plots.resize('causes-by-stage')\">"
         "<summary>The same, stage by stage</summary>",
         figure("causes-by-stage", causes_by_stage(runs)),
@@ -161,14 +169,12 @@ def _stage_time(runs: Mapping[str, Outcome]) -> list[str]:
 
 
 def _work(lines: Mapping[str, Outcome]) -> list[str]:
-    blocks = {"prefill only": 1.0, "half prefill, half decode": 0.5, "decode only": 0.0}
-    colours = {words: blend(share) for words, share in blocks.items()}
     return [
         _section("Tokens in each micro-batch"),
-        _key({"prefill tokens": _swatch(PREFILL), "decode tokens": _swatch(DECODE)}),
-        beside("two", tokens(lines)),
+        key({"prefill tokens": swatch(PREFILL), "decode tokens": swatch(DECODE)}),
+        _beside("two", tokens(lines)),
         _section("Stages at work"),
-        _cause_key(lines, {"computing": PARTS["computing"], **colours}),
+        _cause_key(lines, {"computing": PARTS["computing"]} | BLOCKS),
         *_stages_at_work(lines),
     ]
 
@@ -177,10 +183,10 @@ def _requests(runs: Mapping[str, Outcome]) -> list[str]:
     return [
         _section("Latency"),
         _line_key(runs),
-        beside("three", latency(runs)),
+        _beside("two", latency(runs, slo(runs))),
         _section("Requests in the system"),
         _line_key(runs),
-        beside("two", queues(runs)),
+        _beside("two", queues(runs)),
     ]
 
 
@@ -216,13 +222,17 @@ def _replica_table(parts: Mapping[str, Outcome]) -> list[str]:
     return [_section("Appendix: the replicas"), table]
 
 
+def _beside(kind: str, drawn: Sequence[Drawn]) -> str:
+    return beside(kind, [figure(*each) for each in drawn])
+
+
 def _section(heading: str) -> str:
     return section(heading, CAPTIONS[heading])
 
 
-def _cause_list() -> str:
+def cause_list() -> str:
     entries = [
-        f"<dt>{_swatch(PARTS[cause])}{label}</dt><dd>{meaning}</dd>"
+        f"<dt>{swatch(PARTS[cause])}{label}</dt><dd>{meaning}</dd>"
         for cause, (label, meaning) in CAUSE_WORDS.items()
     ]
     return f"<dl>{''.join(entries)}</dl>"
@@ -233,20 +243,20 @@ def _cause_key(runs: Mapping[str, Outcome], others: Mapping[str, str]) -> str:
     found = [shares(run) for run in runs.values()]
     occurring = [cause for cause in CAUSES if any(each[cause] > 0 for each in found)]
     colours = {**others, **{cause_label(cause): PARTS[cause] for cause in occurring}}
-    return _key({words: _swatch(shade) for words, shade in colours.items()})
+    return key({words: swatch(shade) for words, shade in colours.items()})
 
 
 def _line_key(runs: Mapping[str, Outcome]) -> str:
     """A legend of the lines of runs below it."""
-    return _key({escape(name): _stroke(index) for index, name in enumerate(runs)})
+    return key({escape(name): _stroke(index) for index, name in enumerate(runs)})
 
 
-def _key(marks: Mapping[str, str]) -> str:
+def key(marks: Mapping[str, str]) -> str:
     entries = " ".join(f"<span>{mark}{words}</span>" for words, mark in marks.items())
     return f'<p class="key">{entries}</p>'
 
 
-def _swatch(shade: str) -> str:
+def swatch(shade: str) -> str:
     return f'<i style="background:{shade}"></i>'
 
 
@@ -256,11 +266,9 @@ def _stroke(index: int) -> str:
 
 
 def _stages_at_work(runs: Mapping[str, Outcome]) -> Iterator[str]:
-    longest_s = max(span_s(run.result) for run in runs.values())
     for index, (name, run) in enumerate(runs.items()):
-        head = f"<b>{escape(name)}</b>"
-        yield figure(f"whole-{index}", whole_run(run, longest_s), f"{head}: the whole run")
-        yield figure(f"occupancy-{index}", occupancy(run), f"{head}: in the steady state")
+        data = timeline_data(run, TIMELINE_BATCHES)
+        yield timeline(f"timeline-{index}", data, f"<b>{escape(name)}</b>")
 
 
 def causes(runs: Mapping[str, Outcome]) -> dict[str, Any]:
@@ -297,7 +305,7 @@ def _stacked(names: list[str], parts: Floats, height: int) -> dict[str, Any]:
     return drawing.figure
 
 
-def tokens(runs: Mapping[str, Outcome]) -> list[str]:
+def tokens(runs: Mapping[str, Outcome]) -> list[Drawn]:
     """Draw prefill and decode tokens of the micro-batches: the whole run, and a stretch of it.
 
     All wholes have the same axes, and all stretches the same height.
@@ -317,13 +325,13 @@ def tokens(runs: Mapping[str, Outcome]) -> list[str]:
         top = max((_height(drawing) for drawing in column), default=1.0)
         for drawing in column:
             drawing.axis("y", "tokens", range=[0, 1.05 * top or 1.0])
-    parts = []
+    parts: list[Drawn] = []
     for row, (name, run) in enumerate(runs.items()):
         count = run.result.prefill_tokens + run.result.decode_tokens
         spread = f"{count.mean():,.0f} tokens on average, ± {count.std():,.0f}"
         parts += [
-            figure(f"tokens-{row}", wholes[row].figure, f"<b>{escape(name)}</b>: {spread}"),
-            figure(f"tokens-{row}-steady", stretches[row].figure, "&nbsp;"),
+            (f"tokens-{row}", wholes[row].figure, f"<b>{escape(name)}</b>: {spread}"),
+            (f"tokens-{row}-steady", stretches[row].figure, "&nbsp;"),
         ]
     return parts
 
@@ -353,111 +361,37 @@ def _token_bars(result: RunResult, edges: Ints, places: Floats | Ints) -> Plotly
     return drawing
 
 
-def whole_run(run: Outcome, longest_s: float) -> dict[str, Any]:
-    """Draw what each stage's time goes to over the whole run: shares of short parts of it."""
-    depth = run.result.depth
-    drawing = PlotlyFigure(120 + 34 * depth, hovermode=False)
-    slider = {"visible": True, "thickness": 0.14}
-    drawing.axis("x", "time (s)", range=[0, longest_s], rangeslider=slider)
-    _stage_axis(drawing, depth, scale=100, range=[100 * depth - 50, -50])
-    edges = np.linspace(0.0, span_s(run.result), RUN_BINS + 1)
-    for stage, parts in enumerate(shares_over_time(run, edges)):
-        tops = 100 * stage + 42 - 84 * np.cumsum(parts, axis=1)
-        drawing.level(np.full(len(parts), 100 * stage + 42), edges, "")
-        for shade, share, top in zip(PARTS.values(), parts.T, tops.T, strict=True):
-            if share.max() > LEAST_SHARE:
-                drawing.level(top, edges, shade)
-    return drawing.figure
-
-
-def _stage_axis(drawing: PlotlyFigure, depth: int, scale: int = 1, **keys: Any) -> None:
-    names = [f"stage {stage}" for stage in range(depth)]
-    stages = [scale * stage for stage in range(depth)]
-    drawing.axis("y", fixedrange=True, tickvals=stages, ticktext=names, showgrid=False, **keys)
-
-
-def occupancy(run: Outcome) -> dict[str, Any]:
-    """Draw what each stage computes, and why it idles, in the middle of the steady state."""
-    result = run.result
-    shown = steady(run, WINDOW_BATCHES + 2 * MARGIN_BATCHES)
-    start, stop = _span(result, shown)
-    drawing = PlotlyFigure(
-        120 + 34 * result.depth, barmode="overlay", bargap=0.1, hovermode="closest"
-    )
-    slider = {"visible": True, "thickness": 0.14, "range": [start, stop]}
-    window = list(_span(result, steady(run, WINDOW_BATCHES)))
-    drawing.axis("x", "time (s)", range=window, rangeslider=slider)
-    _stage_axis(drawing, result.depth, autorange="reversed")
-    _busy(drawing, result, shown)
-    _idle(drawing, run, start, stop)
-    return drawing.figure
-
-
-def _span(result: RunResult, batches: slice) -> tuple[float, float]:
-    return float(result.start_s[batches].min()), float(result.end_s[batches].max())
-
-
-def _busy(drawing: PlotlyFigure, result: RunResult, shown: slice) -> None:
-    prefill, decode = result.prefill_tokens[shown], result.decode_tokens[shown]
-    share = np.round(prefill / np.maximum(prefill + decode, 1), 1).tolist()
-    about = np.stack([np.arange(shown.start, shown.stop), prefill, decode], axis=1)
-    drawing.bars(
-        "computing",
-        share * result.depth,
-        compact((result.end_s - result.start_s)[shown].T.ravel()),
-        np.repeat(np.arange(result.depth), len(about)).tolist(),
-        edge=0.7,
-        orientation="h",
-        base=compact(result.start_s[shown].T.ravel(), 8),
-        customdata=np.tile(about, (result.depth, 1)).tolist(),
-        hovertemplate="micro-batch %{customdata[0]}: %{customdata[1]} prefill + "
-        "%{customdata[2]} decode tokens, %{x:.4f} s<extra>stage %{y}</extra>",
-    )
-
-
-def _idle(drawing: PlotlyFigure, run: Outcome, start: float, stop: float) -> None:
-    """Idle intervals inside [start, stop] as slim bars, a trace a cause."""
-    bubbles = run.idle
-    begin = np.maximum(np.asarray(bubbles.start_s), start)
-    length = np.minimum(np.asarray(bubbles.end_s), stop) - begin
-    for number, cause in enumerate(CAUSES):
-        inside = (length > 0) & (np.asarray(bubbles.cause) == number)
-        label = cause_label(cause)
-        if inside.any():
-            drawing.bars(
-                label,
-                PARTS[cause],
-                compact(length[inside]),
-                np.asarray(bubbles.stage)[inside].tolist(),
-                orientation="h",
-                width=0.36,
-                base=compact(begin[inside], 8),
-                hovertemplate=f"idle: {label}, %{{x:.4f}} s<extra>stage %{{y}}</extra>",
-            )
-
-
-def latency(runs: Mapping[str, Outcome]) -> list[str]:
-    """Draw the share of requests served within a time: TTFT, TPOT and E2EL side by side."""
-    latencies = {name: request_metrics(run.result) for name, run in runs.items()}
-    shown: dict[str, tuple[str, float, Callable[[Any], Floats]]] = {
-        "ttft": ("time to first token (s)", 1.0, lambda own: own.ttft_s),
-        "tpot": ("time per output token (ms)", 1000.0, lambda own: own.tpot_s),
-        "e2el": ("end-to-end latency (s)", 1.0, lambda own: own.e2el_s),
+def latency(runs: Mapping[str, Outcome], limits_ms: Mapping[str, float]) -> list[Drawn]:
+    """Draw the share of requests, of ITL of gaps, served within a time, and limits on it."""
+    metrics = {name: request_metrics(run.result) for name, run in runs.items()}
+    times_s: dict[str, tuple[str, float, list[Floats]]] = {
+        "ttft": ("time to first token (s)", 1.0, [own.ttft_s for own in metrics.values()]),
+        "tpot": ("time per output token (ms)", 1e3, [own.tpot_s for own in metrics.values()]),
+        "itl": ("inter-token latency (ms)", 1e3, [_gaps(run.result) for run in runs.values()]),
+        "e2el": ("end-to-end latency (s)", 1.0, [own.e2el_s for own in metrics.values()]),
     }
-    limits = slo(runs)
-    parts = []
-    for key, (title, scale, column) in shown.items():
+    parts: list[Drawn] = []
+    for key, (title, scale, columns) in times_s.items():
         drawing = PlotlyFigure(290)
-        for index, (name, own) in enumerate(latencies.items()):
-            values, share = cumulative(scale * column(own))
+        for index, (name, column) in enumerate(zip(runs, columns, strict=True)):
+            values, share = cumulative(scale * column)
             drawing.line(name, index, values, 100 * share)
-        everything = scale * np.concatenate([column(own) for own in latencies.values()])
-        drawing.axis("x", title, **_scale(everything))
-        drawing.axis("y", "share of requests (%)", range=[0, 101])
-        if key in limits:
-            drawing.limit(scale * limits[key] / 1000.0, f"SLO {limits[key]:g} ms")
-        parts.append(figure(f"latency-{key}", drawing.figure))
+        drawing.axis("x", title, **_scale(scale * np.concatenate(columns)))
+        drawing.axis("y", f"share of {'gaps' if key == 'itl' else 'requests'} (%)", range=[0, 101])
+        if key in limits_ms:
+            limit_ms = limits_ms[key]
+            drawing.limit(scale * limit_ms / 1000.0, f"SLO {limit_ms:g} ms")
+        parts.append((f"latency-{key}", drawing.figure, ""))
     return parts
+
+
+def _gaps(result: RunResult) -> Floats:
+    """Return MOST_GAPS or fewer gaps between tokens (s), evenly over their order."""
+    order = np.argsort(result.gap_s, kind="stable")
+    stops = np.cumsum(result.gap_count[order])
+    count = int(stops[-1]) if len(stops) else 0
+    ranks = np.unique(np.linspace(0, count - 1, min(count, MOST_GAPS)).astype(np.int64))
+    return result.gap_s[order][np.searchsorted(stops, ranks, side="right")]
 
 
 def _scale(values: Floats) -> dict[str, Any]:
@@ -469,7 +403,7 @@ def _scale(values: Floats) -> dict[str, Any]:
     return {"type": "log", "dtick": ticks, "tickformat": "~g"}
 
 
-def queues(runs: Mapping[str, Outcome]) -> list[str]:
+def queues(runs: Mapping[str, Outcome]) -> list[Drawn]:
     """Draw how many requests wait for their first token, and how many generate, over time."""
     left, right = PlotlyFigure(280), PlotlyFigure(280)
     for index, (name, run) in enumerate(runs.items()):
@@ -489,10 +423,7 @@ def queues(runs: Mapping[str, Outcome]) -> list[str]:
         drawing.axis("x", "time (s)", rangemode="tozero")
         drawing.axis("y", "requests", rangemode="tozero")
     heads = {"waiting for a first token": left, "generating": right}
-    return [
-        figure(f"queue-{i}", drawing.figure, head)
-        for i, (head, drawing) in enumerate(heads.items())
-    ]
+    return [(f"queue-{i}", drawing.figure, head) for i, (head, drawing) in enumerate(heads.items())]
 
 
 def kv_usage(runs: Mapping[str, Outcome]) -> dict[str, Any]:

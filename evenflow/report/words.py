@@ -90,6 +90,11 @@ def cause_label(cause: str) -> str:
     return CAUSE_WORDS[cause][0] if cause in CAUSE_WORDS else cause.replace("_", " ")
 
 
+def meaning(part: str) -> str:
+    """Return what a cause of idle time means; nothing of `computing`."""
+    return CAUSE_WORDS[part][1] if part in CAUSE_WORDS else ""
+
+
 def refusals(served: Mapping[str, Served]) -> list[str]:
     """Return a sentence for each run, by name, that did not complete all requests."""
     groups: dict[Served, list[str]] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from functools import cache
-from typing import Annotated, Any, Self, get_type_hints
+from typing import Annotated, Any, NamedTuple, Self, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -16,6 +16,21 @@ from evenflow.compiled import mypyc_attr, own_annotations
 from evenflow.keys import expected, shown
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Range(NamedTuple):
+    """Values worth trying of a parameter: from `low` to `high`, whole numbers where both are.
+
+    `log`: steps are equal ratios, not equal differences.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+
+SearchSpace = Mapping[str, Range | tuple[Any, ...]]
+"""Values worth trying of a policy's parameters, by name: a range, or all of them."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True, serializable=True)

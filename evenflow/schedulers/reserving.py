@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import PagePool
@@ -11,13 +12,15 @@ from evenflow.core.scheduling import Plan, View
 from evenflow.engines.padding import PaddedRules
 from evenflow.keys import Count
 from evenflow.schedulers.admission import UNLIMITED, Room
-from evenflow.schedulers.limits import Policy
+from evenflow.schedulers.limits import Policy, Range, SearchSpace
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class Reserving(Policy):
     """Reserves pages for `max_model_len` tokens a request, so that nothing is ever preempted."""
+
+    search_space: ClassVar[SearchSpace] = {"max_num_seqs": Range(4, 512, log=True)}
 
     max_num_seqs: Count = 128
     """Most requests that are admitted at a time."""

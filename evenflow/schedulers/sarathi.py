@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.scheduling import Order, Plan, Victim, View
 from evenflow.keys import Count, Positive
 from evenflow.schedulers.admission import UNLIMITED, Room, decodes_only
-from evenflow.schedulers.limits import Fraction, Policy
+from evenflow.schedulers.limits import Fraction, Policy, Range, SearchSpace
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -25,6 +25,12 @@ class Sarathi(Policy):
 
     The modes are those of table 4; `token_budget: auto` is that of section 4.3.
     """
+
+    search_space: ClassVar[SearchSpace] = {
+        "token_budget": Range(128, 8192, log=True),
+        "max_num_seqs": Range(16, 1024, log=True),
+        "watermark": Range(0.0, 0.1),
+    }
 
     token_budget: Count | Literal["auto"] = 512
     """Most tokens of a micro-batch that has chunks; auto: most that keep `tbt_slo_s`."""

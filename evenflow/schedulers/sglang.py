@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import islice
 from math import inf, sqrt
 from operator import itemgetter
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -20,7 +20,7 @@ from evenflow.engines.rules import EngineRules
 from evenflow.engines.upkeep import Upkeep
 from evenflow.engines.view import DecodeRow, EnginePrompt, EngineView
 from evenflow.keys import Count, NonNegative
-from evenflow.schedulers.limits import Policy
+from evenflow.schedulers.limits import Policy, Range, SearchSpace
 from evenflow.sums import plain_sum
 
 CLIP = 4096  # more output than this is not reserved
@@ -56,6 +56,12 @@ class SGLang(Policy):
     pipeline each micro-batch that may be in flight has decodes of its own. Requests are also
     received after a step of prompts and where nothing runs (its SchedulerRecvSkipper).
     """
+
+    search_space: ClassVar[SearchSpace] = {
+        "chunked_prefill_size": Range(512, 16384, log=True),
+        "max_running_requests": Range(16, 4096, log=True),
+        "schedule_conservativeness": Range(0.1, 1.4),
+    }
 
     chunked_prefill_size: Count = 8192
     """Most prompt tokens of a micro-batch; longer prompts are cut."""

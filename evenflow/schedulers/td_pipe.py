@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.rules import Rules
@@ -19,7 +19,7 @@ from evenflow.core.scheduling import Order, Plan, Prompt, View
 from evenflow.errors import is_count
 from evenflow.keys import Count, Share, expect
 from evenflow.schedulers.admission import UNLIMITED, Room
-from evenflow.schedulers.limits import Policy
+from evenflow.schedulers.limits import Policy, Range, SearchSpace
 from evenflow.sums import plain_sum
 
 DecodeTime = Callable[[int, int], float]
@@ -155,6 +155,11 @@ class TDPipe(Policy):
     the even split takes the rows that arrived first; peak decode speed is that of 256 rows, and 192
     count as saturated; the end of decode is looked for at one batch a round.
     """
+
+    search_space: ClassVar[SearchSpace] = {
+        "max_num_batched_tokens": Range(1024, 16384, log=True),
+        "kv_occupancy_ratio": Range(0.3, 1.0),
+    }
 
     predictor: str | Mapping[str, Any] = "oracle"
     """Who foretells output lengths: oracle, mean, {kind: noisy, accuracy}, or {kind: classifier,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,7 +21,7 @@ from evenflow.core.scheduling import Plan, Prefill, Prompt, Victim, View
 from evenflow.errors import MOST
 from evenflow.keys import Count
 from evenflow.schedulers.admission import UNLIMITED, decodes_only
-from evenflow.schedulers.limits import Fraction, Policy
+from evenflow.schedulers.limits import Fraction, Policy, Range, SearchSpace
 from evenflow.schedulers.sarathi import Sarathi
 
 
@@ -270,6 +270,15 @@ class TokenThrottling(Policy):
     is a floor of the whole and pages do not cap the budget; `code` is the package gllm-rt
     0.0.6.post1, decision for decision (`PackageRules`).
     """
+
+    search_space: ClassVar[SearchSpace] = {
+        "iterations": Range(1, 32, log=True),
+        "max_prefill": Range(256, 8192, log=True),
+        "min_prefill": Range(8, 512, log=True),
+        "kv_thresh": Range(0.0, 0.5),
+        "victim": ("latest", "most_pages"),
+        "reserve": ("threshold", "adaptive"),
+    }
 
     iterations: Count = 8
     """#T: micro-batches over which the waiting prompt tokens are spread."""

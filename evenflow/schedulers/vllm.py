@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import PagePool
@@ -16,7 +16,7 @@ from evenflow.core.scheduling import Plan, Prefill, View
 from evenflow.engines.rules import EngineRules
 from evenflow.keys import Count
 from evenflow.schedulers.admission import UNLIMITED, Room, decodes_only
-from evenflow.schedulers.limits import Fraction, Policy
+from evenflow.schedulers.limits import Fraction, Policy, Range, SearchSpace
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -28,6 +28,12 @@ class VLLM(Policy):
     allocated as needed; when none is free the latest-arrived ready request is preempted and
     recomputed. There is no balancing: the first call after several returns takes all ready decodes.
     """
+
+    search_space: ClassVar[SearchSpace] = {
+        "max_num_batched_tokens": Range(1024, 16384, log=True),
+        "max_num_seqs": Range(16, 1024, log=True),
+        "watermark": Range(0.0, 0.1),
+    }
 
     max_num_batched_tokens: Count | None = None
     """Most tokens of a micro-batch; null: `max_model_len`."""
@@ -124,6 +130,12 @@ class VLLMV1(Policy):
     free once anything runs. When a page is missing, the last admitted is preempted, in flight or
     not, and this step admits nothing. Requests of one `priority` go by arrival.
     """
+
+    search_space: ClassVar[SearchSpace] = {
+        "max_num_batched_tokens": Range(256, 16384, log=True),
+        "max_num_seqs": Range(16, 256, log=True),
+        "watermark": Range(0.0, 0.1),
+    }
 
     max_num_batched_tokens: Count = 2048
     """Most tokens of a micro-batch; null: `max_model_len`."""

@@ -175,14 +175,19 @@ class Job(NamedTuple):
 
 
 def run_job(
-    job: Job, on_done: Callable[[int], None] | None = None, *, whole: bool = True
+    job: Job,
+    on_done: Callable[[int], None] | None = None,
+    *,
+    whole: bool = True,
+    built: Built | None = None,
 ) -> Outcome:
     """Simulate a job. `on_done` is called with the number of requests done.
 
     If not `whole`, only what a summary and the requests need is kept (see `simulate_replicas`).
+    `built`: what the job has built already.
     """
     started = time.perf_counter()
-    built = job.built()
+    built = built or job.built()
     results = job.simulate(built.world, on_done, whole=whole)
     asked, joining = job.config.pipeline, job.config.processes or ()
     source = job.source(built, pipeline=pipeline_of(built.world, asked, joining))

@@ -1,0 +1,1 @@
+"""`evenflow explore`: a page on loopback that simulates what its sliders say."""

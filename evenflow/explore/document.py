@@ -1,0 +1,213 @@
+"""What is explored: the RUN.yaml of a page, the schedulers beside it, and what a slider changes.
+
+What the page sends is checked here: it names no file and no module but those of the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from evenflow.config.run import RunConfig, configured, with_
+from evenflow.config.yaml_edit import edited
+from evenflow.config.yaml_file import (
+    MOST_BYTES,
+    Document,
+    as_patch,
+    document_of,
+    find,
+    long_form,
+    override,
+    patched,
+    read_text,
+)
+from evenflow.errors import UsageError
+from evenflow.keys import Keys
+from evenflow.study.compare import parse_schedulers
+from evenflow.study.slo import Condition, parse_slo
+
+MOST_SIDES = 4
+"""Schedulers that are shown side by side."""
+
+
+class Question(Keys):
+    """What a page asks for: a RUN.yaml, schedulers beside its own, and keys to set before."""
+
+    text: str
+    """The text of the RUN.yaml."""
+    others: list[dict[str, Any]] = Field(default=[])
+    """Schedulers that are shown beside its own: names and parameters."""
+    set: dict[str, Any] = Field(default={})
+    """New values of keys; those of a scheduler are of the one at position `side`."""
+    side: int = 0
+    """0: the RUN.yaml's own scheduler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the command line gave: a run's file and text, schedulers beside its own, limits.
+
+    `original` is the file's text without what `--set` and `--schedulers` say. `names` are all words
+    in it, and the only ones of files and modules that are right.
+    """
+
+    file: Path
+    original: str
+    text: str
+    others: tuple[Mapping[str, Any], ...]
+    slo: tuple[Condition, ...]
+    names: frozenset[str]
+
+    @property
+    def question(self) -> Question:
+        """The page as it opens."""
+        return Question(text=self.text, others=[dict(each) for each in self.others])
+
+
+def given(file: Path, sets: Sequence[str], schedulers: str, slo: Sequence[str]) -> Given:
+    """Return what is explored; UsageError for what cannot be."""
+    text = original = read_text(file)
+    document = document_of(text, str(file))
+    for each in sets:
+        text = _set(text, each)
+    entries = [_entry(each) for each in parse_schedulers(schedulers)]
+    if entries:
+        named = long_form("scheduler", document.data.get("scheduler"))
+        if entries[0] != {"name": (named or {}).get("name")}:  # which keeps its parameters
+            text = edited(text, "scheduler", entries[0])
+    limits = tuple(parse_slo(slo)) if slo else ()
+    others = tuple(entries[1:])
+    data = [document_of(text, str(file)).data, *others]
+    names = frozenset(word for each in data for _, word in _words(each))
+    found = Given(file, original, text, others, limits, names)
+    settled(found, found.question)
+    return found
+
+
+def _set(text: str, assignment: str) -> str:
+    before = document_of(text, "the run")
+    dotted = assignment.partition("=")[0].strip()
+    value: Any = override(before, assignment).data
+    for key in dotted.split("."):
+        value = value[key]
+    return edited(text, dotted, value)
+
+
+def _entry(entry: object) -> dict[str, Any]:
+    known = {"name": entry} if isinstance(entry, str) else entry
+    if not isinstance(known, dict) or not isinstance(known.get("name"), str):
+        raise UsageError(f"--schedulers: {entry!r} should be a name, or a mapping with a name")
+    return known
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a page asks for, checked: its text and schedulers with the new values, and the runs."""
+
+    document: Document
+    text: str
+    others: list[dict[str, Any]]
+    configs: list[RunConfig]
+
+    def command(self, given: Given) -> str:
+        """Return the command line that simulates the same."""
+        start = document_of(given.original, str(given.file))
+        patch = as_patch(start.data, self.document.data)
+        same = _same(start, patch, self.configs[0])
+        file = str(given.file) if same else "RUN.yaml"  # which the page lets one download
+        sets = [f"--set {shlex.quote(f'{k}={_json(v)}')}" for k, v in patch.items() if same]
+        if not self.others:
+            return " ".join(["evenflow simulate", shlex.quote(file), *sets])
+        own = self.configs[0].scheduler.name  # whose parameters are in the file, or set
+        listed = ",".join([own, *map(_bare, self.others)])
+        schedulers = f"--schedulers {shlex.quote(listed)}"
+        return " ".join(["evenflow compare", shlex.quote(file), schedulers, *sets])
+
+
+def _json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _bare(scheduler: Mapping[str, Any]) -> str:
+    return _json(scheduler if len(scheduler) > 1 else scheduler["name"])
+
+
+def _same(start: Document, patch: Mapping[str, Any], config: RunConfig) -> bool:
+    """Say whether a patch of the given file makes this run; a key that was taken out it cannot."""
+    try:
+        return configured(patched(start, patch)).resolved() == config.resolved()
+    except UsageError:
+        return False
+
+
+def settled(given: Given, question: Question) -> Settled:
+    """Check what a page asks for; UsageError in the command line's words."""
+    text, name = question.text, given.file.name
+    if len(text) > MOST_BYTES:
+        raise UsageError(f"{name}: has more than {MOST_BYTES} bytes; a shorter file is right")
+    others = [dict(each) for each in question.others]
+    if len(others) >= MOST_SIDES or not 0 <= question.side <= len(others):
+        raise UsageError(f"--schedulers: at most {MOST_SIDES} side by side are right")
+    document_of(text, name)  # before anything is changed in it
+    for dotted, value in question.set.items():
+        if question.side and dotted.startswith("scheduler"):
+            others[question.side - 1] = _with(others[question.side - 1], dotted, value)
+        else:
+            text = edited(text, dotted, value)
+    document = document_of(text, name)
+    _refuse_names(given, name, document.data)
+    for each in others:
+        _refuse_names(given, "--schedulers", {"scheduler": each})
+    configs = [configured(document)]
+    configs += [with_(document, {"scheduler": each}) for each in others]
+    return Settled(document, text, others, configs)
+
+
+def _with(scheduler: dict[str, Any], dotted: str, value: Any) -> dict[str, Any]:
+    _, _, key = dotted.partition(".")
+    return {"name": value} if key in ("", "name") else {**scheduler, key: value}
+
+
+def _refuse_names(given: Given, name: str, data: Mapping[str, Any]) -> None:
+    """Raise a UsageError for a file or a module that the command line did not name."""
+    for key, word in _words(data):
+        if word and word not in given.names and _leads_somewhere(word, given.file.parent):
+            raise UsageError(
+                f'{name}: {key}: "{word}" is not a name that the page may give; a file or a module '
+                "has to be on the command line"
+            )
+
+
+def _leads_somewhere(word: str, beside: Path) -> bool:
+    try:
+        return (
+            word == "-" or any(mark in word for mark in "/\\:") or Path(find(word, beside)).exists()
+        )
+    except (OSError, ValueError):  # of a name that no file can have
+        return True
+
+
+def _words(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield all texts in plain data, with their keys."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for inner, below in value.items():
+            yield from _words(below, f"{key}.{inner}".lstrip("."))
+    elif isinstance(value, list):
+        for below in value:
+            yield from _words(below, key)
+
+
+def question_of(data: Any) -> Question:
+    """Return what a page asks for, from its JSON; UsageError for what is no such thing."""
+    try:
+        return Question.model_validate(data)
+    except ValidationError as error:
+        raise UsageError(f"the page: {error.errors()[0]['loc']} is wrong; reload it") from None

@@ -1,0 +1,168 @@
+"""The server of a page on loopback: who has the token may simulate what the command line named.
+
+A page's request lasts as long as its answer, a line of JSON a message; when the page leaves it, for
+the next one or for good, the simulation stops. Nothing else is kept of a page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing, suppress
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from evenflow.errors import UsageError
+from evenflow.explore.document import MOST_SIDES, Given, question_of
+from evenflow.explore.page import live_page
+from evenflow.explore.workers import Processes, Task, line
+from evenflow.runtime.http.live import listening
+from evenflow.runtime.http.server import AllowedHosts, BodyLimits, FewerWords, HttpConnection
+
+MOST_VALUES = 25
+"""Values of a slider's sweep."""
+
+Tells = Callable[[Task], AsyncGenerator[bytes]]
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def make_app(given: Given, token: str, tells: Tells) -> FastAPI:
+    """Return the application; `tells` yields what a task tells."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+
+    def check(said: str | None) -> None:
+        if said is None or not secrets.compare_digest(said.encode(), token.encode()):
+            raise HTTPException(403, "the token is missing or wrong; open the printed address")
+
+    @app.get("/")
+    async def page(request: Request) -> Response:
+        check(request.query_params.get("token"))
+        return HTMLResponse(live_page(given), headers=HEADERS)
+
+    @app.post("/simulate")
+    async def simulate(request: Request) -> Response:
+        check(request.headers.get("x-token"))
+        return _Streamed(_simulated(tells, await _json(request)))
+
+    @app.post("/sweep")
+    async def sweep(request: Request) -> Response:
+        check(request.headers.get("x-token"))
+        return _Streamed(_swept(tells, await _json(request)))
+
+    @app.exception_handler(HTTPException)
+    async def refused(_: Request, error: HTTPException) -> Response:
+        return PlainTextResponse(f"{error.detail}\n", error.status_code)
+
+    app.add_middleware(BodyLimits, failure=lambda: None)
+    app.add_middleware(AllowedHosts, hosts=())
+    return app
+
+
+async def _json(request: Request) -> Any:
+    try:
+        data = json.loads(await request.body())
+        question_of(data["question"])
+        return data
+    except (ValueError, KeyError, TypeError, RecursionError, UsageError):
+        raise HTTPException(400, "no question of this page; reload it") from None
+
+
+class _Streamed(StreamingResponse):
+    """A stream that ends with its client."""
+
+    def __init__(self, lines: AsyncGenerator[bytes]) -> None:
+        super().__init__(lines, media_type="application/x-ndjson", headers=HEADERS)
+        self._lines = lines
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._lines):
+            await super().__call__(scope, receive, send)
+
+
+async def _simulated(tells: Tells, data: Any) -> AsyncGenerator[bytes]:
+    """Yield the document with the new values in it, then all sides as they are simulated."""
+    document: Any = None
+    async with aclosing(tells(("look", data["question"], ()))) as told:
+        async for each in told:
+            document = json.loads(each).get("document")
+            yield each
+    if document is not None:
+        question = {"text": document["text"], "others": document["others"]}
+        sides = range(1 + len(document["others"]))
+        several = _merged(tells, [("simulate", question, (side,)) for side in sides])
+        async with aclosing(several) as told:
+            async for each in told:
+                yield each
+
+
+async def _swept(tells: Tells, data: Any) -> AsyncGenerator[bytes]:
+    """Yield what each value of a key comes to, as it comes."""
+    key, values = data.get("key"), data.get("values")
+    if not isinstance(key, str) or not isinstance(values, list) or len(values) > MOST_VALUES:
+        yield line({"error": f"a key and at most {MOST_VALUES} values are right"})
+        return
+    each_value: list[Task] = [("try_value", data["question"], (key, value)) for value in values]
+    async with aclosing(_merged(tells, each_value)) as told:
+        async for each in told:
+            yield each
+
+
+async def _merged(tells: Tells, several: Iterable[Task]) -> AsyncGenerator[bytes]:
+    """Yield what several tasks tell, side by side; all stop where this is left."""
+    told: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=2 * MOST_SIDES)
+
+    async def tell(task: Task) -> None:
+        async with aclosing(tells(task)) as lines:
+            async for each in lines:
+                await told.put(each)
+        await told.put(None)
+
+    running = [asyncio.create_task(tell(task)) for task in several]
+    left = len(running)
+    try:
+        while left:
+            each = await told.get()
+            if each is None:
+                left -= 1
+            else:
+                yield each
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def serve(given: Given, port: int, opened: Callable[[str], None]) -> None:
+    """Serve a page on loopback until Ctrl-C; `opened` is called with its address."""
+    logging.getLogger("uvicorn.error").addFilter(FewerWords())
+    token = secrets.token_urlsafe(16)
+    processes = Processes(given)
+    with listening("127.0.0.1", port) as bound, suppress(KeyboardInterrupt):
+        config = uvicorn.Config(
+            make_app(given, token, processes.lines),
+            log_level="warning",
+            access_log=False,
+            http=HttpConnection,
+            timeout_graceful_shutdown=1,
+        )
+        processes.start()
+        opened(f"http://127.0.0.1:{bound.getsockname()[1]}/?token={token}")
+        try:
+            uvicorn.Server(config).run(sockets=[bound])
+        finally:
+            processes.end()

@@ -24,7 +24,7 @@ from evenflow.config.yaml_edit import edited
 from evenflow.config.yaml_file import assign, document_of, value_of
 from evenflow.errors import UsageError
 from evenflow.explore.document import Given, given
-from evenflow.explore.workers import Processes, lines_of
+from evenflow.explore.workers import WorkerPool, lines_of
 from evenflow.schedulers import POLICIES, parameters, policy
 from evenflow.schedulers.limits import Range, refuse
 from tests.command_line import RUN, complaint, done, table
@@ -296,7 +296,7 @@ def test_a_left_question_stops_and_a_process_that_does_not_is_replaced(
     look = ("look", {"text": run.text}, ())
 
     async def ask() -> AsyncGenerator[list[bytes]]:
-        processes = Processes(run, 1)
+        processes = WorkerPool(run, 1)
         processes.start()
         try:
             for _ in range(3):

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from evenflow.errors import UsageError
 from evenflow.explore.document import MOST_SIDES, Given, question_of
 from evenflow.explore.page import live_page
-from evenflow.explore.workers import Processes, Task, line
+from evenflow.explore.workers import Task, WorkerPool, line
 from evenflow.runtime.http.live import listening
 from evenflow.runtime.http.server import AllowedHosts, BodyLimits, FewerWords, HttpConnection
 
@@ -151,7 +151,7 @@ def serve(given: Given, port: int, opened: Callable[[str], None]) -> None:
     """Serve a page on loopback until Ctrl-C; `opened` is called with its address."""
     logging.getLogger("uvicorn.error").addFilter(FewerWords())
     token = secrets.token_urlsafe(16)
-    processes = Processes(given)
+    processes = WorkerPool(given)
     with listening("127.0.0.1", port) as bound, suppress(KeyboardInterrupt):
         config = uvicorn.Config(
             make_app(given, token, processes.lines),

@@ -130,7 +130,7 @@ class TaskProcess:
         self._process.close()
 
 
-class Processes:
+class WorkerPool:
     """The processes of a server; whoever wants one waits until one is free."""
 
     def __init__(self, given: Given, count: int | None = None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
 from operator import attrgetter
-from typing import Literal
+from typing import ClassVar, Literal
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.batcher import Batcher
@@ -17,7 +17,7 @@ from evenflow.engines.rules import EngineRules
 from evenflow.engines.view import Active, EnginePrompt, EngineView
 from evenflow.errors import DryPoolError
 from evenflow.keys import Count
-from evenflow.schedulers.limits import Policy
+from evenflow.schedulers.limits import Policy, Range, SearchSpace
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -34,6 +34,12 @@ class TRTLLM(Policy):
     `enable_chunked_prefill`. In a pipeline each micro-batch takes all that is not in flight and
     fits; nothing balances them.
     """
+
+    search_space: ClassVar[SearchSpace] = {
+        "max_batch_size": Range(16, 2048, log=True),
+        "max_num_tokens": Range(1024, 16384, log=True),
+        "capacity_scheduler_policy": ("GUARANTEED_NO_EVICT", "MAX_UTILIZATION"),
+    }
 
     max_batch_size: Count = 2048
     """Most rows of a micro-batch: decodes, and prompts."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenflow import options as given
 from evenflow.errors import UsageError
-from evenflow.options import Changes, Policy, Process
+from evenflow.options import AnyProcess, Changes, Policy
 
 if TYPE_CHECKING:
     from evenflow.config.yaml_file import Document
@@ -41,7 +41,7 @@ def simulate(
     scheduler: Policy | None = None,
     set: given.Set = None,
     pipeline: given.Pipeline = None,
-    processes: Sequence[Process] | None = None,
+    processes: Sequence[AnyProcess] | None = None,
     save: given.Save = "all",
     format: given.Format = "csv",
     window: given.Window = None,
@@ -525,7 +525,7 @@ def _job(
     scheduler: Policy | None,
     changes: Changes,
     pipeline: str | None,
-    processes: Sequence[Process] | None,
+    processes: Sequence[AnyProcess] | None,
 ) -> tuple["Job", Path]:
     """Return the job of a run, with a policy and processes in place of its own, and its changes."""
     from evenflow.config.build import load_workload

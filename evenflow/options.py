@@ -24,7 +24,7 @@ RunFile: TypeAlias = Union[str, Path, Mapping[str, Any], "RunConfig"]
 Policy: TypeAlias = str | Mapping[str, Any] | type[Scheduler] | Scheduler
 """A policy's name or `module:Class`; a mapping of `name` and parameters; a class; an object."""
 
-Process: TypeAlias = str | Mapping[str, Any] | Callable[..., Iterator[Any]]
+AnyProcess: TypeAlias = str | Mapping[str, Any] | Callable[..., Iterator[Any]]
 """A process's `module:function`; a mapping of its `name` and parameters; a function of a world."""
 
 Limits: TypeAlias = Mapping[str, float] | str | Sequence[str]

@@ -28,7 +28,7 @@ from evenflow.sim.tandem import Tandem
 
 if TYPE_CHECKING:
     from evenflow.engines.pools import PooledWorld
-    from evenflow.sim.processes import Process
+    from evenflow.sim.processes import UserProcess
     from evenflow.sim.timed import Timing
 
 __all__ = [
@@ -78,7 +78,7 @@ def simulate(
     on_done: Callable[[int], None] | None = None,
     *,
     pipeline: Pipeline | None = None,
-    processes: Sequence[Process] = (),
+    processes: Sequence[UserProcess] = (),
     seed: int = 0,
 ) -> RunResult:
     """Simulate one pipeline of a world, or a system of pools; return what happened.
@@ -101,7 +101,7 @@ def simulate_replicas(
     on_done: Callable[[int], None] | None = None,
     *,
     pipeline: Pipeline | None = None,
-    processes: Sequence[Process] = (),
+    processes: Sequence[UserProcess] = (),
     seed: int = 0,
     timing: Callable[[MicroBatch], Timing] | None = None,
     whole: bool = True,
@@ -164,7 +164,7 @@ def _of_all(
 
 
 def _serve_with(
-    processes: Sequence[Process],
+    processes: Sequence[UserProcess],
     seed: int,
     world: World,
     on_done: Callable[[int], None] | None,

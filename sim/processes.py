@@ -22,7 +22,7 @@ from evenflow.sim.replica import Replica
 from evenflow.sim.stages import Machine
 from evenflow.user_code import end_copy, place_of, shown, words_of
 
-Process = Callable[["ProcessWorld"], Generator[Event, Any, None]]
+UserProcess = Callable[["ProcessWorld"], Generator[Event, Any, None]]
 """A function of the user's that yields events of `world.env`."""
 
 SIMPY = str(Path(simpy.__file__).parent)
@@ -225,7 +225,7 @@ class Processes:
         replicas: Sequence[Replica],
         start: Callable[[], Replica],
         *,
-        made: Sequence[Process],
+        made: Sequence[UserProcess],
         seed: int,
     ) -> None:
         self._env = env
@@ -245,7 +245,7 @@ class Processes:
     def are_over(self) -> bool:
         return not any(process.is_alive for process in self._running)
 
-    def _guarded(self, process: Process, world: ProcessWorld) -> Generator[Event, Any, None]:
+    def _guarded(self, process: UserProcess, world: ProcessWorld) -> Generator[Event, Any, None]:
         """Yield what a process yields, which must be events."""
         name, code = name_of(process), getattr(innermost(process), "__code__", None)
         file = Path(code.co_filename).name if code else name
@@ -275,7 +275,9 @@ class Processes:
                     f"({file}:{line_of(made)}){self.held_up()}"
                 )
 
-    def _made(self, process: Process, world: ProcessWorld, place: str) -> Generator[Any, Any, Any]:
+    def _made(
+        self, process: UserProcess, world: ProcessWorld, place: str
+    ) -> Generator[Any, Any, Any]:
         """Return the generator of a process."""
         name = name_of(process)
         try:

@@ -31,7 +31,7 @@ from evenflow.sim import Link, World, simulate, simulate_replicas
 from evenflow.sim.arrivals import let_in
 from evenflow.sim.clock import SimClock
 from evenflow.sim.faults import outage, straggler
-from evenflow.sim.processes import Process, Processes
+from evenflow.sim.processes import Processes, UserProcess
 from evenflow.sim.replica import Replica
 from evenflow.types import Request
 from tests.amounts import ALL
@@ -94,7 +94,7 @@ def test_a_shared_link_needs_processes() -> None:
 THREE = small_world([Request(0, 0.0, 8, 3)], depth=3)  # a second a stage: tokens at 3, 6 and 9 s
 
 
-def at(time_s: float, act: Callable[[Any], object], *later: Any) -> Process:
+def at(time_s: float, act: Callable[[Any], object], *later: Any) -> UserProcess:
     """Return a process that acts at one time, and at later ones."""
 
     def process(world: Any) -> Iterator[Any]:
@@ -193,7 +193,7 @@ ACTS = st.tuples(
 )
 
 
-def acting(acts: list[tuple[str, float, int]]) -> Process:
+def acting(acts: list[tuple[str, float, int]]) -> UserProcess:
     """Return a process that does things one after the other, and lets all stages go on."""
 
     def process(world: Any) -> Iterator[Any]:
@@ -338,7 +338,7 @@ def start(world: Any) -> None:
 def test_each_process_has_a_random_stream_of_its_own() -> None:
     drawn: dict[str, list[float]] = {"alone": [], "beside": []}
 
-    def draws(name: str) -> Process:
+    def draws(name: str) -> UserProcess:
         def process(world: Any) -> Iterator[Any]:
             drawn[name].append(world.rng.random())
             yield world.env.timeout(0)

@@ -219,7 +219,7 @@ class ProcessConfig(SchedulerConfig):
     """A process of your own, module:function, and its parameters."""
 
 
-Process = Annotated[ProcessConfig, short_form("name")]
+NamedProcess = Annotated[ProcessConfig, short_form("name")]
 
 InMilliseconds = Annotated[
     Limit,
@@ -350,7 +350,7 @@ class RunConfig(Keys):
     """How micro-batches cross the stages in a simulation: times computed when they are sent, or a
     SimPy process for each stage and link; null: `recurrence`, unless something needs processes.
     """
-    processes: list[Process] | None = None
+    processes: list[NamedProcess] | None = None
     """SimPy processes that join a simulation, each `module:function` or a mapping of its `name` and
     parameters (docs/processes.md); null: none.
     """

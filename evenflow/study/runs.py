@@ -37,7 +37,7 @@ from evenflow.study.told import runs_told
 if TYPE_CHECKING:
     from evenflow.core.world import World
     from evenflow.engines.pools import PooledWorld
-    from evenflow.sim.processes import Process
+    from evenflow.sim.processes import UserProcess
 
 Save = Literal["summary", "requests", "all"]
 """How much is written of a run."""
@@ -83,7 +83,7 @@ class GivenPolicy:
         return {"name": self.name, "source_sha256": digest}
 
 
-def given_process(process: object) -> tuple[object, Process | None]:
+def given_process(process: object) -> tuple[object, UserProcess | None]:
     """Return a process as a configuration names it and, if Python gives one, its function.
 
     UsageError for what is neither a name, a mapping nor a function of a world.
@@ -112,7 +112,7 @@ class Job(NamedTuple):
     beside: Path
     policy: GivenPolicy | None = None
     name: str = ""
-    processes: tuple[Process | None, ...] = ()
+    processes: tuple[UserProcess | None, ...] = ()
 
     @property
     def label(self) -> str:
@@ -149,7 +149,7 @@ class Job(NamedTuple):
             whole=whole,
         )
 
-    def _joining(self) -> list[Process]:
+    def _joining(self) -> list[UserProcess]:
         named = self.config.processes or []
         if not named:
             return []

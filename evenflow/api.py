@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenflow import options as given
 from evenflow.errors import UsageError
-from evenflow.options import Changes, Policy
+from evenflow.options import Changes, Policy, Process
 
 if TYPE_CHECKING:
     from evenflow.config.yaml_file import Document
@@ -40,6 +40,8 @@ def simulate(
     *,
     scheduler: Policy | None = None,
     set: given.Set = None,
+    pipeline: given.Pipeline = None,
+    processes: Sequence[Process] | None = None,
     save: given.Save = "all",
     format: given.Format = "csv",
     window: given.Window = None,
@@ -54,11 +56,13 @@ def simulate(
     """Simulate one configuration: `simulate("run.yaml", set={"kv.pages": 4000}).summary`.
 
     `scheduler` replaces the run's. A class is called; an object is copied for each engine, seed and
-    run, and never changed itself. `set` gives keys of the run new values. `out`, `save`, `format`
-    and `force` are as for `SimulatedRun.write`. `window`: the seconds that the timeline shows.
-    `advise` and `intervals` simulate more, for `.additions`. `on_done` is called with the number of
-    requests done, `watch` shows it. `lean`: only what `save` asks for is kept in memory. Raises
-    UsageError for what cannot be, in one line, and PolicyError when a policy breaks its promise.
+    run, and never changed itself. `processes` join the run in the place of its own: functions of a
+    world that yield events of SimPy. `set` gives keys of the run new values, `pipeline` that one.
+    `out`, `save`, `format` and `force` are as for `SimulatedRun.write`. `window`: the seconds that
+    the timeline shows. `advise` and `intervals` simulate more, for `.additions`. `on_done` is
+    called with the number of requests done, `watch` shows it. `lean`: only what `save` asks for is
+    kept in memory. Raises UsageError for what cannot be, in one line, and PolicyError when a policy
+    breaks its promise.
     """
     from evenflow.config.files import inputs_of
     from evenflow.report.tables import check_format
@@ -66,7 +70,7 @@ def simulate(
 
     check_format(format)
     shown = _window(window)
-    job, file = _job(run, scheduler, set)
+    job, file = _job(run, scheduler, set, pipeline, processes)
     with _staged(out, force, inputs_of(job.config, file)) as scratch:
         with _watched(watch, [job.label], len(job.workload.requests)) as bar:
             tell = on_done if bar is None else bar.done
@@ -162,7 +166,10 @@ def check(
             return run_job(job, None if bar is None else bar.done, whole=False)
 
     bounds = list(map(parse_fail_if, [fail_if] if isinstance(fail_if, str) else fail_if))
-    jobs = [_job(file, None, set)[0]._replace(name=file) for file in dict.fromkeys(map(str, runs))]
+    jobs = [
+        _job(file, None, set, None, None)[0]._replace(name=file)
+        for file in dict.fromkeys(map(str, runs))
+    ]
     before, after = (None if path is None else Path(path) for path in (against, write))
     return study_check(jobs, simulate_one, before, bounds, after, allow_refused=allow_refused)
 
@@ -271,12 +278,9 @@ def plan(
     `exhaustive` simulates every point. `slo`, `set`, `out`, `allow_refused` and `force` are as for
     `capacity`, `intervals` as for `simulate`. Raises UsageError for what cannot be.
     """
-    from dataclasses import replace
-
     from evenflow.study.deployments import parse_gpus
     from evenflow.study.plan import plan as study_plan
     from evenflow.study.plan_search import Ask, parse_budgets
-    from evenflow.study.uncertainty import predict
 
     if gpus is None:
         raise UsageError("--gpus: says how many there may be, such as --gpus 4..64")
@@ -291,16 +295,14 @@ def plan(
         replications=replications,
         exhaustive=exhaustive,
         allow_refused=allow_refused,
+        intervals=intervals,
     )
     who = {"executor": executor, "workers": workers, "watch": watch}
-    planned = study_plan(document, file.parent, ask, _how(out, force, [file], **who))
-    if not intervals:
-        return planned
-    return replace(planned, prediction=predict(planned.winner, file.parent, _how(watch=watch)))
+    return study_plan(document, file.parent, ask, _how(out, force, [file], **who))
 
 
 def figures(
-    names: Sequence[str] = (),
+    names: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
     *,
     quick: bool = False,
     allow_refused: bool = False,
@@ -309,20 +311,26 @@ def figures(
     force: bool = False,
     executor: str = "process",
     workers: int | None = None,
+    formats: Sequence[str] = ("png", "svg"),
+    width: float | None = None,
+    style: str | None = None,
 ) -> dict[str, "Drawing"]:
     """Make figures of the papers, or of a figure's YAML: each has `.figure`, `.table`, `.claims`.
 
-    No names: all of them. `quick`: fewer points. `allow_refused` is as for `compare`, `set`, `out`
-    and `force` are as for `sweep`; with `out` the table of claims is written too. Raises UsageError
-    for what cannot be.
+    `names` may map names to the keys of figures of one's own. None: all of the papers. `quick`:
+    fewer points. `allow_refused` is as for `compare`, `set`, `out` and `force` are as for `sweep`;
+    with `out` the table of claims is written too, and pictures in `formats` (png, svg, pdf).
+    `width` is in inches, `style` one of matplotlib. Raises UsageError for what cannot be.
     """
     from tempfile import TemporaryDirectory
 
     from evenflow.experiments.figures.make import chosen, make, write_claims
+    from evenflow.experiments.figures.schema import Look
     from evenflow.report.folder import claimed
     from evenflow.study.points import Store, executor_of
 
-    plans = chosen(names, tuple(_texts(set)), quick=quick, allow_refused=allow_refused)
+    look, sets = Look(width, style, tuple(formats)), tuple(_texts(_by_name(set)))
+    plans = chosen(_by_name(names), sets, quick=quick, allow_refused=allow_refused, look=look)
     with ExitStack() as stack:
         folder = Path(out or stack.enter_context(TemporaryDirectory()))
         stack.enter_context(claimed(folder, force=force))
@@ -417,20 +425,39 @@ def sweep_asked(file: str | Path | Mapping[str, Any], set: Changes = None) -> "S
 
 
 def _by_name(keys: Any) -> Any:
-    """Return keys with the name of each policy that is a class, as other processes find it."""
+    """Return keys with policies as plain data: their names, and the parameters of objects."""
     if isinstance(keys, Mapping):
         return {key: _by_name(value) for key, value in keys.items()}
     if isinstance(keys, list | tuple):
         return [_by_name(value) for value in keys]
     if callable(getattr(keys, "schedule", None)):
-        cls = keys if isinstance(keys, type) else type(keys)
-        if cls is not keys or cls.__module__ == "__main__":
-            raise UsageError(
-                f"the sweep: {cls.__name__}: is an object, or of a notebook or script; what other "
-                "processes import is right: a class of a module, or FILE.py:Class"
-            )
-        return f"{cls.__module__}:{cls.__qualname__}"
+        return _policy_by_name(keys)
     return keys
+
+
+def _policy_by_name(policy: Any) -> str | dict[str, Any]:
+    """Return what other processes make a policy of; UsageError where they cannot."""
+    from evenflow.schedulers import parameters
+
+    cls = policy if isinstance(policy, type) else type(policy)
+    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+        raise UsageError(
+            f"scheduler {cls.__name__}: is of a notebook, a script or a function; what other "
+            "processes import is right: a class of a module, or FILE.py:Class"
+        )
+    name, given = f"{cls.__module__}:{cls.__qualname__}", {}
+    if policy is cls:
+        return name
+    for key, parameter in parameters(cls).items():
+        value = getattr(policy, key, policy)
+        if value is policy or not isinstance(value, bool | int | float | str | list | dict | None):
+            raise UsageError(
+                f"scheduler {cls.__name__}: other processes make it anew, and its parameter {key} "
+                f'is no attribute of plain data; {{"name": "{name}", "{key}": ...}} is right'
+            )
+        if value != parameter.default:
+            given[key] = value
+    return {"name": name, **given}
 
 
 def _additions(
@@ -493,17 +520,28 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _job(run: given.RunFile, scheduler: Policy | None, changes: Changes) -> tuple["Job", Path]:
-    """Return the job that a run, a policy in place of its own and changes of its keys make."""
+def _job(
+    run: given.RunFile,
+    scheduler: Policy | None,
+    changes: Changes,
+    pipeline: str | None,
+    processes: Sequence[Process] | None,
+) -> tuple["Job", Path]:
+    """Return the job of a run, with a policy and processes in place of its own, and its changes."""
     from evenflow.config.build import load_workload
     from evenflow.config.run import configured
-    from evenflow.study.runs import GivenPolicy, Job
+    from evenflow.study.runs import GivenPolicy, Job, given_process
 
     document, file = _document(run)
     entry = None if scheduler is None else _policy(scheduler)
-    config = configured(_changed(document, changes, entry))
+    changed = _changed(document, changes, entry)
+    joining = list(map(given_process, processes or ()))
+    more = {"pipeline": pipeline, "processes": [entry for entry, _ in joining]}
+    config = configured(_changed(changed, {key: each for key, each in more.items() if each}))
     policy = entry if isinstance(entry, GivenPolicy) else None
-    return Job(config, load_workload(config, file.parent), file.parent, policy), file
+    functions = tuple(function for _, function in joining)
+    workload = load_workload(config, file.parent)
+    return Job(config, workload, file.parent, policy, processes=functions), file
 
 
 def _document(run: given.RunFile, changes: Changes = None) -> tuple["Document", Path]:

@@ -48,6 +48,16 @@ class StallError(PolicyError):
     """
 
 
+class UserProcessError(UsageError):
+    """A process that joins a simulation raised, does not yield, or yields what is no event."""
+
+    status = 1
+
+
+class DryPoolError(PolicyError):
+    """An engine needs pages that it cannot get, and dies, as the real one does."""
+
+
 class WorkerError(Exception):
     """A worker died, failed, or does not answer; the message says which stage and how."""
 

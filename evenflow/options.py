@@ -4,12 +4,13 @@
 a terminal. Without a second type both take the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
 
 from typer import Argument, Option
 
+from evenflow import completions
 from evenflow.core.scheduling import Scheduler
 from evenflow.errors import MOST_RUNS
 
@@ -22,6 +23,9 @@ RunFile: TypeAlias = Union[str, Path, Mapping[str, Any], "RunConfig"]
 
 Policy: TypeAlias = str | Mapping[str, Any] | type[Scheduler] | Scheduler
 """A policy's name or `module:Class`; a mapping of `name` and parameters; a class; an object."""
+
+Process: TypeAlias = str | Mapping[str, Any] | Callable[..., Iterator[Any]]
+"""A process's `module:function`; a mapping of its `name` and parameters; a function of a world."""
 
 Limits: TypeAlias = Mapping[str, float] | str | Sequence[str]
 """Limits by metric, `{"p99_itl_ms": 200}`, or as the option `--slo` says them, "p99_itl_ms=200"."""
@@ -78,19 +82,23 @@ Data = Annotated[
     Path | None,
     Option("--data", metavar="DIR", help="Holds the runs; default: EVENFLOW_SHARED."),
 ]
-Set = Annotated[
-    Changes,
-    list[str] | None,
-    Option("--set", metavar="KEY=VALUE", help="Override a key; may be given repeatedly."),
-]
-SetTexts = Annotated[
-    list[str] | None,
-    Option("--set", metavar="KEY=VALUE", help="Override a key; may be given repeatedly."),
-]
+_SET = Option(
+    "--set",
+    metavar="KEY=VALUE",
+    help="Override a key; may be given repeatedly.",
+    autocompletion=completions.changes,
+)
+Set = Annotated[Changes, list[str] | None, _SET]
+SetTexts = Annotated[list[str] | None, _SET]
 SetOfSweep = Annotated[
     Changes,
     list[str] | None,
-    Option("--set", metavar="KEY=VALUE", help="Override a key, or run.KEY."),
+    Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key, or run.KEY.",
+        autocompletion=completions.changes_of_sweep,
+    ),
 ]
 Out = Annotated[Folder, Path | None, Option("--out", metavar="DIR", help="Where to write.")]
 OutPath = Annotated[Path | None, Option("--out", metavar="DIR", help="Where to write.")]
@@ -110,6 +118,10 @@ Window = Annotated[
     str | None,
     Option("--window", metavar="A..B", help="The seconds that the timeline shows."),
 ]
+Pipeline = Annotated[
+    Literal["recurrence", "processes"] | None,
+    Option("--pipeline", help="A SimPy process a stage and link, or the same times as a formula."),
+]
 Advise = Annotated[bool, Option("--advise", help="Also: what would help, and what bubbles cost.")]
 Intervals = Annotated[
     bool, Option("--intervals", help="Also: 90 % intervals, from nine more simulations.")
@@ -124,13 +136,32 @@ Engine = Annotated[
 Schedulers = Annotated[
     Sequence[Policy] | Mapping[str, Policy] | str,
     str,
-    Option("--schedulers", metavar="A,B,...", help="Policies, or FILE.py:Class."),
+    Option(
+        "--schedulers",
+        metavar="A,B,...",
+        help="Policies, or FILE.py:Class.",
+        autocompletion=completions.schedulers,
+    ),
 ]
 SchedulersToTry = Annotated[
-    Names | None, str | None, Option("--schedulers", metavar="A,B,...", help="Which to try.")
+    Names | None,
+    str | None,
+    Option(
+        "--schedulers",
+        metavar="A,B,...",
+        help="Which to try.",
+        autocompletion=completions.schedulers,
+    ),
 ]
 Systems = Annotated[
-    Names, str, Option("--systems", metavar="A,B,...", help="Names of evenflow systems.")
+    Names,
+    str,
+    Option(
+        "--systems",
+        metavar="A,B,...",
+        help="Names of evenflow systems.",
+        autocompletion=completions.systems,
+    ),
 ]
 Slo = Annotated[
     Limits,

@@ -27,6 +27,7 @@ EngineName = Literal[
     "vllm-0.12",
     "vllm-0.19",
     "trtllm-1.0",
+    "trtllm-1.2",
     "sglang-0.5",
 ]
 """A set of `runtimes()`."""
@@ -40,8 +41,9 @@ class RuntimeOverheads:
     """CPU time that the runtime being modelled spends beside the kernels.
 
     The host spends `schedule_s` seconds on a micro-batch (policy, inputs, outputs, messages), and
-    `per_row_s` for each of its rows, `per_new_request_s` for each prompt that ends in it and
-    `per_prompt_token_s` for each prompt token, and `per_prefill_s` where there are any (kernels
+    `per_row_s` for each of its rows, `per_active_s` for each admitted request, in flight or not,
+    `per_new_request_s` for each prompt that ends in it and `per_prompt_token_s` for each prompt
+    token, and `per_prefill_s` where there are any (kernels
     that no CUDA graph launches); `holds` says what waits for it. Before the engine sees a request,
     a front end spends `front_end_s` on it and `tokenize_s` on each token of its prompt, for which
     requests wait for each other, and `front_end_latency_s` passes, which delays no other request
@@ -60,6 +62,7 @@ class RuntimeOverheads:
     per_row_s: float = 0.0
     per_new_request_s: float = 0.0
     per_prompt_token_s: float = 0.0
+    per_active_s: float = 0.0
     per_prefill_s: float = 0.0
     holds: Holds = "engine"
     front_end_s: float = 0.0
@@ -74,7 +77,7 @@ class RuntimeOverheads:
     def hosts(self) -> bool:
         """Whether the host spends any time on a micro-batch."""
         per_unit = (self.per_row_s, self.per_new_request_s, self.per_prompt_token_s)
-        return max(self.schedule_s, self.per_prefill_s, *per_unit) > 0
+        return max(self.schedule_s, self.per_prefill_s, self.per_active_s, *per_unit) > 0
 
     @property
     def has_front_end(self) -> bool:
@@ -99,6 +102,7 @@ class RuntimeOverheads:
             + self.per_row_s * rows
             + self.per_new_request_s * (batch.sampled_rows - batch.decode_tokens)
             + self.per_prompt_token_s * batch.prefill_tokens
+            + self.per_active_s * getattr(batch, "num_active", 0)
             + (self.per_prefill_s if batch.prefill_tokens else 0.0)
         )
 

@@ -5,6 +5,7 @@ Ctrl-C is the user's and goes on.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
@@ -28,19 +29,32 @@ def shown(value: object, form: Callable[[object], str] = repr) -> str:
         return f"<{type(value).__name__}>"
 
 
-def place_of(error: BaseException) -> str:
-    """Return the file, line and source of an error, the last not of this package.
+def place_of(error: BaseException, *others: str) -> str:
+    """Return the file, line and source of an error, the last not of this package or `others`.
 
     Of an attribute that an object of ours lacks, also the ones that it has.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    package = str(Path(__file__).parent)
-    last = ([frame for frame in frames if not frame.filename.startswith(package)] or frames)[-1]
+    packages = str(Path(__file__).parent), "evenflow/", *others  # compiled code has the short name
+    last = ([frame for frame in frames if not frame.filename.startswith(packages)] or frames)[-1]
     hint = ""
     if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("evenflow."):
         known = [name for name in dir(error.obj) if not name.startswith("_")]
         hint = f"; {instead_of(error.name, known)}"
     return f" ({Path(last.filename).name}:{last.lineno}: {last.line}){hint}"
+
+
+def imported(kind: str, name: str) -> tuple[object, str]:
+    """Return what `module:name` names, or None, and the name of its module, which is imported.
+
+    UsageError, in the words of a kind of code, for a module that cannot be.
+    """
+    module_name, _, inner = name.partition(":")
+    cannot = f"{kind} {name!r}: cannot import {module_name!r}"
+    with user_code(module_name, lambda words: UsageError(f"{cannot} ({words})")):
+        whole = sys.modules.get(module_name) if module_name.endswith(".py") else None
+        module = whole or importlib.import_module(module_name)  # waits for whoever imports it
+    return getattr(module, inner, None), module_name
 
 
 def end_copy(process: int, name: str) -> None:

@@ -323,6 +323,7 @@ def check_servable(config: RunConfig) -> None:
         ("speculative", config.speculative is not None, "null"),
         ("kv.prefix_cache", config.kv.prefix_cache and vllm, "false"),
         ("kv.swap", config.kv.swap, "false"),
+        ("processes", bool(config.processes), "null"),
         ("workload.after", bool(config.workload.after), "nothing before"),
         ("tensor_parallel", vllm and config.tensor_parallel > 1, "1"),
     )

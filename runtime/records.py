@@ -159,7 +159,7 @@ def write_served(
         _with_room(folder, lambda: write_details(folder, outcome))
     with _left_out_if_full(folder, lost):
         page, source = folder / "report.html", outcome.result.provenance
-        _with_room(folder, lambda: write_report(page, outcome.parts, title, source))
+        _with_room(folder, lambda: write_report(page, {outcome.label: outcome}, title, source))
 
 
 def _with_room(folder: Path, write: Callable[[], None]) -> None:

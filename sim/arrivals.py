@@ -6,16 +6,18 @@ Knows when a request enters and, by the router, where; nothing of what happens t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
+
+from simpy import Event
 
 from evenflow.core.request import Request
 from evenflow.core.routing import Router, router_of
 from evenflow.core.world import World
 from evenflow.runtimes import RuntimeOverheads
-from evenflow.sim.clock import SimClock
+from evenflow.sim.clock import Instant, SimClock
 
 if TYPE_CHECKING:
     from evenflow.engines.pools import PooledWorld
@@ -44,45 +46,83 @@ def serve(
     router: Router = "round_robin",
 ) -> None:
     """Let a world's requests in, by front ends if there are any, and run until nothing is left."""
-    if overheads.has_front_end:
-        pipelines = [FrontEnd(clock, pipeline, overheads) for pipeline in pipelines]
-    ArrivalSource(clock, world.requests, world.concurrency, pipelines, router)
-    clock.run_out()
+    let_in(clock, world, pipelines, overheads, router)
+    clock.env.run()
+
+
+def let_in(
+    clock: SimClock,
+    world: World | PooledWorld,
+    pipelines: Sequence[Entrance],
+    overheads: RuntimeOverheads,
+    router: Router,
+) -> ArrivalSource:
+    """Return the source of a world's requests, which come by front ends if there are any."""
+    source = ArrivalSource(clock, world.requests, world.concurrency, overheads, router)
+    for pipeline in pipelines:
+        source.join(pipeline)
+    return source
 
 
 class ArrivalSource:
-    """Lets `requests` in. `concurrency`: the most at once; each finished one lets in the next."""
+    """A process that lets `requests` in, each at its time, to the pipelines that `join`.
+
+    `concurrency`: the most at once instead; each finished one lets in the next.
+    """
 
     def __init__(
         self,
         clock: SimClock,
         requests: Sequence[Request],
         concurrency: int | None,
-        pipelines: Sequence[Entrance],
+        overheads: RuntimeOverheads,
         router: Router = "round_robin",
     ) -> None:
         self._clock = clock
         self._backlog = deque(requests)  # not yet arrived
-        self._choose = router_of(router, pipelines)
-        if concurrency is not None:
-            for pipeline in pipelines:
-                pipeline.when_done(self._replacer(pipeline))
+        self._concurrency = concurrency
+        self._overheads = overheads
+        self._router: Router = router
+        self._entrances: dict[Entrance, Entrance] = {}  # by pipeline
+        self._open: list[Entrance] = []
+        if concurrency is None:
+            clock.env.process(self._come())
+        else:
             clock.at(clock.now, lambda _: self._tell(self._let_in(concurrency)))
-        elif requests:
-            clock.at(max(requests[0].arrival_s, clock.now), self._come)
 
-    def _come(self, now_s: float) -> None:
-        """Let in the requests that arrive now, and schedule the next arrival."""
-        backlog = self._backlog
-        entered: dict[Entrance, None] = {}
-        while backlog and backlog[0].arrival_s <= now_s:
-            request = backlog.popleft()
-            pipeline = self._choose(request)
-            pipeline.admit(request)
-            entered[pipeline] = None
-        self._tell(entered)
-        if backlog:
-            self._clock.at(backlog[0].arrival_s, self._come)
+    def join(self, pipeline: Entrance) -> None:
+        """Let requests into another pipeline too; the router begins anew."""
+        entrance = pipeline
+        if self._overheads.has_front_end:
+            entrance = FrontEnd(self._clock, pipeline, self._overheads)
+        if self._concurrency is not None:
+            entrance.when_done(self._replacer(entrance))
+        self._entrances[pipeline] = entrance
+        self._open.append(entrance)
+        self._choose = router_of(self._router, list(self._open))
+
+    def leave(self, pipeline: Entrance) -> None:
+        """Let no more requests into a pipeline; the router begins anew."""
+        self._open.remove(self._entrances[pipeline])
+        self._choose = router_of(self._router, list(self._open))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all requests have come and ended."""
+        return not self._backlog and not any(each.outstanding for each in self._entrances.values())
+
+    def _come(self) -> Generator[Event, None, None]:
+        """Wait for the next arrival, and let in all requests of that instant."""
+        backlog, clock = self._backlog, self._clock
+        while backlog:
+            yield Instant(clock.env, max(backlog[0].arrival_s, clock.now))
+            entered: dict[Entrance, None] = {}
+            while backlog and backlog[0].arrival_s <= clock.now:
+                request = backlog.popleft()
+                pipeline = self._choose(request)
+                pipeline.admit(request)
+                entered[pipeline] = None
+            self._tell(entered)
 
     def _let_in(self, count: int) -> dict[Entrance, None]:
         """Let in up to `count` requests that can be served; return where they entered, in order."""

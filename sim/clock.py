@@ -1,9 +1,9 @@
-"""SimPy with events at absolute times."""
+"""The simulated clock: a SimPy environment, and events of it at absolute times."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heappush
 from typing import Any
 
 from simpy import Environment, Event
@@ -16,59 +16,61 @@ LAST = EventPriority(9)
 """After everything else of the same instant."""
 
 
-class SimClock:
-    """Calls at absolute times, in the queue of a SimPy `environment`, which may have processes.
+class Instant(Event):
+    """An event at an absolute time, as SimPy's Timeout is one after a delay.
 
     NOTE: `timeout(t - now)` may fire one bit away from `t`, and then two ways to compute the same
-    schedule differ; `at(t)` fires at `t`.
+    schedule differ. SimPy schedules by delays only, so an Instant enters its queue by itself.
     """
 
+    def __init__(
+        self,
+        env: Environment,
+        time_s: float,
+        callback: Callable[[Event], None] | None = None,
+        priority: EventPriority = NORMAL,
+    ) -> None:
+        self.env = env
+        self.callbacks = [] if callback is None else [callback]
+        self._ok, self._value = True, time_s
+        heappush(env._queue, (time_s, priority, next(env._eid), self))
+
+
+class CheckedEnvironment(Environment):
+    """A SimPy environment that refuses what would go back in time, as no process may run it."""
+
+    def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
+        if not delay >= 0:
+            raise ValueError(f"a delay of {delay} s; 0 or more is right")
+        super().schedule(event, priority, delay)
+
+    def run(self, until: Any = None) -> Any:
+        if self.active_process is not None:
+            raise RuntimeError("a process waits by yielding an event; the run goes on by itself")
+        return super().run(until)
+
+
+class SimClock:
+    """Calls at absolute times, as events of the SimPy environment `env`."""
+
     def __init__(self) -> None:
-        self.environment = Environment()
-        self._calls: list[Any] = self.environment._queue  # SimPy knows only of events
-        self._numbers = self.environment._eid
-        self.now = 0.0
-        self.process, self.timeout = self.environment.process, self.environment.timeout
+        self.env = CheckedEnvironment(0.0)
+
+    @property
+    def now(self) -> float:
+        return self.env.now
 
     def at(
         self, time_s: float, call: Callable[[float], None], priority: EventPriority = NORMAL
     ) -> None:
-        """Have `call` called with the time at the instant `time_s`, which must not be past.
-
-        NOTE: in SimPy's queue a function costs a third of an event with one callback.
-        """
-        heappush(self._calls, (time_s, priority, next(self._numbers), call))
+        """Have `call` called with the time at the instant `time_s`, which must not be past."""
+        Instant(self.env, time_s, lambda _: call(time_s), priority)
 
     def late(self, time_s: float, call: Callable[[float], None]) -> None:
         """Have `call` called after all arrivals and returns of that instant, before any policy."""
         self.at(time_s, call, LATE)
 
-    def until(self, time_s: float) -> Event:
-        """Return an event of the instant `time_s`, for a process to wait for."""
-        event = Event(self.environment)
-        event._ok = True
-        event._value = None
-        heappush(self._calls, (time_s, NORMAL, next(self._numbers), event))
-        return event
-
-    def run_out(self) -> None:
-        """Run until nothing is queued."""
-        calls, environment = self._calls, self.environment
-        while calls:
-            now: float = calls[0][0]
-            call = calls[0][3]
-            self.now = now
-            if isinstance(call, Event):
-                environment.step()
-            else:
-                heappop(calls)
-                environment._now = now
-                call(now)
-
     def more_now(self) -> bool:
         """Say whether anything else is queued for this instant."""
-        calls = self._calls
-        if not calls:
-            return False
-        next_s: float = calls[0][0]
-        return next_s <= self.now
+        env = self.env
+        return env.peek() <= env.now

@@ -1,21 +1,102 @@
-"""The pipeline as processes: a SimPy process for the driver's CPU, each stage and each link.
+"""The pipeline as SimPy processes: one for the driver's CPU, each stage and each link.
 
-This is the specification of `evenflow.sim.tandem`, and what runs where hops share a link.
+This is the specification of `evenflow.sim.tandem`. It runs where hops share a link, and where a
+process of the user's may slow or stop what is here.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from simpy import Event, Store
+import simpy
+from simpy import Environment, Event, Interrupt, Store
 
 from evenflow.core.batch import MicroBatch
 from evenflow.core.world import World
 from evenflow.results.recorder import Recorder
-from evenflow.sim.clock import SimClock
+from evenflow.sim.clock import Instant, SimClock
 
-Process = Generator[Event, "_Travel", None]
+Process = Generator[Event, Any, None]
+
+
+class Delay(NamedTuple):
+    """Seconds that a micro-batch, the `batch`-th of its pipeline, took longer on a stage."""
+
+    batch: int
+    stage: int
+    stopped_s: float
+    slowed_s: float
+
+
+class Machine:
+    """What computes or carries: its work waits while it is stopped, and takes `factor` times as
+    long while it is slow; both may change while it works.
+    """
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        self.factor = 1.0
+        self._started: Event | None = None  # what work waits for
+        self._worker: simpy.Process | None = None  # to be told of a change
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._started is not None
+
+    def slow(self, factor: float) -> None:
+        """Take `factor` times as long from now on."""
+        self.factor = factor
+        self._tell()
+
+    def stop(self) -> None:
+        """Let work wait until `start`."""
+        if self._started is None:
+            self._started = self._env.event()
+            self._tell()
+
+    def start(self) -> None:
+        """Go on where it was stopped."""
+        if self._started is not None:
+            started, self._started = self._started, None
+            started.succeed()
+
+    def abandon(self) -> None:
+        """Leave what it works on undone."""
+        self._tell(_ABANDON)
+
+    def _tell(self, what: object = None) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.interrupt(what)
+
+    def work(self, seconds: float) -> Generator[Event, Any, tuple[float, float] | None]:
+        """Work for so long; return the seconds that it was stopped and slowed for, if it was."""
+        env, left_s, stopped_s = self._env, seconds, 0.0
+        began_s, as_planned = env.now, True
+        while True:
+            since_s, factor, gate = env.now, self.factor, self._started
+            as_planned = as_planned and factor == 1.0 and gate is None
+            self._worker = env.active_process
+            try:
+                yield env.timeout(left_s * factor) if gate is None else gate
+                self._worker = None
+                if gate is None:
+                    spent_s = env.now - began_s
+                    return None if as_planned else (stopped_s, spent_s - stopped_s - seconds)
+            except Interrupt as told:
+                if told.cause is _ABANDON:
+                    return None
+                as_planned = False
+            if gate is None:
+                left_s = max(left_s - (env.now - since_s) / factor, 0.0)
+            else:
+                stopped_s += env.now - since_s
+
+
+_ABANDON = object()
 
 
 @dataclass(slots=True, eq=False)
@@ -24,12 +105,18 @@ class _Travel:
 
     batch: MicroBatch
     seconds: list[float]
+    start: int  # of the pipeline, which may be started again
     prepared_s: list[float] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    delays: list[tuple[int, float, float]] = field(default_factory=list)
 
 
 class StageProcesses:
-    """Sends micro-batches down the stages."""
+    """Sends micro-batches down the stages: each waits in a Store, first come first served.
+
+    `stages` and `links` do the work; `delays` are what their changes cost the micro-batches that
+    came back.
+    """
 
     queues_ahead = False
     """Whether every later event of an instant is in the queue before the first one fires."""
@@ -38,19 +125,27 @@ class StageProcesses:
         self._clock = clock
         self._world = world
         self._recorder = recorder
+        self._starts = 0
         self._at_stage0 = 0
         self._host_free_s = 0.0
         self._last_s = (0.0, 0.0)  # when stage 0 began and ended the last one
         self._prepared_s = [0.0] * world.depth
-        self._driver: Store = Store(clock.environment)
-        self._inboxes = [Store(clock.environment) for _ in range(world.depth)]
-        clock.process(self._drive())
+        env = clock.env
+        self.stages = [Machine(env) for _ in range(world.depth)]
+        common = Machine(env)
+        self.links = [common if world.shares_link else Machine(env) for _ in world.hops]
+        self.delays: list[Delay] = []
+        self.num_returned = 0
+        self._under_way: deque[MicroBatch] = deque()
+        self._driver = Store(env)
+        self._inboxes = [Store(env) for _ in range(world.depth)]
+        shared = Store(env) if world.shares_link else None
+        self._hops = [shared or Store(env) for _ in world.hops]
+        env.process(self._drive())
         for stage in range(world.depth):
-            clock.process(self._serve(stage))
-        shared = Store(clock.environment) if world.shares_link else None
-        self._links = [shared or Store(clock.environment) for _ in world.hops]
-        for store in dict.fromkeys(self._links):
-            clock.process(self._carry(store))
+            env.process(self._serve(stage))
+        for hop in dict.fromkeys(self._hops):
+            env.process(self._carry(hop))
 
     def connect(self, on_free: Callable[[float], None], on_return: Callable[[float], None]) -> None:
         """Have `on_free` called whenever stage 0 is done, `on_return` when the last stage is."""
@@ -65,44 +160,103 @@ class StageProcesses:
 
     def submit(self, batch: MicroBatch) -> None:
         """Send a micro-batch to stage 0."""
-        travel = _Travel(batch, list(self._world.costs.times(batch.charged or batch)))
+        travel = _Travel(batch, list(self._world.costs.times(batch.charged or batch)), self._starts)
         overheads = self._world.overheads
         for stage, seconds in enumerate(travel.seconds):
             prepare_s = overheads.prepare_s + overheads.prepare_share * seconds
             self._prepared_s[stage] = max(self._prepared_s[stage], self._clock.now) + prepare_s
         travel.prepared_s = list(self._prepared_s)
         self._at_stage0 += 1
+        self._under_way.append(batch)
         self._driver.put(travel)
 
+    def lose(self) -> list[MicroBatch]:
+        """Lose all that is under way, as when a stage's process dies; return it."""
+        lost = list(self._under_way)
+        self._under_way.clear()
+        self._starts += 1
+        self._at_stage0 = 0
+        self._prepared_s = [self._clock.now] * self._world.depth
+        for store in (self._driver, *self._inboxes, *self._hops):
+            store.items.clear()
+        for machine in (*self.stages, *self.links):
+            machine.abandon()
+        return lost
+
+    # -- the processes --------------------------------------------------------------------------
+
     def _drive(self) -> Process:
+        """Spend the host's time on each micro-batch, where that holds up the micro-batch."""
         overheads = self._world.overheads
         while True:
             travel = yield self._driver.get()
             if overheads.hosts and overheads.holds == "engine":
-                yield self._clock.timeout(overheads.host_s(travel.batch))
+                yield self._clock.env.timeout(overheads.host_s(travel.batch))
             self._arrive(0, travel)
 
-    def _arrive(self, stage: int, travel: _Travel) -> None:
-        travel.times.append(self._clock.now)
-        self._inboxes[stage].put(travel)
-
     def _serve(self, stage: int) -> Process:
-        clock, overheads = self._clock, self._world.overheads
+        """Compute the micro-batches that arrive at a stage."""
+        clock = self._clock
         while True:
             travel = yield self._inboxes[stage].get()
-            seconds = travel.seconds[stage]
-            if overheads.hosts and not stage:
-                yield clock.until(self._host_done_s(travel.batch))
-            if overheads.prepares and not overheads.overlapped:
-                yield clock.timeout(overheads.prepare_s + overheads.prepare_share * seconds)
-            elif overheads.prepares and stage and travel.prepared_s[stage] > clock.now:
-                yield clock.until(travel.prepared_s[stage])
-            start_s = clock.now
-            yield clock.timeout(seconds)
+            yield from self._prepare(stage, travel)
+            start_s, delay = clock.now, None
+            if travel.start == self._starts:
+                delay = yield from self.stages[stage].work(travel.seconds[stage])
             travel.times += (start_s, clock.now)
-            if not stage:
-                self._last_s = (start_s, clock.now)
-            self._leave(stage, travel)
+            if delay is not None:
+                travel.delays.append((stage, *delay))
+            if travel.start == self._starts:
+                self._leave(stage, start_s, travel)
+
+    def _prepare(self, stage: int, travel: _Travel) -> Process:
+        """Wait until the CPU is ready for a micro-batch that its stage could start."""
+        env, overheads = self._clock.env, self._world.overheads
+        if overheads.hosts and not stage:
+            yield Instant(env, self._host_done_s(travel.batch))
+        if overheads.prepares and not overheads.overlapped:
+            share_s = overheads.prepare_share * travel.seconds[stage]
+            yield env.timeout(overheads.prepare_s + share_s)
+        elif overheads.prepares and stage and travel.prepared_s[stage] > env.now:
+            yield Instant(env, travel.prepared_s[stage])
+
+    def _carry(self, hop: Store) -> Process:
+        """Carry what leaves the stages before a link, one micro-batch after the other."""
+        env = self._clock.env
+        while True:
+            stage, travel = yield hop.get()
+            link = self._world.hops[stage]
+            yield from self.links[stage].work(link.per_token_s * travel.batch.num_tokens)
+            if travel.start == self._starts:
+                env.process(self._deliver(stage + 1, travel, link.latency_s))
+
+    def _deliver(self, stage: int, travel: _Travel, latency_s: float) -> Process:
+        """Let a micro-batch arrive, while the link carries the next one."""
+        yield self._clock.env.timeout(latency_s)
+        self._arrive(stage, travel)
+
+    # -- from one to the next -------------------------------------------------------------------
+
+    def _arrive(self, stage: int, travel: _Travel) -> None:
+        if travel.start == self._starts:
+            travel.times.append(self._clock.now)
+            self._inboxes[stage].put(travel)
+
+    def _leave(self, stage: int, start_s: float, travel: _Travel) -> None:
+        if stage == 0:
+            self._last_s = (start_s, self._clock.now)
+            self._at_stage0 -= 1
+            self._on_free(self._clock.now)
+        if stage == self._world.depth - 1:
+            self._recorder.batch(travel.batch, travel.times)
+            self.delays += (Delay(self.num_returned, *delay) for delay in travel.delays)
+            self.num_returned += 1
+            self._under_way.popleft()
+            self._on_return(self._clock.now)
+        elif self._hops:
+            self._hops[stage].put((stage, travel))
+        else:
+            self._arrive(stage + 1, travel)
 
     def _host_done_s(self, batch: MicroBatch) -> float:
         """Return when stage 0, which could begin now, may do so for all that the host has to do."""
@@ -115,28 +269,3 @@ class StageProcesses:
             self._host_free_s = max(self._host_free_s, begin_s) + overheads.host_s(batch)
             return max(now_s, self._host_free_s)
         return now_s
-
-    def _leave(self, stage: int, travel: _Travel) -> None:
-        if stage == 0:
-            self._at_stage0 -= 1
-            self._on_free(self._clock.now)
-        if stage == self._world.depth - 1:
-            self._recorder.batch(travel.batch, travel.times)
-            self._on_return(self._clock.now)
-        elif self._links:
-            self._links[stage].put((stage, travel))
-        else:
-            self._arrive(stage + 1, travel)
-
-    def _carry(self, store: Store) -> Generator[Event, tuple[int, _Travel], None]:
-        while True:
-            stage, travel = yield store.get()
-            link = self._world.hops[stage]
-            yield self._clock.timeout(link.per_token_s * travel.batch.num_tokens)
-            self._clock.process(self._deliver(stage + 1, travel, link.latency_s))
-
-    def _deliver(
-        self, stage: int, travel: _Travel, latency_s: float
-    ) -> Generator[Event, None, None]:
-        yield self._clock.timeout(latency_s)
-        self._arrive(stage, travel)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evenflow.experiments.figures.make import FOLDER
+from evenflow.experiments.figures import FOLDER
 from evenflow.experiments.figures.schema import FigurePlan, load_plan
 from evenflow.experiments.figures.study import FigureStudy
 from evenflow.results.metrics import summarize

@@ -1,10 +1,10 @@
 """Serve every system of the papers from its own file with emulated and torch workers, and check it.
 
-`make test-systems` prints the table of docs/systems.md; names as arguments: these rows alone. The
-deployment is the file's (stages, ranks, engines, pools, policy); the trace is tiny, and for torch
-so are model and pages. Tokens of torch must be those of transformers, decisions must replay, and a
-run of which a worker is killed must end with a line. Emulated stages of 20 ms are validated, at
-real-time priority where the machine allows it.
+`make test-systems` prints the table of docs/validation.md; names as arguments: these rows alone.
+The deployment is the file's (stages, ranks, engines, pools, policy); the trace is tiny, and for
+torch so are model and pages. Tokens of torch must be those of transformers, decisions must replay,
+and a run of which a worker is killed must end with a line. Emulated stages of 20 ms are
+validated, at real-time priority where the machine allows it.
 """
 
 from __future__ import annotations

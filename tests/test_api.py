@@ -134,14 +134,19 @@ def test_policies_of_one_class_go_by_the_names_of_a_mapping() -> None:
     assert not Path("more").exists()
 
 
-def test_a_sweep_names_a_policy_by_its_words_and_takes_an_importable_class() -> None:
+def test_a_sweep_names_a_policy_by_its_words_and_takes_importable_classes_and_objects() -> None:
     keys = {"run": RUN | {"workload": RUN["workload"] | {"requests": 2}}}
-    schedulers = [OneByOne, {"name": "sarathi", "token_budget": 32}, "vllm"]
+    schedulers = [OneByOne, OneByOne(9), {"name": "sarathi", "token_budget": 32}, "vllm"]
     found = ef.sweep(keys | {"parameters": {"scheduler": schedulers}}, workers=1)
-    names = [f"{OneByOne.__module__}:OneByOne", "sarathi budget=32", "vllm"]
+    name = f"{OneByOne.__module__}:OneByOne"
+    names = [name, f"{name} limit=9", "sarathi budget=32", "vllm"]
     assert [name for name in found.table.scheduler if name != "sarathi budget=64"] == names
-    with pytest.raises(ef.UsageError, match="OneByOne: is an object"):
-        ef.sweep(keys | {"parameters": {"scheduler": [OneByOne()]}}, workers=1)
+    changed = OneByOne()
+    changed.limit = {3, 4}  # type: ignore[assignment]
+    local = type("Local", (OneByOne,), {"__qualname__": "f.<locals>.Local"})
+    for policy, told in ((changed, "its parameter limit is no attribute of"), (local, "is of a")):
+        with pytest.raises(ef.UsageError, match=told):
+            ef.sweep(keys | {"parameters": {"scheduler": [policy]}}, workers=1)
 
 
 def test_a_result_is_at_most_a_screen() -> None:
@@ -210,6 +215,38 @@ def test_figures_are_drawings(folder: Path) -> None:
     assert len(fits_a_screen(drawings["sarathi-6"]).table)
     ef.figures(["sarathi-6"], quick=True, workers=1, out="out")
     assert {path.name for path in Path("out").iterdir()} >= {"sarathi-6.png", "claims.md"}
+
+
+def test_a_figure_of_ones_own_compares_policies_and_is_saved_as_a_column_in_pdf() -> None:
+    systems = {"a": {"scheduler": OneByOne}, "b": {"scheduler": OneByOne(9)}, "c": "sarathi"}
+    panels = [{"kind": "lines", "x": "rate", "y": {y: y}} for y in ("mean_ttft_ms", "mean_tpot_ms")]
+    keys: dict[str, Any] = {
+        "like": "gllm-10",
+        "title": "Mine",
+        "run": RUN,
+        "systems": systems,
+        "study": {"rates": [5.0], "requests": 3, "seeds": [0]},
+        "vary": ["rate", "system"],
+        "add": {},
+        "plot": {"panels": panels, "rows": [], "common": {}, "let": {}},
+    }
+    looks: dict[str, Any] = {"formats": ["pdf"], "width": 3.3, "style": "seaborn-v0_8-paper"}
+    (made,) = ef.figures({"mine": keys}, out="out", workers=1, **looks).values()
+    assert list(made.table.system) == ["a", "b", "c"]
+    assert {path.name for path in Path("out").glob("mine.*")} == {
+        "mine.csv",
+        "mine.json",
+        "mine.pdf",
+    }
+    assert Path("out/mine.pdf").read_bytes().startswith(b"%PDF")
+    assert made.figure.get_figwidth() == 3.3
+    assert [axes.get_subplotspec().rowspan.start for axes in made.figure.axes] == [0, 1]
+    note = " ".join(made.figure.get_supxlabel().split())
+    assert "limit 9" in note
+    assert not [word for word in ("ShareGPT", "loads", "paper") if word in note]
+    for name, value in (("formats", ["gif"]), ("width", 0.1), ("style", "nice")):
+        with pytest.raises(ef.UsageError, match=f"--{name.removesuffix('s')}"):
+            ef.figures({"mine": keys}, workers=1, **{name: value})
 
 
 def test_several_pipelines_are_told_apart() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from evenflow.core.batcher import Batcher
+from evenflow.core.decodes import Decode
 from evenflow.core.kv import PagePool, PrefixCache
 from evenflow.core.replay import RecordingBatcher, decision_of, replay
 from evenflow.core.scheduling import View
@@ -125,12 +127,47 @@ def test_preemption_recomputes_prompt_and_output_as_one_prompt() -> None:
 )
 def test_decodes_by_arrival_and_by_return(order: Any, expected: tuple[int, int]) -> None:
     """Request 0 returns after 1 and 2: by arrival it goes first, by return last."""
-    plans = prefill(0, 4), Plan([Prefill(1, 4), Prefill(2, 4)]), Plan(decodes=2, order=order)
-    serving = batcher(*plans, asked=[(0, 4, 9), (1, 4, 9), (2, 4, 9)])
-    first, second = send(serving, 0.0), send(serving, 0.0)
-    serving.complete(second, 1.0)
-    serving.complete(first, 1.0)
+    serving = three_decodes(Plan(decodes=2, order=order))
     assert tuple(sorted(decision_of(send(serving, 1.0)).decodes)) == expected
+
+
+def three_decodes(*plans: Plan, **options: Any) -> Any:
+    """Return a Batcher with request 0 ready from slot 0, and 1 and 2, back before, from slot 1."""
+    prompts = prefill(0, 4), Plan([Prefill(1, 4), Prefill(2, 8)])
+    serving = batcher(*prompts, *plans, asked=[(0, 4, 9), (1, 4, 9), (2, 8, 9)], **options)
+    first, second = send(serving, 0.0), send(serving, 0.0)
+    serving.complete(second, 0.5)
+    serving.complete(first, 1.0)
+    return serving
+
+
+def test_a_plan_may_name_its_decodes_and_the_view_says_where_and_when_they_were_last() -> None:
+    serving = three_decodes(Plan(decodes=[2, 0]), Plan(decodes=(1,)), kind=RecordingBatcher)
+    serving.queues.now_s = 1.5
+    ready = [Decode(1, 4, 1, None, 9, 1, 1.0), Decode(2, 8, 1, None, 9, 1, 1.0)]
+    assert [*serving.view.decodes] == [*ready, Decode(0, 4, 1, None, 9, 0, 0.5)]
+    assert serving.view.slot == 2
+    batches = [send(serving, 2.0), send(serving, 2.0)]
+    assert [decision_of(batch).decodes for batch in batches] == [(2, 0), (1,)]
+    assert not [*serving.view.decodes]
+    for batch in reversed(batches):
+        serving.complete(batch, 2.25)
+    back = [(one.request_id, one.slot, one.idle_s) for one in serving.view.decodes]
+    assert back == [(1, 3, 0.0), (2, 2, 0.0), (0, 2, 0.0)]
+    assert sorted(serving.queues.gap_s) == [1.25, 1.75, 1.75]
+    plans = prefill(0, 4), Plan([Prefill(1, 4), Prefill(2, 8)]), Plan(decodes=[2, 0])
+    assert replay(serving.journal, batcher(*plans, Plan(decodes=[1]))) is None
+    other = replay(serving.journal, batcher(*plans[:2], Plan(decodes=[0, 1])))
+    assert other is not None
+    assert "decodes=(0, 1)" in other
+
+
+def test_nobody_takes_the_place_of_a_named_decode_that_was_preempted() -> None:
+    """Of pages of 4 tokens one is free, and decodes 1 and 2 need one: the later is preempted."""
+    serving = three_decodes(Plan(decodes=[1, 2]), pages=PagePool(5, 4))
+    assert decision_of(send(serving, 1.0)).decodes == (1,)
+    assert [one.request_id for one in serving.view.decodes] == [0]
+    assert [prompt.request_id for prompt in serving.view.waiting] == [2]
 
 
 def test_the_cap_on_micro_batches_in_flight() -> None:
@@ -171,6 +208,16 @@ def test_the_same_request_twice_is_refused() -> None:
         (Plan(decodes=1), "takes 1 decodes of 0 ready"),
         (Plan([Prefill(0, 1)], decodes=-1), "takes -1 decodes"),
         (Plan(preempt=[0]), "preempts request 0"),
+        (Plan(preempt=[[0]]), "preempts request [0], which is not being served"),
+        (Plan(preempt=0), "plans 0 as the requests to preempt; a list of their ids is right"),
+        (Plan(decodes=[0]), "takes the decode of request 0, which is not ready to decode"),
+        (Plan(decodes=[9]), "takes the decode of request 9, which is not ready to decode"),
+        (Plan(decodes="0"), "plans '0' as the decodes to take; how many, or a list of request ids"),
+        (Plan(decodes=np.array([0, 1])), "as the decodes to take; how many, or a list of request"),
+        (Plan(np.array([0, 1])), "as the prefills; a list of Prefill(request_id, tokens) is right"),
+        (Plan([Prefill([0], 1)]), "prefills request [0], which is not being served"),
+        (prefill(0, 4, hold="all"), "plans 'all' as the tokens to prefill of request 0"),
+        (Plan(wake_at_s="soon"), "plans 'soon' as the time to be asked again; seconds is right"),
         (None, "returned None, not a Plan"),
         (((), 0), "not a Plan"),
     ],
@@ -180,6 +227,17 @@ def test_an_impossible_plan_names_the_policy_and_the_request(plan: Plan, message
     with pytest.raises(PolicyError, match="Scripted") as error:
         serving.next(0.0)
     assert message in str(error.value)
+
+
+def test_a_decode_is_named_once_and_not_while_it_is_in_flight() -> None:
+    for named, why in (([0, 1, 0], "0, which is there twice"), ([0], "0, which is not ready")):
+        serving = three_decodes(Plan(decodes=[0]), Plan(decodes=named))
+        if len(named) == 1:
+            send(serving, 1.0)
+        else:
+            serving.scheduler.plans.pop(0)
+        with pytest.raises(PolicyError, match=f"takes the decode of request {why}"):
+            serving.next(1.0)
 
 
 def test_a_second_chunk_waits_for_the_first_unless_chunks_are_pipelined() -> None:

@@ -41,6 +41,16 @@ EXPECTED = {
         "0-0.25 cpu 0, 1.25-1.5 cpu 1, 2.5-2.75 cpu 2, 3.75-5 fill_drain",
         "0-0.25 cpu 0, 0.25-1.25 fill_drain 0, 1.25-1.5 cpu 0, 2.5-2.75 cpu 1, 3.75-4 cpu 2",
     ],
+    "outage": [
+        "3-7 fill_drain",
+        "0-1 fill_drain 0, 6-7 fill_drain",
+        "0-2 fill_drain 0, 3-5 outage 1",
+    ],
+    "slow_stage": [
+        "3-4 slow_stage, 4-7 fill_drain",
+        "0-1 fill_drain 0, 6-7 fill_drain",
+        "0-2 fill_drain 0, 3-4 slow_stage 1, 5-6 slow_stage 2",
+    ],
 }
 
 

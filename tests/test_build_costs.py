@@ -87,7 +87,7 @@ def test_a_run_over_two_nodes_waits_for_the_slow_hop_only() -> None:
     near, far = simulate(world()), simulate(world(nodes=slow))
     crossed = far.available_s[0] - near.available_s[0]
     assert crossed.tolist() == pytest.approx([0, 0, 5e-3, 5e-3])
-    exact = simulate(world(nodes=slow), as_processes=True)
+    exact = simulate(world(nodes=slow), pipeline="processes")
     assert exact.end_s.tobytes() == far.end_s.tobytes()
 
 

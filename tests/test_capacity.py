@@ -22,7 +22,7 @@ from evenflow.study.capacity import (
     sentences,
 )
 from evenflow.study.deployments import on_gpus
-from evenflow.study.searches import own_rate, rate_patch
+from evenflow.study.rates import own_rate, rate_patch
 from evenflow.study.slo import dollars_per_hour, load_prices, parse_slo
 from tests.command_line import done, refusal, rows_of, write_trace
 from tests.sweeps import simulator
@@ -138,7 +138,7 @@ def test_the_command_writes_its_answer(tmp_path: Path) -> None:
     output, told = command(tmp_path, 300, *arguments)
     out = tmp_path / "out"
     assert "capacity: " in output
-    files = ("capacity.json", "capacity.png", "capacity.svg", "rates.csv")
+    files = ("capacity.json", "capacity.png", "capacity.svg", "rates.csv", "report.html")
     assert {path.name for path in out.iterdir()} == {*files, "manifest.json", "store"}
     assert told["status"] == "found"
     assert told["per_dollar"]["dollars_per_hour"] == 0.5

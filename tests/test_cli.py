@@ -258,3 +258,28 @@ def test_a_policy_may_be_named_by_its_file(folder: Path) -> None:
     first, second = (summary_of(f"out/{name}") for name in ("policies-mine.py-Mine", "sarathi"))
     assert first["mean_ttft_ms"] > 0
     assert second["mean_ttft_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("compare RUN.yaml --schedulers tok", ["token_throttling"]),
+        ("validate RUN.yaml --schedulers sarathi,tok", ["sarathi,token_throttling"]),
+        ("plan RUN.yaml --schedulers vllm_", ["vllm_v1", "vllm_balanced"]),
+        ("compare RUN.yaml --systems td", ["td_pipe"]),
+        ("figures gllm-7", ["gllm-7"]),
+        ("simulate RUN.yaml --set gp", ["gpu="]),
+        ("simulate RUN.yaml --set gpu=H20", ["gpu=H200", "gpu=H20"]),
+        ("sweep SWEEP.yaml --set run.model=Llama-3.1-8", ["run.model=Llama-3.1-8B"]),
+        ("run RUN.yaml --set machine=td", ["machine=tdpipe-pcie"]),
+        ("run RUN.yaml --set stages=", []),
+        ("profile run --model Llama-3.1-8", ["Llama-3.1-8B"]),
+    ],
+)
+def test_a_shell_completes_names(
+    monkeypatch: pytest.MonkeyPatch, words: str, completed: list[str]
+) -> None:
+    monkeypatch.setenv("_EVENFLOW_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"evenflow {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    assert evenflow()[1].split() == completed

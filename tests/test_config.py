@@ -141,8 +141,8 @@ def test_a_layer_adds_to_mappings_of_one_kind(
     ("assignment", "told"),
     [
         (
-            "gpu=[L20, L4]",
-            "gpu: should be one GPU: those of a pipeline are of one kind; for unlike",
+            "gpu=[L20, 4]",
+            "gpu.1: should be a text, not 4",
         ),
         ("stages=0", "stages: should be a whole number of at least 1 and at most 4096, or a list"),
         ("stages=[1, 0]", "not [1, 0]"),

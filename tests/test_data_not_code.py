@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from evenflow.cli.terminal import Progress
 from evenflow.errors import MOST_LETTERS, UsageError
+from evenflow.experiments.figures import FOLDER
 from evenflow.experiments.figures.cases import function
 from evenflow.experiments.figures.formulas import MOST_LETTERS as LONGEST_FORMULA
 from evenflow.experiments.figures.formulas import chosen, evaluated, filled
-from evenflow.experiments.figures.make import FOLDER
 from evenflow.experiments.figures.panels import checked_plot
 from evenflow.report.echo import STEERS
 from evenflow.report.tables import print_numbers, print_table, read_table, write_table

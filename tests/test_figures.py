@@ -13,8 +13,9 @@ import pytest
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
+from evenflow.experiments.figures import names
 from evenflow.experiments.figures.cases import datasets, pairs, served
-from evenflow.experiments.figures.make import chosen, make, maker, names, write_claims
+from evenflow.experiments.figures.make import chosen, make, maker, write_claims
 from evenflow.experiments.figures.schema import check_like, layered, load_plan
 from evenflow.experiments.figures.study import Drawing, footnote, machine_words
 from evenflow.specs.gpu import gpus, link, machines
@@ -389,6 +390,21 @@ def test_a_figure_of_ones_own(tmp_path: Path) -> None:
     about["claims"]["sarathi-tile"] = 1.32
     (folder / "sarathi-14.json").write_text(json.dumps(about))
     assert answered(folder, "sarathi-tile") == 1.32, "a paper's figure goes first"
+
+
+@pytest.mark.parametrize("name", ["own_policy:Mine", "./own_policy.py:Mine"])
+def test_a_figure_of_ones_own_may_have_a_policy_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "from evenflow.schedulers.sarathi import Sarathi\nclass Mine(Sarathi): ...\n"
+    Path("own_policy.py").write_text(code)
+    Path("mine.yaml").write_text(
+        MINE.replace("scheduler: sarathi", f'scheduler: "{name}"').replace("[0, 1]", "[0]")
+    )
+    assert evenflow("figures", "mine.yaml", "--out", "out", "--format", "svg")[0] == 0
+    assert list(pd.read_csv("out/mine.csv").completed) == [5, 5]
+    assert not Path("out/mine.png").exists()
 
 
 def answered(folder: Path, claim_id: str) -> float:

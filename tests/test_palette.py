@@ -74,6 +74,21 @@ def test_colours_that_meet_are_apart(meet: list[str], least: float, sight: str) 
     assert nearest(meet, SIGHT[sight]) > least
 
 
+def contrast(shade: str, page: str) -> float:
+    """Return the contrast ratio of WCAG 2: 1 of equal colours, 21 of black on white."""
+    lightness = [lab(each, SIGHT["usual"])[0] for each in (shade, page)]
+    dark, light = sorted(
+        ((part + 16) / 116) ** 3 if part > 8 else part / 903.3 for part in lightness
+    )
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize(("page", "least"), [("#FFFFFF", 1.4), ("#14181D", 2)])
+def test_every_colour_is_seen_on_the_page(page: str, least: float) -> None:
+    shades = [*PARTS.values(), PREFILL, DECODE, *SCHEDULER_COLOURS]
+    assert min(contrast(each, page) for each in shades) > least
+
+
 def test_a_figure_of_the_causes_has_the_words_and_colours_of_the_report() -> None:
     path = Path(__file__).parent.parent / "examples/studies/idle_causes.yaml"
     plot = yaml.safe_load(path.read_text(encoding="utf-8"))["plot"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from evenflow.config.build import load_workload
 from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
+from evenflow.specs.model import model, models
 from evenflow.study import plan_search
 from evenflow.study.advice import BOUNDS, Advice, advise
 from evenflow.study.deployments import launch_lines, layouts, most_tokens, pairs_of, parse_gpus
@@ -25,6 +28,7 @@ from evenflow.study.slo import Condition, parse_slo
 from evenflow.study.trials import How
 from tests.command_line import fits_a_screen, write_trace
 from tests.sweeps import simulator
+from tools.launch_plans import config_json, plans
 
 RUN: dict[str, Any] = {
     "model": "Llama-3.1-8B",
@@ -175,7 +179,7 @@ def test_numbers_of_gpus_are_said_in_one_way() -> None:
 
 def test_launch_lines_say_what_an_engine_can_express() -> None:
     lines = launched().splitlines()
-    vllm, sglang, gllm = (line for line in lines if not line.startswith(" "))
+    vllm, sglang, gllm, trtllm = (line for line in lines if not line.startswith(" "))
     for name in ("Qwen3-32B", "Qwen/Qwen3-32B"):  # the repository once
         assert "vllm serve Qwen/Qwen3-32B --tensor" in launched(model=name)
     assert vllm == (
@@ -186,6 +190,11 @@ def test_launch_lines_say_what_an_engine_can_express() -> None:
     )
     assert "--chunked-prefill-size 512 --max-running-requests 256 --enable-mixed-chunk" in sglang
     assert "--maxp 512 --maxd 256 --schedule-method chunked_prefill" in gllm
+    assert trtllm == (
+        "TensorRT-LLM x 3: trtllm-serve meta-llama/Llama-3.1-8B --tp_size 1 --pp_size 1 "
+        "--max_seq_len 8192 --max_batch_size 2048 --max_num_tokens 512 --extra_llm_api_options "
+        "<(echo '{kv_cache_config: {tokens_per_block: 16, enable_block_reuse: false}}')"
+    )
     assert "a router in front of the 3 of them: round_robin" in lines[-1]
 
 
@@ -195,14 +204,29 @@ def test_launch_lines_say_what_they_leave_out() -> None:
     )
     assert "VLLM_PP_LAYER_PARTITION=17,15 vllm serve" in throttled
     assert "--maxp 700 --minp 32 --iterp 8 --schedule-method token_throttling" in throttled
-    assert throttled.count("not said: the policy token_throttling; this is") == 2
+    assert throttled.count("not said: the policy token_throttling; this is") == 3
     assert "--assigned-layers 17,15" in throttled
     own = launched(scheduler={"name": "vllm_v1", "watermark": 0.5}, kv_dtype="fp8", dtype="fp8")
     assert "not said: watermark 0.5" in own
     assert "--kv-cache-dtype fp8 " in own
     assert "--kv-cache-dtype fp8_e4m3 " in own
     assert own.count("not said: kv_dtype fp8") == 1
-    assert own.count("not said: dtype fp8; name a checkpoint whose weights are in it") == 3
+    assert own.count("not said: dtype fp8; name a checkpoint whose weights are in it") == 4
+
+
+def test_launch_lines_of_tensorrt_llm_have_a_file_and_its_benchmark() -> None:
+    policy = {"name": "trtllm", "enable_chunked_prefill": True, "version": "1.0"}
+    lines = launched(scheduler=policy, stages=[17, 15], kv_dtype="fp8")
+    file = (
+        "--extra_llm_api_options <(echo '{enable_chunked_prefill: true, pp_partition: [17, 15], "
+        "kv_cache_config: {tokens_per_block: 16, enable_block_reuse: false, dtype: fp8}}')"
+    )
+    assert lines.count(f" --max_batch_size 2048 --max_num_tokens 8192 {file}") == 2
+    bench = (
+        "trtllm-bench --model meta-llama/Llama-3.1-8B throughput --dataset DATASET --tp 1 --pp 2"
+    )
+    assert f"TensorRT-LLM's benchmark x 3: {bench} --max_seq_len 8192" in lines
+    assert lines.count("not said: version 1.0\n  not said: memory 0.9") == 2
 
 
 def test_launch_lines_say_machines_and_groups_and_what_nobody_says_for_them() -> None:
@@ -210,20 +234,24 @@ def test_launch_lines_say_machines_and_groups_and_what_nobody_says_for_them() ->
     lines = launched(stages=[8] * 4, link="pcie-l20", nodes=nodes, kv_dtype="bfloat16")
     assert lines.count("--nnodes 2") == 2
     assert "not said: what differs from node to node: --node-rank and --master-addr" in lines
-    assert "not said: nodes 2" in lines  # gLLM
-    assert lines.count("not said: kv_dtype bfloat16") == 2
+    assert lines.count("not said: nodes 2") == 2  # gLLM, TensorRT-LLM
+    assert lines.count("not said: kv_dtype bfloat16") == 3
+    odd = launched(stages=[11, 11, 10], link="pcie-l20", nodes=nodes)
+    assert odd.count("--nnodes") == 0
+    assert odd.count("--distributed-executor-backend ray") == 1
+    assert odd.count("not said: nodes 2, with 3 GPUs not as many on each") == 4
     grouped = launched(model="Qwen3-30B-A3B", data_parallel=2, expert_parallel=True)
     assert "--data-parallel-size 2" in grouped
-    assert grouped.count("not said: data_parallel 2") == 2
-    assert grouped.count("not said: expert_parallel") == 1  # SGLang
+    assert grouped.count("not said: data_parallel 2") == 3
+    assert grouped.count("not said: expert_parallel") == 2  # SGLang, TensorRT-LLM
 
 
 @pytest.mark.parametrize(
     ("keys", "length"),
     [
         ({}, 8192),  # RUN's max_model_len, which the pool holds
-        ({"kv": {"pages": 100}}, 1600),
-        ({"kv": {"pages": 100}, "stages": 2, "virtual_engines": True}, 800),
+        ({"kv": {"pages": 100}}, 1584),
+        ({"kv": {"pages": 100}, "stages": 2, "virtual_engines": True}, 784),
         ({"max_model_len": None}, None),
     ],
 )
@@ -305,3 +333,16 @@ def test_a_queue_that_grows_keeps_no_slo(tmp_path: Path) -> None:
     slo = tuple(parse_slo(["p99_tpot_ms=2000"]))
     found = planned(tmp_path, asked(run, slo, gpus=(1,), budgets=(1024,)))
     assert not found.kept
+
+
+def test_random_plans_are_checked_with_the_shapes_of_their_models(tmp_path: Path) -> None:
+    """What engines read of the config.json that `make test-vllm` gives them, for all models."""
+    for spec in models().values():
+        (tmp_path / "config.json").write_text(json.dumps(config_json(spec)))
+        read = model(tmp_path)
+        for what in ("num_layers", "vocab_size", "max_position_embeddings", "num_experts"):
+            assert getattr(read, what) == getattr(spec, what)
+        assert read.kv_bytes_per_token() == spec.kv_bytes_per_token()
+    found = list(plans(((number, Random(number)) for number in range(99)), 3))
+    assert len(found) == 3
+    assert all(sum(each["layers"]) == each["config"]["num_hidden_layers"] for each in found)

@@ -18,13 +18,13 @@ import pytest
 from evenflow.core.batcher import Batcher
 from evenflow.core.kv import PagePool
 from evenflow.core.replay import decision_of
-from evenflow.core.rules import OLD_ATTRIBUTES
 from evenflow.core.scheduling import View
 from evenflow.costs import AffineCost, estimates
 from evenflow.engines.padding import PaddedRules
 from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError
-from evenflow.schedulers import GIVEN, catalogue, create, policy
+from evenflow.schedulers import GIVEN, OLD_ATTRIBUTES, catalogue, create, policy
+from evenflow.study.runs import GivenPolicy
 from evenflow.types import MicroBatch, Plan, Prefill, Prompt, Request, Rules
 from tests.worlds import engine_of
 
@@ -44,6 +44,10 @@ DEFAULTS = {
     "pp_max_micro_batch_size=None schedule_conservativeness=1.0 schedule_policy='fcfs' "
     "mixed_chunk=False dynamic_chunking=False prefill_decode_interval=0 "
     "scheduler_recv_interval=1 overlap=None max_model_len=None",
+    "trtllm": "max_batch_size=2048 max_num_tokens=8192 "
+    "capacity_scheduler_policy='GUARANTEED_NO_EVICT' enable_chunked_prefill=False "
+    "context_chunking_policy='FIRST_COME_FIRST_SERVED' chunk_unit=None "
+    "disable_overlap_scheduler=False version='1.2'",
     "token_throttling": "iterations=8 max_prefill=2048 min_prefill=32 kv_thresh=0.05 use_wt=True "
     "use_ut=True coupled=False victim='latest' reserve='threshold' max_batch_rows=None "
     "variant='reading'",
@@ -215,12 +219,15 @@ class Waits:
         return Plan()
 
 
+@pytest.mark.parametrize(
+    "make", [lambda cls: create(cls, {}), lambda cls: GivenPolicy(cls()).make()]
+)
 @pytest.mark.parametrize("old", OLD_ATTRIBUTES)
-def test_an_attribute_that_rules_have_replaced_is_told_in_one_line(old: str) -> None:
+def test_an_attribute_that_rules_have_replaced_is_told_in_one_line(old: str, make: Any) -> None:
     policy = type("Old", (Waits,), {old: "round"})
     for declared in ({}, {"rules": Rules()}):
         with pytest.raises(UsageError) as error:
-            engine_of(type("Old", (policy,), declared)(), 10)
+            make(type("Old", (policy,), declared))
         assert str(error.value) == (
             f"policy Old: the attribute {old} is gone; say it in rules = Rules(...), see "
             "docs/policies.md"

@@ -28,6 +28,7 @@ def on(gpu_name: str, dtype: str | None, kv_dtype: str | None = None) -> Deploym
     [
         ("fp8", 1024 * 4096 + 4),
         ("fp8_block", 1024 * 4096 + 4 * 8 * 32),
+        ("int8", 1024 * 4096 + 4 * 4096),
         ("int8_wo", 1024 * 4096 + 2 * 4096),
         ("int4_wo", 1024 * 4096 // 2 + 2.5 * 8 * 4096),
         ("nvfp4", 1024 * 4096 // 2 + 64 * 4096),
@@ -68,6 +69,7 @@ def test_keys_and_values_of_8_bits_take_half() -> None:
     ("gpu_name", "dtype", "said"),
     [
         ("H100", "fp8", "fp8, multiplied in fp8, 1979 TFLOP/s"),
+        ("A100-80G", "int8", "int8, multiplied in int8, 624 TOP/s"),
         ("H100", "int4_wo", "int4_wo, multiplied in 16-bit, 989 TFLOP/s"),
         ("B200", "nvfp4_wo", "nvfp4_wo, multiplied in 16-bit, 2250 TFLOP/s"),
         ("H100", "fp8_wo", "fp8_wo, multiplied in 16-bit, 989 TFLOP/s"),
@@ -90,7 +92,7 @@ def test_what_products_are_computed_in_is_said_and_decides_prompts(
         for work in (prompt, step)
     ]
     assert faster[1] > 1.5
-    assert (faster[0] > 1.3) == ("multiplied in fp8" in said)
+    assert (faster[0] > 1.3) == ("multiplied in 16-bit" not in said)
 
 
 def test_what_is_not_known_is_refused() -> None:

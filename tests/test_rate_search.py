@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenflow.study.searches import Probe, RateFound, found, next_rates
+from evenflow.study.rates import Probe, RateFound, next_rates, rate_found
 
 SERVICE_S = 2.0
 TOLERANCES = st.sampled_from([0.002, 0.02, 0.1, 0.5])
@@ -29,7 +29,7 @@ def ended(
         for rate in rates:
             failed = () if passes(rate) else ("p99_itl_ms",)
             probes.append(Probe(rate, failed, rate * SERVICE_S, requests))
-    return found(probes), probes
+    return rate_found(probes), probes
 
 
 @given(RATES, RATES, TOLERANCES, WIDTHS)

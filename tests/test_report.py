@@ -24,12 +24,13 @@ from evenflow.report.data import (
 )
 from evenflow.report.page import parallel, plotly_library
 from evenflow.report.plots import draw_comparison
-from evenflow.report.run_page import render, write_report
+from evenflow.report.run_page import DRAWN, render, write_report
 from evenflow.report.style import CAUSE_COLOURS, DECODE, PREFILL, blend
 from evenflow.report.words import CAUSE_WORDS, table, verdict
 from evenflow.results.bubbles import CAUSES
 from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
+from evenflow.results.run import merged
 
 SUMMARY = {
     "output_throughput": 400.0,
@@ -87,6 +88,25 @@ def test_the_page_says_at_its_top_what_ran_on_what(runs: dict[str, Outcome]) -> 
     page = render({"a": told, "b": told}, "Twice", {}, plotly_js="")
     assert page.count("simulated: 4 x &lt;L20&gt;") == 1
     assert page.index("simulated: 4 x") < page.index('class="verdict"')
+
+
+def test_replicas_are_one_deployment_and_each_by_itself_an_appendix() -> None:
+    """Two equal replicas: no verdict on which is better, and the shares of either."""
+    alone = make(depth=2).result
+    both = merged([alone, alone])
+    run = Outcome(both, summarize(both), 0.0, (alone, alone), "A")
+    other = Outcome(alone, summarize(alone), label="B")
+    assert shares(run) == pytest.approx(shares(other))
+    page = render({"A": run, "B": other}, "", {}, plotly_js="")
+    main, appendix = page.split("Appendix: the replicas</h2>")
+    assert "replica 0" not in main
+    assert main.count("80 requests") == 1
+    assert appendix.count("<b>A, replica 1</b>") == appendix.count("<b>B</b>") == 3
+    assert '<th scope="row">A, replica 1</th><td>39</td>' in appendix
+    drawn = Outcome(both, summarize(both), 0.0, (alone,) * (DRAWN + 1), "C")
+    page = render({"C": drawn}, "", {}, plotly_js="")
+    assert f"<b>C, replica {DRAWN}</b>" not in page
+    assert f'<th scope="row">C, replica {DRAWN}</th>' in page
 
 
 @pytest.mark.parametrize("depth", [1, 4])

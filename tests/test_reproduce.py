@@ -20,7 +20,7 @@ from evenflow.errors import UsageError
 from evenflow.experiments.reproduce import FOLDER, cases_of, chosen, entries, load_entry, served
 from evenflow.experiments.reproduce.forms import read_results
 from evenflow.traces import Replay
-from tests.command_line import evenflow, fits_a_screen, refusal
+from tests.command_line import evenflow, fits_a_screen, refusal, refused
 from tools.calibrate import main as calibrate
 
 Rows = list[dict[str, Any]]
@@ -156,6 +156,44 @@ vllm,0.12.0,Qwen/Qwen3-32B,h100_sxm,,agg,1024,128,16,2,1,50,20
 trtllm,1.0,meta-llama/Llama-3.1-8B-Instruct,b100_sxm,fp8,disagg,1024,128,8,,,60,9
 trtllm,1.0,meta-llama/Llama-3.1-8B-Instruct,b100_sxm,fp8,agg,1024,128,8,4,2,61,9
 """
+
+
+PERF_OVERVIEW = """\
+version,model,gpu,dtype,tp,pp,dep,gpus,isl,osl,requests,output_tokens_per_s
+1.2,Llama-3.3-70B,RTX-PRO-6000,nvfp4,1,8,1,8,1024,1024,3000,12360
+1.0,Qwen3-30B-A3B,RTX-PRO-6000,nvfp4,2,1,1,2,128,2048,3000,22744
+1.0,Some-Model,RTX-PRO-6000,nvfp4,1,1,1,1,128,2048,1,9
+"""
+
+
+def test_rows_of_the_performance_overview_have_the_settings_of_the_benchmark(
+    tmp_path: Path,
+) -> None:
+    """Rows and tokens as its rule gives them; `tp` of a mixture means replicas of attention."""
+    (tmp_path / "rows.csv").write_text(PERF_OVERVIEW)
+    dense, mixture, unknown = read_results(tmp_path / "rows.csv")
+    assert dense.metrics == {"output_throughput": 12360}
+    assert dense.run == {
+        "model": "Llama-3.3-70B",
+        "gpu": "RTX-PRO-6000",
+        "dtype": "nvfp4",
+        "stages": 8,
+        "tensor_parallel": 1,
+        "runtime": "trtllm-1.2",
+        "workload.arrivals": "offline",
+        "scheduler.version": "1.2",
+        "scheduler.max_batch_size": 384,
+        "scheduler.max_num_tokens": 2048,
+    }
+    assert (len(dense.requests), dense.requests.input_tokens.unique()) == (3000, 1024)
+    assert (mixture.run["tensor_parallel"], mixture.run["data_parallel"]) == (1, 2)
+    assert "scheduler.max_batch_size" not in unknown.run
+    (tmp_path / "rows.csv").write_text(PERF_OVERVIEW.replace("nvfp4,1,8", "int3,1,8"))
+    with refused("dtype int3 of a row; known: bf16, fp16, fp8, mxfp4, nvfp4"):
+        read_results(tmp_path / "rows.csv")
+    (tmp_path / "rows.csv").write_text(PERF_OVERVIEW.replace("nvfp4,1,8", "nvfp4,one,8"))
+    with refused("rows of TensorRT-LLM's performance overview, with text where a number is"):
+        read_results(tmp_path / "rows.csv")
 
 
 def test_rows_of_aiconfigurator_are_closed_loops(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def made_up(requests: Iterable[Request]) -> dict[int, list[int]]:
     }
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", [*POLICIES, "tests.worlds:NamesDecodes"])
 def test_every_policy_serves_and_its_decisions_replay(name: str) -> None:
     tokens: dict[int, list[int]] = defaultdict(list)
     world = world_of(name)

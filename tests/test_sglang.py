@@ -15,7 +15,7 @@ from evenflow.core.decodes import Sequence
 from evenflow.core.replay import replay
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.swap import SwapCache
-from evenflow.engines.view import Decode, EnginePrompt
+from evenflow.engines.view import DecodeRow, EnginePrompt
 from evenflow.experiments.recordings import sglang
 from evenflow.experiments.recordings.journal import first_line, lines
 from evenflow.experiments.recordings.journal import replay as replay_journal
@@ -110,7 +110,7 @@ def test_prompts_of_one_pass_count_against_the_pool_one_after_the_other() -> Non
     assert taken == [True, True, False]
 
 
-def room_of(pages: int, *decodes: Decode) -> PrefillAdder:
+def room_of(pages: int, *decodes: DecodeRow) -> PrefillAdder:
     view = small_world([], "sglang", {}, total_pages=pages, loop=EngineLoop).batcher().view
     return PrefillAdder(view, 64, 64, 0, 0.5, decodes)
 
@@ -129,7 +129,7 @@ def test_the_end_of_a_prompt_under_way_is_awaited_too(pages: int, fits: bool) ->
 @pytest.mark.parametrize(("generated", "fits"), [(9, False), (8, True)])
 def test_what_has_ended_leaves_nothing_behind_to_wait_for(generated: int, fits: bool) -> None:
     """Beside 32 + 40 tokens of a prompt; a decode frees 100 with its ninth, if that is to come."""
-    room = room_of(4, Decode(1, 91, generated, 9, exact=True))
+    room = room_of(4, DecodeRow(1, 91, generated, 9, exact=True))
     assert room.fits(EnginePrompt(Sequence(Request(0, 0.0, 16, 40), 16))) == fits
 
 

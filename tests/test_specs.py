@@ -436,6 +436,7 @@ MLP, SELF = {"targets": ["re:.*mlp.*"]}, {"targets": ["re:.*self_attn.*"]}
         ({"quant_method": "gptq", "bits": 8}, "int8_wo"),
         ({"quant_method": "auto-round", "bits": 4, "data_type": "int"}, "int4_wo"),
         (grouped((4, "int", None, {})), "int4_wo"),
+        (grouped((8, "int", 8, {})), "int8"),
         (grouped((4, "float", 4, {"group_size": 16})), "nvfp4"),
         (grouped((4, "float", None, {"group_size": 16})), "nvfp4_wo"),
         (grouped((4, "float", 4, {"group_size": 32})), "mxfp4"),
@@ -456,7 +457,6 @@ UNREAD: list[tuple[Any, str, str]] = [
     (grouped((8, "float", 8, SELF), (4, "float", 4, MLP)), '"group_1" is nvfp4 beside', "fp8"),
     (grouped((8, "float", 8, MLP)), "attention is left out", "fp8"),
     (grouped((4, "float", 4, SELF)), "MLP is left out", "nvfp4"),
-    (grouped((8, "int", 8, {})), "weights in 8 bits of int with inputs in 8 bits", "int8_wo"),
     (grouped((4, "int", 8, {})), "weights in 4 bits of int with inputs in 8 bits", "int4_wo"),
     (grouped((8, "float", 8, {"strategy": "group", "group_size": 32})), "8 bits of float", "fp8"),
     (grouped((8, "float", 8, {}), sparsity_config={"sparsity_structure": "2:4"}), "'2:4'", "fp8"),
@@ -621,7 +621,7 @@ def test_every_gpu_says_what_its_efficiencies_are_fitted_on_and_the_error() -> N
 
 
 def test_a_mapping_changes_a_known_gpu_or_makes_a_new_one() -> None:
-    assert gpu({"name": "L20", "memory_gb": 45}) == replace(gpu("L20"), memory_gb=45)
+    assert gpu({"name": "L20", "memory_gb": 45}) == replace(gpu("L20"), memory_gb=45, visible_gb=0)
     made = gpu({"fp16_tflops": 100, "memory_bandwidth_gb_s": 500, "memory_gb": 16})
     assert (made.name, made.compute_efficiency) == ("gpu", gpu("L20").compute_efficiency)
     assert gpu({"name": "L20", "compute_efficiency": 0.8}).source == "given"

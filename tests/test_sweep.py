@@ -353,7 +353,9 @@ def test_an_overloaded_best_point_says_so_and_all_points_have_their_latencies(
     write_findings(tmp_path, found, "title")
     page = (tmp_path / "report.html").read_text()
     rows = re.findall("1, default, overloaded</th>(.*?)</tr>", page)
-    assert [re.findall("<td>(.*?)</td>", row) for row in rows][1] == ["128", "8", "-", "3.5", "-"]
+    best, each = (re.findall("<td>(.*?)</td>", row) for row in rows)
+    assert best == ["budget=128", "8", "-", "3.5", "-", "+1"]
+    assert each == ["128", "8", "-", "3.5", "-"]
 
 
 def parts_of(asked: Sweep) -> dict[str, list[Replication]]:

@@ -40,6 +40,7 @@ POLICIES: list[tuple[str, dict[str, Any]]] = [
     ("sarathi", {"token_budget": 12}),
     ("token_throttling", {"max_prefill": 16, "min_prefill": 4, "kv_thresh": 0.0}),
     ("td_pipe", {"max_num_batched_tokens": 64}),
+    ("tests.worlds:NamesDecodes", {"token_budget": 12}),
 ]
 """Each with limits so small that prompts are cut, queues form and pages run out."""
 

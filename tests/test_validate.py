@@ -16,7 +16,7 @@ from evenflow.core.replay import Asked
 from evenflow.costs import AffineCost
 from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.errors import PolicyError
-from evenflow.experiments.validation import Validation
+from evenflow.experiments.validation import AROUND_MS, Validation
 from evenflow.experiments.validation.layers import (
     AROUND,
     METRICS,
@@ -35,7 +35,13 @@ from evenflow.experiments.validation.layers import (
     structure_of,
     summary_of,
 )
-from evenflow.experiments.validation.write import OVERVIEW, draw_validation, verdict
+from evenflow.experiments.validation.write import (
+    OVERVIEW,
+    draw_validation,
+    off_by_a_factor,
+    verdict,
+    worse_when_calibrated,
+)
 from evenflow.report.plots import save
 from evenflow.results.run import RunResult
 from evenflow.sim import Link, RuntimeOverheads, World, simulate
@@ -316,12 +322,15 @@ def test_one_metric_of_several_runs() -> None:
         (
             [9.0, 11.0],
             10.5,
-            "WITHIN the spread of the 2 runs: 8 of 8 numbers are, and at most 5.0%",
+            "is WITHIN the spread of the 2 runs: 8 of 8 numbers are between their least and most; "
+            "TTFT mean (ms) is furthest off, +5.0% of the mean of the runs, which go from -10.0% "
+            "to +10.0%",
         ),
         (
             [9.0, 11.0],
             12.0,
-            "NOT WITHIN the spread of the 2 runs: 0 of 8 numbers are, and at most 20",
+            "is NOT WITHIN the spread of the 2 runs: 0 of 8 numbers are between their least and "
+            "most; TTFT mean (ms) is furthest off, +20.0% of the mean of the runs, which go from",
         ),
         ([10.0], 11.0, "what is simulated is at most 10.0% off (TTFT mean (ms)); one run has no"),
     ],
@@ -334,6 +343,41 @@ def test_the_verdict_begins_with_the_load(runs: list[float], predicted: float, t
     words = verdict(found)
     assert words.startswith("load average of the machine, run by run: 0.5 to 3.2; what is simul")
     assert told in words
+
+
+def noted(bias: float, simulated: float, calibrated: float, around_ms: float) -> list[str]:
+    """Return what is said of costs with this bias, and of errors of a calibration that had
+    `around_ms` around a micro-batch, where the runs had 2.5.
+    """
+    kinds = {"costs": {"kind": "affine"}, "workers": {"kind": "torch"}}
+    line = {"error": simulated, "calibrated_error": calibrated}
+    found = {
+        "costs": [{"bias": 0.0}, {"bias": bias}],
+        "provenance": {"config": kinds},
+        "end_to_end": dict.fromkeys(OVERVIEW, line),
+        "calibration": dict.fromkeys(AROUND_MS, around_ms / len(AROUND_MS)),
+        "overheads": dict.fromkeys(AROUND_MS, 0.5),
+    }
+    return [*off_by_a_factor(found), *worse_when_calibrated(found)]
+
+
+def test_costs_that_are_off_by_a_factor_and_a_calibration_that_is_worse_are_said_with_why() -> None:
+    slow, why = noted(1.78, 0.42, 1.32, 2.5)
+    assert slow == (
+        "NOTE: costs: affine are 2.78 times too slow (stage 1), and every prediction rests on "
+        "them; --profile FILE measures them, and takes that in their place"
+    )
+    assert why == (
+        "NOTE: calibrated is further off (TTFT mean (ms): simulated +42.0%, calibrated +132.0%): "
+        "costs that are 178% too slow already stood for the 2.50 ms around a micro-batch in the "
+        "calibration run, which now come on top; right costs are better with it (--profile FILE)"
+    )
+    assert "4 times too fast" in noted(-0.75, 0.1, 0.05, 2.5)[0]
+    (why,) = noted(0.01, -0.036, 0.316, 6.0)
+    assert "there were 6.00 ms around a micro-batch in the calibration run, and 2.50 ms in" in why
+    (why,) = noted(0.01, -0.036, 0.316, 2.5)
+    assert "not for the costs (+1%)" in why
+    assert noted(0.1, 0.1, 0.105, 2.5) == []
 
 
 def test_bubbles_add_up_to_what_is_not_busy() -> None:

@@ -92,6 +92,7 @@ def stock(folder: Path) -> dict[int, list[int]]:
         ("token_throttling, max_prefill: 64", ["stages=2"], False),
         ("vllm_v1", [TIGHT], True),
         ("vllm_v1", ["stages=2", TIGHT], True),
+        ("tests.worlds:NamesDecodes, token_budget: 64", ["stages=2", TIGHT], True),
     ],
 )
 def test_tokens_are_those_of_vllm_by_itself_and_decisions_replay(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenflow.experiments.figures.make import FOLDER
+from evenflow.experiments.figures import FOLDER
 from evenflow.experiments.figures.own import played
 from evenflow.results.bubbles import attribute
 from evenflow.results.run import RunResult

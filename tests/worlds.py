@@ -21,8 +21,9 @@ from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.engines.speculation import Speculation
 from evenflow.engines.swap import SwapCache
 from evenflow.schedulers import create
+from evenflow.schedulers.sarathi import Sarathi
 from evenflow.sim import Link, World, runtimes
-from evenflow.types import MicroBatch, Prefix, Request
+from evenflow.types import MicroBatch, Plan, Prefix, Request, View
 
 MAX_MODEL_LEN = 256
 
@@ -53,6 +54,7 @@ POLICIES: list[tuple[str, dict[str, object]]] = [
     ("td_pipe", {"work_stealing": False, "kv_occupancy_ratio": 0.5, "max_batch_rows": 3}),
     ("td_pipe", {"request_finish_ratio": 0.3}),
     ("td_pipe", {"variant": "code", "max_batch_rows": 2}),
+    ("tests.worlds:NamesDecodes", {"token_budget": 48}),
 ]
 
 SGLANG: list[dict[str, object]] = [
@@ -62,6 +64,17 @@ SGLANG: list[dict[str, object]] = [
     {"chunked_prefill_size": 96, "scheduler_recv_interval": 4},
     {"chunked_prefill_size": 64, "dynamic_chunking": True, "prefill_decode_interval": 2},
 ]
+
+
+class NamesDecodes(Sarathi):
+    """Sarathi's prompts, and by name every other decode that is ready, the last first."""
+
+    def schedule(self, view: View) -> Plan:
+        plan = super().schedule(view)
+        if not plan.decodes:
+            return plan
+        ready = [one.request_id for one in view.decodes]
+        return plan._replace(decodes=ready[view.slot % 2 :: 2][::-1] or ready)
 
 
 def engine_of(
@@ -151,6 +164,8 @@ class AuditedBatcher(RecordingPoolBatcher):
         check_integrity(self.pool, [page for seq in held.values() for page in seq.pages])
         remaining = [seq.remaining for seq in queues.live.values() if not seq.decoding]
         assert queues.waiting_tokens == sum(remaining)
+        slots = [batch.slot for batch in queues.in_flight.values()]
+        assert len({*slots}) == len(slots) or self.max_in_flight > queues.num_slots
 
     def next(self, now_s: float) -> MicroBatch | None:
         batch = super().next(now_s)
@@ -420,7 +435,7 @@ def assert_same(one: Any, other: Any) -> None:
         left, right = getattr(one, name), getattr(other, name)
         if isinstance(left, np.ndarray):
             assert left.tobytes() == right.tobytes(), name
-        elif name == "transfers" and left is not None:
+        elif name in ("transfers", "disturbed") and None not in (left, right):
             assert_same(left, right)
         elif name == "pools":
             assert left.keys() == right.keys()

@@ -9,6 +9,7 @@ second is held back; that its times are right is a test of the simulator.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,14 +27,14 @@ from evenflow.report.plots import svg
 from evenflow.report.style import BUSY, CAUSE_COLOURS
 from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.recorder import Recorder
-from evenflow.results.run import RunResult
+from evenflow.results.run import Disturbed, RunResult
 from evenflow.schedulers import create
 from evenflow.sim import World, simulate
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
 
-LIGHT = {"fill_drain", "starvation", "kv_limited"}  # black letters can be read
+LIGHT = {"fill_drain", "starvation", "kv_limited", "outage"}  # black letters can be read
 TITLES = {
     "fill_drain": "Three equal micro-batches fill and drain three stages",
     "starvation": "The second request arrives at 3 s",
@@ -45,6 +46,8 @@ TITLES = {
     "uneven_stages": "Stage 0 is slower than stage 1",
     "link": "At most two in flight, each half a second on the link",
     "cpu": "Inputs are prepared while the stage waits",
+    "outage": "Stage 1 is stopped for two seconds",
+    "slow_stage": "Stage 1 takes twice as long from micro-batch 1 on",
 }
 
 LINK = TransferLink(per_token_s=1e-6, latency_s=1e-3, bytes_per_token=8.0)
@@ -99,6 +102,9 @@ def tandem(
 def scenarios() -> dict[str, RunResult]:
     """Return for each cause a run in which, beside fill and drain, it is the only one."""
     even, uneven = [[1, 1], [1, 1]], [[1, 1], [2, 2]]
+    stops, slow = [[1, 1, 1], [1, 3, 1], [1, 1, 1]], [[1, 1, 1], [1, 2, 1], [1, 2, 1]]
+    none_s, stopped_s, slowed_s = np.zeros((3, 3)), np.zeros((3, 3)), np.zeros((3, 3))
+    stopped_s[1, 1], slowed_s[1:, 1] = 2.0, 1.0
     return {
         "fill_drain": tandem([[1, 1, 1]] * 3),
         "starvation": tandem(even, ready_s=[0, 3], waits=[(1, "work")], arrival_s=[0, 3]),
@@ -110,6 +116,8 @@ def scenarios() -> dict[str, RunResult]:
         "uneven_stages": tandem([[2, 1]] * 3),
         "link": tandem([[1, 1]] * 4, cap=2, link_s=0.5),
         "cpu": tandem([[1, 1]] * 3, prepare_s=0.25),
+        "outage": replace(tandem(stops), disturbed=Disturbed(stopped_s, none_s)),
+        "slow_stage": replace(tandem(slow), disturbed=Disturbed(none_s, slowed_s)),
     }
 
 

@@ -71,7 +71,8 @@ def blocks() -> Iterator[tuple[str, str]]:
     """Return the parts of the document that are made, by name."""
     yield "rules", rules()
     yield "own", rows(replay_engines(of_engines(OWN), None))
-    shared = [path for folder in sorted(SHARED.glob("*-*")) for path in of_engines(folder)]
+    folders = filter(Path.is_dir, sorted(SHARED.glob("*-*")))
+    shared = [path for folder in folders for path in of_engines(folder)]
     if shared:
         yield "shared", rows(replay_engines(shared, None))
 

@@ -49,7 +49,8 @@ QUICK = {
 }
 WHOLE = {**QUICK, "figures": "figures --quick --out out"}
 
-PROVENANCE = {"provenance", "evenflow_version", "git_commit", "code_sha256", "host"}
+LEFT_OUT = {"provenance", "evenflow_version", "git_commit", "code_sha256", "host", "decision"}
+"""Where results come from, and what a page says: its intervals are fitted by linear algebra."""
 
 Files = dict[str, dict[str, Any]]
 
@@ -126,7 +127,7 @@ def kept(folder: Path) -> Iterable[Path]:
 def frozen_file(path: Path) -> dict[str, Any]:
     if path.suffix == ".json":
         facts = json.loads(path.read_text())
-        facts = {key: value for key, value in facts.items() if key not in PROVENANCE}
+        facts = {key: value for key, value in facts.items() if key not in LEFT_OUT}
         means = {k: v for k, v in facts.items() if isinstance(v, int | float)}
         return {"sha256": digest(json.dumps(facts, sort_keys=True).encode()), "means": means}
     text, means = path.read_text(encoding="utf-8"), {}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evenflow import completions
 from evenflow.errors import UsageError
 from evenflow.options import AllowRefused, Executor, Force
 from evenflow.report.echo import echo
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
 
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME ...]", help="E.g. gllm-12, gllm, MY.yaml; default: all."),
+    typer.Argument(
+        metavar="[NAME ...]",
+        help="E.g. gllm-12, gllm, MY.yaml; default: all.",
+        autocompletion=completions.figures,
+    ),
 ]
 
 
@@ -44,6 +49,16 @@ def figures_command(
     intervals: Annotated[
         bool, typer.Option("--intervals", help="Also: 90 % intervals, ten times the runs.")
     ] = False,
+    format_: Annotated[
+        str, typer.Option("--format", metavar="KIND,...", help="png, svg and pdf: some of these.")
+    ] = "png,svg",
+    width: Annotated[
+        float | None, typer.Option("--width", metavar="INCHES", help="Of the whole figure.")
+    ] = None,
+    style: Annotated[
+        str | None,
+        typer.Option("--style", metavar="NAME", help="Of matplotlib, or a file."),
+    ] = None,
     allow_refused: AllowRefused = False,
     executor: Executor = "process",
     force: Force = False,
@@ -51,10 +66,13 @@ def figures_command(
 ) -> None:
     """Make the papers' figures, and the table that compares their claims with ours."""
     from evenflow.experiments.figures.make import chosen, write_claims
+    from evenflow.experiments.figures.schema import Look
     from evenflow.report.folder import claimed
     from evenflow.study.points import Store, executor_of
 
-    plans = chosen(names or (), tuple(set_ or ()), quick=quick, allow_refused=allow_refused)
+    look = Look(width, style, tuple(format_.split(",")))
+    sets = tuple(set_ or ())
+    plans = chosen(names or (), sets, quick=quick, allow_refused=allow_refused, look=look)
     if list_:
         for plan in plans:
             echo(f"{plan.name:12} {plan.keys.title}  [{plan.keys.source}]")
@@ -94,7 +112,7 @@ def _made(
     with progress([plan.name]) as show:
         drawing = make(plan, out, store, pool, show.done)
     seconds = time.perf_counter() - started
-    echo(f"{out / plan.name}.png  {seconds:.1f} s")
+    echo(f"{out / plan.name}.{plan.look.formats[0]}  {seconds:.1f} s")
     for line in marked(drawing.doubts):
         echo(f"{plan.name}: {line}", err=True)
     if intervals:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from evenflow import completions
 from evenflow.errors import MOST_RUNS, UsageError
 from evenflow.options import Engine, Force, OutPath, RunPath, SetTexts
 from evenflow.report.echo import echo
@@ -25,7 +26,12 @@ def validate_command(
     engine: Engine = None,
     schedulers: Annotated[
         str | None,
-        typer.Option("--schedulers", metavar="A,B,...", help="One after the other; as compare."),
+        typer.Option(
+            "--schedulers",
+            metavar="A,B,...",
+            help="One after the other; as compare.",
+            autocompletion=completions.schedulers,
+        ),
     ] = None,
     runs: Annotated[
         int, typer.Option("--runs", min=1, max=MOST_RUNS, help="How often it is served.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evenflow import completions
 from evenflow.errors import UsageError
 from evenflow.report.echo import echo
 
@@ -40,7 +41,12 @@ def measure_command(
     device: Annotated[str, typer.Option("--device", help="cpu or cuda.")] = "cpu",
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="PATH", help="A config.json, or a name in the table."),
+        typer.Option(
+            "--model",
+            metavar="PATH",
+            help="A config.json, or a name in the table.",
+            autocompletion=completions.models,
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="The profile to write.")
@@ -76,8 +82,20 @@ def measure_command(
 def import_command(
     files: Files,
     *,
-    model: Annotated[str, typer.Option("--model", help="A model's name, or its config.json.")],
-    device: Annotated[str, typer.Option("--device", help="The device measured, e.g. A40.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            help="A model's name, or its config.json.",
+            autocompletion=completions.models,
+        ),
+    ],
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device", help="The device measured, e.g. A40.", autocompletion=completions.gpus
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The profile to write.")],
     dtype: Annotated[str, typer.Option("--dtype", help="bfloat16, float16, float32.")] = "bfloat16",
     tile_tokens: Annotated[

@@ -22,7 +22,7 @@ from evenflow.core.kv import KvCache
 from evenflow.core.rules import rules_of
 from evenflow.core.world import Link, World
 from evenflow.costs import StageCost, balanced_layers, estimates, prefill_work
-from evenflow.engines.lock_step import LockStep
+from evenflow.engines.lock_step import EngineLockStep, LockStep
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.swap import SwapCache
 from evenflow.errors import PolicyError, UsageError, is_count
@@ -30,7 +30,8 @@ from evenflow.keys import MOST_MODEL_LEN
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED, create
 from evenflow.specs.deployment import Deployment, split_layers
-from evenflow.specs.gpu import gpu
+from evenflow.specs.gpu import GpuSpec
+from evenflow.specs.memory import MemoryName, memories
 from evenflow.specs.model import ModelSpec, model
 from evenflow.traces import with_own_prefixes
 from evenflow.types import Request, Scheduler
@@ -176,7 +177,7 @@ def _build_world(
     alike = made.on_ranks(costs, groups)
     make = _scheduler_maker(config, alike, max_model_len, make_scheduler)
     scheduler = make()
-    placed = _with_room_for(scheduler, hardware.placed)
+    placed = _with_room_for(scheduler, hardware.placed, config.memory)
     pages = given_pages or hardware._replace(placed=placed).deployment.kv_pages()
     link, hop_links = _hops(config, made)
     costs = made.on_ranks(config.kv.swapped(costs, hardware), groups)
@@ -218,14 +219,15 @@ def _build_world(
 def _loop(config: RunConfig, engines: int) -> dict[str, Any]:
     """Return the fields of a world that set the loop and the dispatch of its engines."""
     groups, waits = config.data_parallel, config.attention_dp_config
+    options = {"wait": None if waits is None else waits.make()}
     if config.dispatch == "engine_loop":
-        if groups > 1 or engines > 1:
-            key = "data_parallel" if groups > 1 else "virtual_engines"
-            raise UsageError(f"dispatch: engine_loop is the loop of one engine; {key}: 1")
-        return {"loop": EngineLoop}
+        if engines > 1:
+            words = "dispatch: engine_loop is the loop of one engine; virtual_engines: 1"
+            raise UsageError(words)
+        together = {"loop": EngineLockStep, "loop_options": options}
+        return together if groups > 1 else {"loop": EngineLoop}
     if groups == 1:
         return {"dispatch": config.dispatch}
-    options = {"wait": None if waits is None else waits.make()}
     return {"dispatch": config.dispatch, "loop": LockStep, "loop_options": options}
 
 
@@ -248,8 +250,12 @@ def model_of(config: RunConfig, beside: Path) -> ModelSpec | None:
 def _hardware(config: RunConfig, beside: Path) -> Hardware:
     """Return the model on the GPUs that the configuration names."""
     spec = model_of(config, beside)
-    if config.gpu is not None:
-        gpu(config.gpu)  # refuses what is none, whether these costs need it or not
+    kinds = set(config.gpus)  # refuses what is none, whether these costs need it or not
+    if len(kinds) > 1 and config.costs.kind in ("profile", "silicon"):
+        raise UsageError(
+            f"gpu: {config.gpu_words} in one pipeline: costs: {config.costs.kind} are of one GPU; "
+            "costs: roofline is right"
+        )
     nodes = config.wires.nodes
     return Hardware(
         config.stages,
@@ -272,10 +278,11 @@ def _deployment(config: RunConfig, spec: ModelSpec, beside: Path) -> Deployment 
         return spec.mtp() if name == "mtp" else model(find(name, beside))
 
     draft = None if config.speculative is None else config.speculative.draft_model
+    gpus = config.gpus
     return Deployment(
         spec,
-        gpu(config.gpu),
-        _layers(config, spec, config.gpu),
+        gpus[0],
+        _layers(config, spec, gpus),
         config.tensor_parallel,
         memory_utilization=config.kv.memory_utilization,
         page_tokens=config.kv.page_tokens,
@@ -283,38 +290,53 @@ def _deployment(config: RunConfig, spec: ModelSpec, beside: Path) -> Deployment 
         data_parallel=config.data_parallel,
         draft=None if draft is None else draft_of(draft),
         verified_tokens=1 if config.speculative is None else config.speculative.k + 1,
+        gpus=gpus if len({*gpus}) > 1 else (),
     )
 
 
-BUDGETS = ("token_budget", "max_num_batched_tokens", "chunked_prefill_size", "max_prefill")
+BUDGETS = (
+    "token_budget",
+    "max_num_batched_tokens",
+    "chunked_prefill_size",
+    "max_prefill",
+    "max_num_tokens",
+)
 """What policies call the most tokens, or prompt tokens, of a micro-batch."""
 
 
-def _with_room_for(scheduler: Scheduler, placed: Deployment | None) -> Deployment | None:
+def _with_room_for(
+    scheduler: Scheduler, placed: Deployment | None, like: MemoryName
+) -> Deployment | None:
     """Return the deployment with memory for the most tokens and sequences that a policy sends.
 
     Engines measure a step of that size before they divide the rest into pages. A policy without
-    these limits keeps the deployment's.
+    these limits keeps the deployment's. `like`: the engine that pages are counted as.
     """
     said = [getattr(scheduler, key, None) for key in BUDGETS]
     if "auto" in said:
         said = [getattr(scheduler, "budget", None)]
     tokens = next(filter(is_count, said), None)
-    rows = getattr(scheduler, "max_num_seqs", None)
+    rows = getattr(scheduler, "max_num_seqs", getattr(scheduler, "max_batch_size", None))
     known = {"activation_tokens": tokens, "logits_rows": rows if is_count(rows) else None}
     found: dict[str, Any] = {key: value for key, value in known.items() if value}
+    found["memory"] = memories().get(like)
     return placed and replace(placed, **found)
 
 
-def _layers(config: RunConfig, spec: ModelSpec, gpu_keys: str | dict[str, Any]) -> tuple[int, ...]:
+def _layers(config: RunConfig, spec: ModelSpec, gpus: Sequence[GpuSpec]) -> tuple[int, ...]:
     if config.split == "even":
         return split_layers(spec.num_layers, config.stages)
     if not isinstance(config.stages, int):
         raise UsageError(
             f"split: balanced: stages lists the layers already, {config.stages}; give their number"
         )
+    if len({*gpus}) > 1:
+        raise UsageError(
+            f"split: balanced: is of one GPU, not {config.gpu_words}; as stages, a list of the "
+            "layers of each is right"
+        )
     ranks, fabric = config.tensor_parallel, config.fabric()
-    return balanced_layers(spec, gpu(gpu_keys), config.stages, tensor_parallel=ranks, fabric=fabric)
+    return balanced_layers(spec, gpus[0], config.stages, tensor_parallel=ranks, fabric=fabric)
 
 
 def _scheduler_maker(
@@ -370,16 +392,19 @@ def _cap(config: RunConfig, scheduler: Scheduler) -> int | None:
     return None if given == "unlimited" else given
 
 
-UNTOLD = ("fp8_tflops", "fp4_tflops", "p95_error")
+UNTOLD = ("fp8_tflops", "fp4_tflops", "int8_tops", "p95_error", "visible_gb")
 """What of a GPU the seconds of 16-bit models do not follow from."""
 
 
 def _formula(config: RunConfig) -> dict[str, Any]:
     """Return the formula that the seconds come from, as a source without a device of ours."""
     source: dict[str, Any] = {"kind": config.costs.kind}
-    if config.costs.kind == "roofline" and config.gpu is not None:
-        facts = asdict(gpu(config.gpu))
-        source["gpu"] = {key: facts[key] for key in facts if key not in UNTOLD}
+    if config.costs.kind == "roofline" and config.gpus:
+        facts = [
+            {key: value for key, value in asdict(spec).items() if key not in UNTOLD}
+            for spec in dict.fromkeys(config.gpus)
+        ]
+        source["gpu"] = facts if len(facts) > 1 else facts[0]
     return source | {"device": None, "driver": None, "torch": None}
 
 
@@ -397,6 +422,14 @@ def _deployment_facts(world: World, deployment: Deployment | None) -> dict[str, 
         "layers_per_stage": list(deployment.layers_per_stage),
         "weight_bytes_per_gpu": list(map(deployment.weight_bytes, stages)),
         "activation_bytes_per_gpu": list(map(deployment.activation_bytes, stages)),
+        **_engine_facts(deployment),
         "kv_bytes_per_token": list(map(deployment.kv_bytes_per_token, stages)),
         **({"precision": precision} if (precision := deployment.precision()) else {}),
     }
+
+
+def _engine_facts(deployment: Deployment) -> dict[str, Any]:
+    if deployment.memory is None:
+        return {}
+    others = map(deployment.other_bytes, range(deployment.depth))
+    return {"memory_like": deployment.memory.name, "other_bytes_per_gpu": list(others)}

@@ -23,7 +23,7 @@ from evenflow.costs import (
     ScaledCost,
     StageCost,
 )
-from evenflow.costs.modifiers import prompts_of, share_of, step_of
+from evenflow.costs.modifiers import StagesCost, prompts_of, share_of, step_of
 from evenflow.costs.roofline import Part
 from evenflow.engines.speculation import Speculation
 from evenflow.errors import UsageError
@@ -175,6 +175,8 @@ class RooflineCosts(Keys):
 
     def make(self, hardware: Hardware) -> MadeCosts:
         deployment, apart = hardware.deployment, hardware.deployment.data_parallel > 1
+        if deployment.gpus:
+            return self._of_unlike(deployment, hardware)
         own: Part = "own" if apart else "all"
         eager = self._roofline(deployment, hardware, own)
         made = MadeCosts(eager)
@@ -186,6 +188,19 @@ class RooflineCosts(Keys):
         launched = replace(deployment.gpu, per_layer_overhead_s=overhead_s)
         captured = self._roofline(replace(deployment, gpu=launched), hardware, own)
         return made._replace(cost=GraphCost(eager, self.cuda_graph_sizes, captured))
+
+    def _of_unlike(self, deployment: Deployment, hardware: Hardware) -> MadeCosts:
+        """Return costs in which each stage takes the time of its GPU."""
+        made = {
+            kind: self.make(hardware._replace(placed=deployment.on(kind)))
+            for kind in dict.fromkeys(deployment.gpus)
+        }
+        stages = [made[kind] for kind in deployment.gpus]
+        experts = [each.experts for each in stages if each.experts is not None]
+        return MadeCosts(
+            StagesCost([each.cost for each in stages]),
+            experts=StagesCost(experts) if experts else None,
+        )
 
     def _roofline(self, deployment: Deployment, hardware: Hardware, part: Part) -> RooflineCost:
         return RooflineCost(

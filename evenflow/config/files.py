@@ -1,6 +1,7 @@
-"""The files that a run names: its inputs, and the modules of policies that it imports.
+"""The files that a run names: its inputs, and the modules of policies and processes.
 
-A policy named as `module:Class` or `FILE.py:Class` is looked for beside the run's file. A RUN.yaml
+A policy named as `module:Class` or `FILE.py:Class` is looked for beside the run's file, and so is
+a process. A RUN.yaml
 that names one is code; any other is data, and nothing beside it is ever imported.
 """
 
@@ -58,34 +59,34 @@ def _module_file(name: str, beside: Path) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin else None
 
 
-def make_importable(config: object, *folders: Path) -> None:
-    """Let a policy that `config` (plain data) names be imported from these folders, in order.
+def make_importable(config: object, *folders: Path, kind: str = "scheduler") -> None:
+    """Let code that `config` (plain data) names be imported from these folders, in order.
 
-    They are looked at after everything that is installed, and not at all where no policy is named
-    so. Worker processes do not inherit it.
+    They are looked at after everything that is installed, and not at all where no code is named so.
+    Worker processes do not inherit it. `kind`: what an error calls it.
     """
     code = filter(re.compile(r"[A-Za-z_]\w*:[A-Za-z_]").search, _texts(config))
     names = {text.rpartition(":")[0] for text in code}
     for name in sorted(name for name in names if name.endswith(".py")):
-        _load(name, [folder / name for folder in folders])
+        _load(kind, name, [folder / name for folder in folders])
     if names:
         present = {finder.folder for finder in sys.meta_path if isinstance(finder, _PolicyFolder)}
         paths = dict.fromkeys(str(folder.resolve()) for folder in folders)
         sys.meta_path.extend(_PolicyFolder(path) for path in paths if path not in present)
 
 
-def _load(name: str, places: Sequence[Path]) -> None:
+def _load(kind: str, name: str, places: Sequence[Path]) -> None:
     """Make the first of some files the module of a name; UsageError where none is there."""
     path = next((path.resolve() for path in places if path.is_file()), None)
     if path is None:
-        raise UsageError(f"scheduler {name}: no such file")
+        raise UsageError(f"{kind} {name}: no such file")
     if name in sys.modules and sys.modules[name].__file__ == str(path):
         return
     spec = spec_from_file_location(name, path)
     assert spec is not None  # of a file whose name ends in .py
     assert spec.loader is not None
     sys.modules[name] = module = module_from_spec(spec)
-    cannot = f"scheduler {name}: cannot import it"
+    cannot = f"{kind} {name}: cannot import it"
     try:
         with user_code(name, lambda words: UsageError(f"{cannot} ({words})")):
             spec.loader.exec_module(module)

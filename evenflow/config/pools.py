@@ -48,7 +48,7 @@ class PoolConfig(Keys):
     """Pipeline stages of the pool, or the layers of each; null: an even share of the run's GPUs."""
     tensor_parallel: Count | None = None
     """GPUs of each stage; null: as the run."""
-    gpu: Gpu = None
+    gpu: Gpu | None = None
     """The pool's GPU; null: as the run."""
     costs: Costs | None = None
     """The pool's costs; null: as the run."""

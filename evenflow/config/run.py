@@ -5,13 +5,13 @@ It knows no model, policy or trace by name: `evenflow.config.build` looks those 
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from evenflow.config import yaml_file
 from evenflow.config.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
@@ -29,7 +29,7 @@ from evenflow.config.workload import WorkloadConfig
 from evenflow.core.routing import Router
 from evenflow.costs import Fabric, StageCost, SwapCost
 from evenflow.engines.lock_step import PromptWait
-from evenflow.errors import MOST, is_count
+from evenflow.errors import MOST, UsageError, is_count
 from evenflow.keys import (
     MOST_MODEL_LEN,
     MOST_PIPES,
@@ -46,7 +46,8 @@ from evenflow.keys import (
 )
 from evenflow.results.metrics import Limit
 from evenflow.runtimes import EngineName, Holds, RuntimeName, RuntimeOverheads, runtimes
-from evenflow.specs.gpu import gpu
+from evenflow.specs.gpu import GpuSpec, gpu
+from evenflow.specs.memory import MemoryName
 
 
 def _is_layers(value: object) -> bool:
@@ -86,6 +87,8 @@ class RuntimeConfig(Keys):
     """Whether a stage prepares its inputs while it computes the micro-batch before."""
     per_row_s: NonNegative = 0.0
     """Seconds for each row of a micro-batch: a decode, or a chunk of a prompt."""
+    per_active_s: NonNegative = 0.0
+    """Seconds of a micro-batch for each request that is admitted, in flight or not."""
     per_new_request_s: NonNegative = 0.0
     """Seconds for each prompt that ends in a micro-batch."""
     per_prompt_token_s: NonNegative = 0.0
@@ -145,6 +148,11 @@ class KvConfig(Keys):
     """Pages of a pipeline's pool; auto: as many as fit beside the weights on the fullest stage."""
     memory_utilization: Share = 0.9
     """The share of each GPU's memory that weights, activations and pages may take."""
+    like: MemoryName | None = None
+    """The engine that `pages: auto` is counted as: what it takes of each GPU besides weights and
+    pages, of the memory that the card shows. `plain`: none, of the nominal memory; null: `vllm`
+    for its policy `vllm_v1`, else plain; commands that compare policies take one for all.
+    """
     prefix_cache: bool = False
     """Whether requests share the pages of common prefixes."""
     swap: bool = False
@@ -206,23 +214,28 @@ class SchedulerConfig(BaseModel):
 
 Policy = Annotated[SchedulerConfig, short_form("name")]
 
+
+class ProcessConfig(SchedulerConfig):
+    """A process of your own, module:function, and its parameters."""
+
+
+Process = Annotated[ProcessConfig, short_form("name")]
+
 InMilliseconds = Annotated[
     Limit,
     expect(lambda v: v in get_args(Limit), f"{', '.join(get_args(Limit))}, in milliseconds"),
 ]
 
 
-def _of_one_kind(value: object) -> object:
-    if isinstance(value, list):
-        words = (
-            "one GPU: those of a pipeline are of one kind; for unlike ones give the slowest, and "
-            "as kv.pages what fits on the fullest"
-        )
-        raise PydanticCustomError("expected", "{expected}", {"expected": words})
-    return value
+KINDS = {dict: "mapping", list: "list"}
 
-
-Gpu = Annotated[NameOr[str, dict[str, Any]] | None, BeforeValidator(_of_one_kind)]
+Gpu = Annotated[
+    Annotated[str, Tag("name")]
+    | Annotated[dict[str, Any], Tag("mapping")]
+    | Annotated[list[NameOr[str, dict[str, Any]]], Tag("list")],
+    Discriminator(lambda value: KINDS.get(type(value), "name")),
+]
+"""A GPU by its name or as a mapping, or one for each stage."""
 
 Dtype = Literal[
     "bfloat16",
@@ -230,6 +243,7 @@ Dtype = Literal[
     "fp8",
     "fp8_block",
     "fp8_wo",
+    "int8",
     "int8_wo",
     "int4_wo",
     "nvfp4",
@@ -248,8 +262,10 @@ class RunConfig(Keys):
     """What the layers' matrices are in; null: as the model has them."""
     kv_dtype: Literal["bfloat16", "float16", "fp8"] | None = None
     """What keys and values are in; null: as the model has them."""
-    gpu: Gpu = None
-    """A name of `evenflow gpus`, or a mapping with what differs from one."""
+    gpu: Gpu | None = None
+    """A name of `evenflow gpus`, or a mapping with what differs from one; or a list, one for each
+    stage.
+    """
     stages: Annotated[
         int | list[int],
         expect(
@@ -330,6 +346,14 @@ class RunConfig(Keys):
     """
     speculative: SpeculativeConfig | None = None
     """Speculative decoding; null: none."""
+    pipeline: Literal["recurrence", "processes"] | None = None
+    """How micro-batches cross the stages in a simulation: times computed when they are sent, or a
+    SimPy process for each stage and link; null: `recurrence`, unless something needs processes.
+    """
+    processes: list[Process] | None = None
+    """SimPy processes that join a simulation, each `module:function` or a mapping of its `name` and
+    parameters (docs/processes.md); null: none.
+    """
     replicas: ReplicasConfig | None = None
     """Several pipelines side by side; null: one."""
     scheduler: Policy
@@ -381,6 +405,11 @@ class RunConfig(Keys):
             ("workload.after", earlier and not self.kv.prefix_cache, '"kv.prefix_cache: true"'),
             ("data_parallel", groups > 1 and self.virtual_engines, '"virtual_engines: false"'),
             ("attention_dp_config", asks_for_turns and groups == 1, '"data_parallel" of 2 or more'),
+            (
+                f"a pipeline of {self.num_stages} stages",
+                isinstance(self.gpu, list) and len(self.gpu) != self.num_stages,
+                f'"gpu" with one GPU, or with a list of {self.num_stages}',
+            ),
         )
         unmet += [(reason, key) for reason, lacks, key in others if lacks]
         for reason, key in unmet:
@@ -388,8 +417,24 @@ class RunConfig(Keys):
         return self
 
     @property
+    def memory(self) -> MemoryName:
+        """The engine that pages are counted as: as given, else that of the policy."""
+        return self.kv.like or ("vllm" if self.scheduler.name == "vllm_v1" else "plain")
+
+    @property
     def num_stages(self) -> int:
         return self.stages if isinstance(self.stages, int) else len(self.stages)
+
+    @property
+    def gpus(self) -> tuple[GpuSpec, ...]:
+        """The GPU of each stage, none where the run names none; UsageError if one is unknown."""
+        given = self.gpu if isinstance(self.gpu, list) else [self.gpu] * self.num_stages
+        return tuple(gpu(each) for each in given if each is not None)
+
+    @property
+    def gpu_words(self) -> str:
+        """The names of the GPUs, each once, in the order of the stages."""
+        return " and ".join(dict.fromkeys(spec.name for spec in self.gpus)) or "GPU"
 
     @property
     def stage_gpus(self) -> int:
@@ -442,7 +487,13 @@ class RunConfig(Keys):
             return self.machine
         if self.link is not None or alone or self.gpu is None or self.costs.kind == "affine":
             return None
-        return gpu(self.gpu).machine or None
+        machines = {spec.machine for spec in self.gpus}
+        if len(machines) > 1:
+            raise UsageError(
+                f"gpu: {self.gpu_words} are sold in machines of their own; give the link between "
+                "the stages, such as link: pcie-gen4"
+            )
+        return machines.pop() or None
 
     def fabric(self) -> Fabric | None:
         """Return what connects the GPUs of a stage; None if no link is known."""
@@ -450,24 +501,30 @@ class RunConfig(Keys):
 
     def setup(self) -> str:
         """Return a line: what is simulated on what, with "(default)" after what was not chosen."""
+        return f"simulated: {', '.join(self.setup_parts())}"
+
+    def setup_parts(self) -> list[str]:
+        """Return the parts of that line: model and GPUs, layout, what joins them, costs."""
         runtime = self.runtime if isinstance(self.runtime, str) else "as given"
-        return f"simulated: {self._setup(runtime + self._default('runtime'))}"
+        return self._parts(runtime + self._default("runtime"))
 
     def real_setup(self) -> str:
         """Return a line: what is served by which workers, "(default)" after what was not chosen."""
-        return f"{self.workers.words}: {self._setup('of this machine')}"
+        return f"{self.workers.words}: {', '.join(self._parts('of this machine'))}"
 
-    def _setup(self, cpu_time: str) -> str:
+    def _parts(self, cpu_time: str) -> list[str]:
         ranks, copies = self.tensor_parallel, 1 if self.replicas is None else self.replicas.count
-        gpus, device = self.pipeline_gpus, "GPU" if self.gpu is None else gpu(self.gpu).name
+        counts = Counter(spec.name for spec in self.gpus) or {"GPU": self.num_stages}
+        gpus = copies * self.stage_gpus
+        devices = " + ".join(f"{count * gpus} x {name}" for name, count in counts.items())
         layout = [f"PP{self.num_stages}", *([f"TP{ranks}"] if ranks > 1 else [])]
         layout += [f"DP{self.data_parallel}"] if self.data_parallel > 1 else []
         layout += [f"EP{self.stage_gpus}"] if self.expert_parallel else []
         layout += [f"{copies} replicas"] if copies > 1 else []
-        parts = [f"{self.model or 'no model'} on {copies * gpus} x {device}", " x ".join(layout)]
-        parts += [*self._wires_in_words()] if gpus > 1 else []
+        parts = [f"{self.model or 'no model'} on {devices}", " x ".join(layout)]
+        parts += [*self._wires_in_words()] if self.pipeline_gpus > 1 else []
         parts.append(f"CPU time {cpu_time}")
-        return ", ".join([*parts, f"costs {self.costs.kind}{self._default('costs')}"])
+        return [*parts, f"costs {self.costs.kind}{self._default('costs')}"]
 
     def _wires_in_words(self) -> Iterator[str]:
         link, nodes, all_reduce = self.wires
@@ -497,6 +554,8 @@ class RunConfig(Keys):
     def document(self, name: str = "the run") -> yaml_file.Document:
         """Return the keys as a RUN.yaml of this name would hold them; what is left out stays so."""
         given = self.model_dump(exclude_unset=True) | {"scheduler": self.scheduler.written}
+        if self.processes:
+            given["processes"] = [process.written for process in self.processes]
         return yaml_file.Document(name, given, {})
 
     def digest(self) -> str:
@@ -519,6 +578,14 @@ def configured(document: yaml_file.Document, overrides: Sequence[str] = ()) -> R
     Raises UsageError naming the file, the line, the key, and what would be right.
     """
     return yaml_file.checked(RunConfig, with_points(yaml_file.overridden(document, overrides)))
+
+
+def memory_of_all(configs: Iterable[RunConfig]) -> yaml_file.Patch:
+    """Return what makes runs that are compared count their pages as one engine, where one does."""
+    counted = [each for each in configs if each.kv.pages == "auto" and each.kv.like is None]
+    found = {config.memory for config in counted}
+    engines = sorted(found - {"plain"})
+    return {"kv.like": engines[0]} if engines and len(found) > 1 else {}
 
 
 def with_(

@@ -93,6 +93,7 @@ def schema(top: type[BaseModel]) -> Json:
         known |= _policies()
         known["GpuSpec"] = _keys_of(GpuSpec) | {"additionalProperties": False}
         del known["GpuSpec"]["required"]  # what is not given is that of the GPU of this name
+        known["ProcessConfig"] = OWN_PROCESS
     for each in (whole, *known.values()):
         for key, value in each.get("properties", {}).items():
             each["properties"][key] = _as_written(key, value, known)
@@ -113,6 +114,14 @@ def _policies() -> Json:
 OWN_POLICY: Json = {
     "description": "A policy of your own, and the parameters of its constructor.",
     "properties": {"name": {"description": "module:Class", "pattern": ":", "type": "string"}},
+    "required": ["name"],
+    "type": "object",
+}
+
+
+OWN_PROCESS: Json = {
+    "description": "A process of your own, and the parameters of its function behind `world`.",
+    "properties": {"name": {"description": "module:function", "type": "string"}},
     "required": ["name"],
     "type": "object",
 }
@@ -147,7 +156,9 @@ def _as_written(key: str, value: Json, known: Json) -> Json:
     choices = rest.get("anyOf") or [rest]
     choices = [inner for each in choices for inner in each.get("oneOf", [each])]
     if key == "gpu":
-        choices = [_GPU if each.get("type") == "object" else each for each in choices]
+        either = {"anyOf": [{"type": "string"}, _GPU]}
+        of_kind = {"object": _GPU, "array": {"type": "array", "items": either}}
+        choices = [of_kind.get(each.get("type", ""), each) for each in choices]
     words = _words(choices, known)
     choices = [each | words if each == {"type": "string"} else each for each in choices]
     names = {"examples": _names()[key]} if key in _names() else {}

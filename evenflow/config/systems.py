@@ -1,6 +1,6 @@
-"""The systems of the papers as keys of RUN.yaml, from run_file/systems.yaml.
+"""The systems of the papers as keys of RUN.yaml, from config/systems.yaml.
 
-For `evenflow schedulers`, docs/systems.md and examples/systems; the code is the policies' and the
+For `evenflow systems`, docs/systems.md and examples/systems; the code is the policies' and the
 deployment's. `python -m evenflow.config.systems` prints the table of the document.
 """
 

@@ -19,8 +19,7 @@ class Span(NamedTuple):
 class Work(NamedTuple):
     """A micro-batch reduced to the numbers that cost time.
 
-    Before it is computed, `swapped_pages` KV pages of `swapped_rows` rows are copied to or from the
-    host.
+    Before it, `swapped_pages` KV pages of `swapped_rows` rows are copied to or from the host.
     """
 
     chunks: tuple[Span, ...] = ()
@@ -61,8 +60,9 @@ class MicroBatch:
     `decodes` is a group (None: no decode) that computes `decode_tokens` and attends to
     `decode_context` tokens before this step, summed. `sampled_rows` tokens need logits: decode
     tokens and last chunks. `output_tokens` come out at the end. `free_pages` are left when it was
-    scheduled, and `kv_tokens` slots filled in the others, its own included. `charged` is the work
-    that costs time where that differs from the above.
+    scheduled, `kv_tokens` slots filled in the others, its own included, and `num_active` requests
+    admitted. No other micro-batch in flight has its `slot`. `charged` is the work that costs time
+    where that differs from the above.
 
     NOTE: no dataclass, whose constructor mypyc does not compile.
     """
@@ -92,6 +92,8 @@ class MicroBatch:
         self.free_pages = free_pages
         self.output_tokens = output_tokens
         self.kv_tokens = kv_tokens
+        self.num_active = 0
+        self.slot = 0
         self.charged: Work | None = None
         self.notes: Notes | None = None
 

@@ -11,7 +11,7 @@ import os
 from collections import abc
 from dataclasses import replace
 from functools import partial
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, get_args
 
 from evenflow.compiled import mypyc_attr
@@ -85,7 +85,6 @@ class Batcher:
         self._asks_again = asks_again
         self._row_tokens = decoding.row_tokens
         self._refuse = getattr(scheduler, "refuse", None)
-        self._batches = 0
         self._process = os.getpid()
         self._answer = ""  # to the last question: why nothing is sent
         self._wakes = 0  # answers in a row to wait, with nothing in flight or at one instant
@@ -205,9 +204,10 @@ class Batcher:
         plan, group = Plan(), None
         for part in iter(partial(self._call, next, answer, None), None):
             if type(part) is Plan:
-                if part.decodes and group is not None:
+                taken = self._carry_out(part, chunks)
+                if taken is not None and group is not None:
                     raise self._broken("takes decodes in two parts of a plan")
-                plan, group = part, self._carry_out(part, chunks) or group
+                plan, group = part, taken or group
             elif isinstance(part, Action):
                 part.apply(self)
             else:
@@ -217,15 +217,17 @@ class Batcher:
     def _carry_out(self, plan: tuple[Any, ...], chunks: list[Chunk]) -> DecodeGroup | None:
         """Add the chunks of a Plan to `chunks`; return its decodes. The plan is unchecked."""
         prefills, decodes, order, victims, preempt, _, _ = plan
+        if type(preempt) is not tuple and not isinstance(preempt, abc.Iterable):
+            raise self._no(preempt, "the requests to preempt", "a list of their ids")
         for request_id in preempt:
             self.queues.preempt(self.preemptible(request_id))
-        if prefills:
+        if type(prefills) is not tuple or prefills:
             self._check_kinds(prefills)
             if self.kv.keeps:
-                self.queues.resume(prefill.request_id for prefill in prefills)
+                self.queues.resume(self.served(prefill.request_id) for prefill in prefills)
             for prefill in prefills:
                 chunks.append(self._place(prefill))
-        return self._take_decodes(decodes, order, victims) if decodes else None
+        return self._take_decodes(decodes, order, victims)
 
     def _place(self, prefill: Prefill) -> Chunk:
         seq = self._prefillable(prefill)
@@ -241,18 +243,16 @@ class Batcher:
         return self.queues.schedule_chunk(seq, stop)
 
     def _take_decodes(self, decodes: Any, order: Any, victims: Any) -> DecodeGroup | None:
-        if type(decodes) is not int:
-            if not isinstance(decodes, Integral):
-                raise self._no(decodes, "the decodes to take", "how many")
-            decodes = int(decodes)
-        ready = self.queues.ready.num_sequences
-        if not 0 < decodes <= ready:
-            raise self._broken(f"takes {decodes} decodes of {ready} ready")
+        named, count = ((), decodes) if type(decodes) is int else self._named(decodes)
+        if not (count or named):
+            return None
+        if not (ready := self.queues.ready.num_sequences) >= count >= 0:
+            raise self._broken(f"takes {count} decodes of {ready} ready")
         if order not in ORDERS:
             raise self._broken(f"asks for the order {shown(order)}")
         if victims not in self.queues.victims:
             raise self._broken(f"asks for the victims {shown(victims)}; its rules lack them")
-        return self.queues.take_decodes(decodes, order, victims)
+        return self.queues.take_decodes(count, order, victims, named)
 
     def _send(self, chunks: list[Chunk], group: DecodeGroup | None) -> MicroBatch:
         prefill_tokens = prompts = decode_tokens = decode_context = decoded = 0
@@ -268,7 +268,7 @@ class Batcher:
                 decoded = group.next_tokens
         kv.tokens += prefill_tokens + decoded
         batch = MicroBatch(
-            self._batches,
+            queues.batches,
             queues.now_s,
             chunks,
             group,
@@ -281,7 +281,6 @@ class Batcher:
             kv.held_tokens,
         )
         self._answer = ""
-        self._batches += 1
         queues.sent(batch)
         return batch
 
@@ -294,14 +293,20 @@ class Batcher:
         for prefill in prefills:
             if type(prefill) is not Prefill:
                 raise self._no(prefill, "a prefill", "Prefill(request_id, tokens)")
-            if type(prefill.tokens) is not int and not isinstance(prefill.tokens, Integral):
-                what = f"the tokens to prefill of request {prefill.request_id}"
-                raise self._no(prefill.tokens, what, "a whole number")
+            for tokens in (prefill.tokens, prefill.hold_tokens):
+                if type(tokens) is not int and not isinstance(tokens, Integral):
+                    what = f"the tokens to prefill of request {prefill.request_id}"
+                    raise self._no(tokens, what, "a whole number")
+
+    def served(self, request_id: Any) -> Sequence | None:
+        """Return the request of an id that is being served; None for anything else."""
+        seq = self.queues.live.get(int(request_id)) if isinstance(request_id, Integral) else None
+        return None if seq is None or seq.aborted else seq
 
     def _prefillable(self, prefill: Prefill) -> Sequence:
-        seq = self.queues.live.get(prefill.request_id)
-        if seq is None or seq.aborted or seq.decoding:
-            what = "is not being served" if seq is None or seq.aborted else "decodes"
+        seq = self.served(prefill.request_id)
+        if seq is None or seq.decoding:
+            what = "is not being served" if seq is None else "decodes"
             raise self._broken(f"prefills request {prefill.request_id}, which {what}")
         if not 1 <= prefill.tokens <= seq.remaining:
             raise self._broken(f"prefills {prefill.tokens} of {seq.remaining} tokens left", seq)
@@ -311,16 +316,33 @@ class Batcher:
 
     def preemptible(self, request_id: int) -> Sequence:
         """Return a request that may be preempted now; PolicyError for one that may not."""
-        seq = self.queues.live.get(request_id)
+        seq = self.served(request_id)
         why = "which is not being served" if seq is None else self.queues.may_preempt(seq)
         if seq is None or why:
             raise self._broken(f"preempts request {request_id}, {why}")
         return seq
 
+    def _named(self, decodes: Any) -> tuple[abc.Sequence[Sequence], int]:
+        """Return the ready decodes that a plan names, or how many it takes."""
+        if isinstance(decodes, Integral):
+            return (), int(decodes)
+        if not isinstance(decodes, list | tuple):
+            raise self._no(decodes, "the decodes to take", "how many, or a list of request ids,")
+        named: dict[Sequence, None] = {}
+        for request_id in decodes:
+            seq = self.served(request_id)
+            if seq is None or seq in named or seq not in self.queues.ready:
+                why = "is there twice" if seq in named else "is not ready to decode"
+                raise self._broken(f"takes the decode of request {request_id}, which {why}")
+            named[seq] = None
+        return tuple(named), 0
+
     def _wait(self, plan: Plan) -> None:
         """Record why nothing is sent; StallError if nothing ever would be."""
+        if not isinstance(plan.wake_at_s, Real | None):
+            raise self._no(plan.wake_at_s, "the time to be asked again", "seconds")
         queues, idle = self.queues, not self.under_way
-        waited_at = self._batches, None if idle else queues.now_s
+        waited_at = queues.batches, None if idle else queues.now_s
         self._wakes = self._wakes + 1 if waited_at == self._waited_at else 1
         self._waited_at = waited_at
         waits = not idle or plan.wake_at_s is not None or not self._asks_again

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass, field
 from heapq import nsmallest
-from itertools import chain, islice, repeat
+from itertools import chain, islice
+from operator import attrgetter
 from typing import NamedTuple
 
 from evenflow.compiled import mypyc_attr
@@ -40,7 +41,8 @@ class Sequence(Holder):
     first_token_s: float = float("nan")
     last_token_s: float = float("nan")
     completion_s: float = float("nan")
-    # While in a group: context = base + group.tick, and the ticks of its next page and its end.
+    # In the group it joined last: context = base + group.tick, ticks of its next page and its end.
+    group: DecodeGroup = field(init=False, repr=False)
     base: int = field(init=False, repr=False)
     joined_tick: int = field(init=False, repr=False)
     page_tick: int = field(init=False, repr=False)
@@ -59,12 +61,22 @@ class Sequence(Holder):
         return self.computed
 
 
-class DecodeLengths(NamedTuple):
-    """A running decode: the tokens it attends to, and its output so far and as predicted."""
+by_arrival = attrgetter("order")
 
+
+class Decode(NamedTuple):
+    """A running decode: it attends to `context_tokens`, and got its last token `idle_s` s ago.
+
+    `slot` is that of the micro-batch in which it is or was last; -1: in another engine.
+    """
+
+    request_id: int
     context_tokens: int
     generated_tokens: int
     predicted_output_tokens: int | None
+    output_limit: int
+    slot: int
+    idle_s: float
 
 
 Buckets = dict[int, list[Sequence]]
@@ -75,11 +87,9 @@ class DecodeGroup:
     """Sequences that decode in lock-step: an ordered handle with its length and total context.
 
     `members` are by request id, in the order in which they joined; they attend to `context` tokens,
-    summed. `last_s` is when the group last stepped; a member that joined since then has its own
-    last time. A step yields `stride` tokens a member (here one).
+    summed. `last_s` is when the group last stepped, and `slot` that of its micro-batch; a member
+    that joined since then has its own last time. A step yields `stride` tokens a member (here one).
     """
-
-    __slots__ = ("_fresh", "context", "finish_at", "last_s", "members", "page_at", "stride", "tick")
 
     def __init__(self) -> None:
         self.members: dict[int, Sequence] = {}
@@ -87,6 +97,7 @@ class DecodeGroup:
         self.tick = 0
         self.stride = 1
         self.context = 0
+        self.slot = -1
         self.last_s = float("nan")
         self.page_at: Buckets = {}
         self.finish_at: Buckets = {}
@@ -121,12 +132,12 @@ class DecodeGroup:
         """Return when a member got its last token."""
         return seq.last_token_s if seq in self._fresh else self.last_s
 
-    def lengths(self) -> abc.Iterator[DecodeLengths]:
-        """Iterate over the lengths of the members."""
-        tick = self.tick
+    def decodes(self, now_s: float) -> abc.Iterator[Decode]:
+        """Iterate over the members as a policy sees them."""
         for seq in self.members.values():
-            predicted = seq.request.predicted_output_tokens
-            yield DecodeLengths(seq.base + tick, self.generated_by(seq), predicted)
+            request, idle_s = seq.request, now_s - self.last_token_of(seq)
+            tokens = seq.base + self.tick, self.generated_by(seq), request.predicted_output_tokens
+            yield Decode(request.request_id, *tokens, request.output_limit, self.slot, idle_s)
 
     def generated_by(self, seq: Sequence) -> int:
         """Return how many output tokens a member has."""
@@ -135,6 +146,7 @@ class DecodeGroup:
     def join(self, seq: Sequence, context: int, page_tokens: int) -> None:
         """Add a sequence that attends to `context` tokens, the last of `seq.last_token_s`."""
         tick = self.tick
+        seq.group = self
         self.members[seq.request.request_id] = seq
         self.context += context
         seq.base = context - tick
@@ -176,14 +188,13 @@ class DecodeGroup:
         members = self.members.values()
         first = list(islice(reversed(members) if last else members, count))
         part = self.empty()
+        part.slot = self.slot
         part.absorb(self, page_tokens, first[::-1] if last else first)
         return part
 
-    def absorb(
-        self, other: DecodeGroup, page_tokens: int, sequences: abc.Iterable[Sequence]
-    ) -> None:
+    def absorb(self, other: DecodeGroup, page_tokens: int, members: abc.Iterable[Sequence]) -> None:
         """Take over members of another group."""
-        for seq in sequences:
+        for seq in members:
             self.join(seq, other.leave(seq), page_tokens)
 
     def due_pages(self) -> list[Sequence]:
@@ -262,41 +273,38 @@ class ReadyQueue:
     Taking whole groups costs O(1) a group; taking part of one costs O(members that move).
     """
 
-    __slots__ = ("_page_tokens", "groups", "num_sequences")
-
     def __init__(self, page_tokens: int) -> None:
         self._page_tokens = page_tokens
         self.groups: list[DecodeGroup] = []
         self.num_sequences = 0
 
     def __contains__(self, seq: Sequence) -> bool:
-        return any(seq in group for group in self.groups)
+        return seq.decoding and seq.group in self.groups and seq in seq.group
 
     def append(self, group: DecodeGroup) -> None:
         self.groups.append(group)
         self.num_sequences += len(group.members)
 
-    def remove(self, seq: Sequence) -> None:
-        group = next(group for group in self.groups if seq in group)
-        group.leave(seq)
+    def remove(self, seq: Sequence) -> int:
+        """Remove a member; return the number of tokens it attends to."""
         self.num_sequences -= 1
-        if not len(group):
-            self.groups.remove(group)
+        context = seq.group.leave(seq)
+        if not seq.group.members:
+            self.groups.remove(seq.group)
+        return context
 
     def due_pages(self, count: int, order: str) -> int:
         """Return how many of the first `count` members need a page for their next step."""
         if count >= self.num_sequences:
             return sum(len(group.due_pages()) for group in self.groups)
-        return sum(
-            0 <= seq.page_tick - group.tick < group.stride
-            for group, seq in self.first(count, order)
-        )
+        ticks = ((seq.page_tick, seq.group) for seq in self.first(count, order))
+        return sum(0 <= tick - group.tick < group.stride for tick, group in ticks)
 
     def take(self, count: int, order: str) -> DecodeGroup:
         """Remove the first `count` members in `order` and return them as one group."""
+        if order == "last_row" or (order == "arrival" and count < self.num_sequences):
+            return self.take_rows(self.first(count, order))
         self.num_sequences -= count
-        if order == "last_row" or (order == "arrival" and self.num_sequences):
-            return self._take_rows(count, order)
         if not self.num_sequences and len(self.groups) == 1:
             return self.groups.pop()
         end = 0 if order == "first_returned" else -1
@@ -308,7 +316,7 @@ class ReadyQueue:
     def top_up(self, group: DecodeGroup, count: int, order: str) -> DecodeGroup:
         """Return the group with as many more members as there are, up to `count`."""
         missing = min(count - len(group), self.num_sequences)
-        if not missing:
+        if missing <= 0:
             return group
         more = self.take(missing, order)
         return self._merge(group, more) if len(group) else more
@@ -328,18 +336,18 @@ class ReadyQueue:
         larger.absorb(smaller, self._page_tokens, list(smaller.sequences()))
         return larger
 
-    def _take_rows(self, count: int, order: str) -> DecodeGroup:
+    def take_rows(self, members: abc.Sequence[Sequence]) -> DecodeGroup:
+        """Remove these members and return them as one group, in this order."""
         taken = self.groups[0].empty()
-        for group, seq in self.first(count, order):
-            taken.join(seq, group.leave(seq), self._page_tokens)
-        self.groups = [group for group in self.groups if len(group)]
+        for seq in members:
+            taken.join(seq, self.remove(seq), self._page_tokens)
         return taken
 
-    def first(self, count: int, order: str) -> list[tuple[DecodeGroup, Sequence]]:
-        """Return the first `count` members in `order`, each after its group."""
+    def first(self, count: int, order: str) -> list[Sequence]:
+        """Return the first `count` members in `order`."""
         groups = self.groups[::-1] if order in ("last_returned", "last_row") else self.groups
         turned = reversed if order == "last_row" else iter
-        pairs = chain(*(zip(repeat(g), turned(g.members.values()), strict=False) for g in groups))
+        members = chain(*(turned(group.members.values()) for group in groups))
         if order == "arrival":
-            return nsmallest(count, pairs, key=lambda member: member[1].order)
-        return list(islice(pairs, count))
+            return nsmallest(count, members, key=by_arrival)
+        return list(islice(members, count))

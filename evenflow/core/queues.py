@@ -9,18 +9,14 @@ from __future__ import annotations
 from bisect import insort
 from collections import abc, deque
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.batch import Chunk, MicroBatch
-from evenflow.core.decodes import DecodeGroup, Decoding, ReadyQueue, Sequence
+from evenflow.core.decodes import DecodeGroup, Decoding, ReadyQueue, Sequence, by_arrival
 from evenflow.core.kv import KvCache
 from evenflow.core.request import Request
 
 Free = abc.Callable[[Sequence, int], None]  # gives back pages with that many tokens
-
-
-_by_arrival = attrgetter("order")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -31,13 +27,16 @@ class Queues:
     `live` are all that are served: `waiting` ones, `partials` (partly scheduled and free to go on,
     by arrival), those `ready` to decode, and those of the micro-batches `in_flight`. All but the
     waiting ones are `admitted`, in that order. `aborted` ones end when what is in flight returns.
-    `gap_s` has the gaps between tokens, for `gap_count` requests each.
+    `gap_s` has the gaps between tokens, for `gap_count` requests each. Micro-batches, `batches` so
+    far, take `num_slots` slots in turn.
     """
 
     kv: KvCache
     decoding: Decoding
     pipelined_chunks: bool = False
+    num_slots: int = 1
     now_s: float = 0.0
+    batches: int = 0
     waiting: deque[Sequence] = field(default_factory=deque)
     partials: list[Sequence] = field(default_factory=list)
     in_flight: dict[int, MicroBatch] = field(default_factory=dict)
@@ -70,6 +69,10 @@ class Queues:
         if self.kv.copies:
             self.kv.charge(batch)
         self.in_flight[batch.batch_id] = batch
+        batch.slot, batch.num_active = self.batches % self.num_slots, len(self.admitted)
+        if batch.decodes is not None:
+            batch.decodes.slot = batch.slot
+        self.batches += 1
 
     def take_back(self, batch: MicroBatch, stopped: abc.Collection[int]) -> list[Sequence]:
         """Complete a micro-batch, in which requests `stopped` early; return finished sequences."""
@@ -83,6 +86,7 @@ class Queues:
         for seq in finished:
             self.retire(seq)
         if group is not None and group.members:
+            group.slot = batch.slot
             self.ready.append(group)
         return finished
 
@@ -127,10 +131,9 @@ class Queues:
         seq.computed = seq.kept_tokens
         return seq
 
-    def resume(self, request_ids: abc.Iterable[int]) -> None:
+    def resume(self, sequences: abc.Iterable[Sequence | None]) -> None:
         """Give waiting sequences their kept KV, before pages for others evict it."""
-        for request_id in dict.fromkeys(request_ids):
-            seq = self.live.get(request_id)
+        for seq in dict.fromkeys(sequences):
             if seq is not None and not seq.pages:
                 self.kv.resume(self.looked_up(seq))
                 if not seq.epoch:
@@ -153,7 +156,7 @@ class Queues:
         if start == seq.kept_tokens:
             self.admit(seq)
             if goes_on:
-                insort(self.partials, seq, key=_by_arrival)
+                insort(self.partials, seq, key=by_arrival)
         elif not goes_on:
             self.partials.remove(seq)
         seq.computed = stop
@@ -194,15 +197,17 @@ class Queues:
         seq = chunk.sequence
         seq.chunks_in_flight -= 1
         if not (chunk.last or self.pipelined_chunks or seq.aborted):
-            insort(self.partials, seq, key=_by_arrival)
+            insort(self.partials, seq, key=by_arrival)
         return chunk.last
 
     # -- decoding, and the end ------------------------------------------------------------------
 
-    def take_decodes(self, count: int, order: str, victims: str) -> DecodeGroup | None:
-        """Take ready decodes and give them pages, preempting by a rule while too few are free."""
+    def take_decodes(
+        self, count: int, order: str, victims: str, named: abc.Sequence[Sequence] = ()
+    ) -> DecodeGroup | None:
+        """Take `named` ready decodes, or the first; preempt by a rule while pages are too few."""
         ready, pool = self.ready, self.kv.pool
-        group = ready.take(count, order)
+        group = ready.take_rows(named) if named else ready.take(count, order)
         if group.stride == 1 and group.tick not in group.page_at:
             return group
         due = group.due_pages()
@@ -274,14 +279,12 @@ class Queues:
         """End a sequence at once or, where micro-batches compute with its pages, on return."""
         seq.aborted = True
         self.leave_queues(seq)
-        sent = (batch.decodes for batch in self.in_flight.values())
-        group = next((group for group in sent if group is not None and seq in group), None)
-        if group is not None:
-            group.settle(seq)
-        if group is not None or seq.chunks_in_flight:
-            self.aborted.add(seq.request.request_id)
-        else:
+        if seq.decoding and seq in seq.group:
+            seq.group.settle(seq)
+        elif not seq.chunks_in_flight:
             self.drop(seq)
+            return
+        self.aborted.add(seq.request.request_id)
 
     def drop(self, seq: Sequence) -> None:
         """Forget a sequence that was aborted."""
@@ -325,14 +328,13 @@ class Queues:
     def victim(self, rule: str, forming: DecodeGroup | None = None) -> Sequence:
         """Choose by a rule of `victims` among ready decodes, those `forming`, and partials."""
         groups = [*self.ready.groups, forming] if forming is not None else self.ready.groups
-        members = [(group.last_token_of(seq), seq) for group in groups for seq in group.sequences()]
+        decoding = [seq for group in groups for seq in group.sequences()]
         if rule == "last_returned":
-            return max(reversed(members), key=lambda member: member[0])[1]
-        decoding = [seq for _, seq in members]
+            return max(reversed(decoding), key=lambda seq: seq.group.last_token_of(seq))
         if rule == "most_pages":
             return max(decoding, key=lambda seq: (len(seq.pages), seq.order))
         partials = [seq for seq in self.partials if not seq.chunks_in_flight]
-        return max(decoding + partials, key=_by_arrival)
+        return max(decoding + partials, key=by_arrival)
 
     def preempt(self, seq: Sequence, group: DecodeGroup | None = None) -> None:
         """Free all pages and queue the sequence first; its output is part of its next prompt."""

@@ -1,7 +1,6 @@
 """The router that divides requests among pipelines; the same in both worlds.
 
-Knows how many unfinished requests each pipeline has, and which prefixes it was sent; not what is
-still in a cache.
+Knows the unfinished requests and the prefixes of each pipeline, not what is still in a cache.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from operator import attrgetter
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from evenflow.core.request import Request
 
@@ -38,28 +37,23 @@ def router_of(router: Router, pipelines: Sequence[Some]) -> Callable[[Request], 
     return PrefixAffinity(pipelines).choose
 
 
-class _Node:
+class _Node(NamedTuple):
     """A block of content after the blocks above it, and the replicas that were sent it."""
 
-    __slots__ = ("children", "replicas")
-
-    def __init__(self) -> None:
-        self.children: dict[int, _Node] = {}
-        self.replicas: set[int] = set()
+    children: dict[int, _Node]
+    replicas: set[int]
 
 
 class PrefixAffinity(Generic[Some]):
     """Send a request where the longest part of its prompt's prefix was sent before.
 
-    Of several such pipelines the one with the fewest requests; of all pipelines where less than
-    half of the prompt matches, so that a prefix that all requests share (a system prompt) does not
-    send them all to one.
+    Of several pipelines the one with the fewest requests; of all where less than half of the prompt
+    matches, so that a system prompt does not send all requests to one.
     """
 
     def __init__(self, pipelines: Sequence[Some]) -> None:
         self._pipelines = pipelines
-        self._root = _Node()
-        self._root.replicas.update(range(len(pipelines)))
+        self._root = _Node({}, set(range(len(pipelines))))
 
     def choose(self, request: Request) -> Some:
         """Return the pipeline for a request, and remember that it was sent there."""
@@ -71,7 +65,7 @@ class PrefixAffinity(Generic[Some]):
         chosen = min(sorted(candidates), key=lambda index: self._pipelines[index].outstanding)
         node = self._root
         for block in blocks:
-            node = node.children.setdefault(block, _Node())
+            node = node.children.setdefault(block, _Node({}, set()))
             node.replicas.add(chosen)
         return self._pipelines[chosen]
 

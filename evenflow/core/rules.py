@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import abc
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +11,6 @@ from evenflow.core.kv import KvCache, PagePool, PrefixCache
 from evenflow.core.queues import Queues
 from evenflow.core.scheduling import View
 from evenflow.errors import UsageError
-
-OLD_ATTRIBUTES = """
-append_only_pages by_priority decodes_ahead leaves_out newest_first padded pipelined_chunks
-predictor preempted_last preempts_in_flight radix_cache slotted uncapped
-""".split()  # noqa: SIM905
-"""Attributes that said of a policy what its rules say now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +45,7 @@ class Rules:
         asks_again: bool,
     ) -> Queues:
         """Return empty queues; UsageError where the rules of a `policy` do not go with the rest."""
-        return Queues(kv, decoding, self.pipelined_chunks)
+        return Queues(kv, decoding, self.pipelined_chunks, max_in_flight or depth)
 
     def view(self, queues: Queues, depth: int) -> View:
         """Return the policy's view of the queues."""
@@ -64,11 +57,4 @@ def rules_of(policy: object) -> Rules:
     name, rules = type(policy).__name__, getattr(policy, "rules", None)
     if not isinstance(rules, Rules | None):
         raise UsageError(f"policy {name}: rules = {rules!r}; rules = Rules(...) is right")
-    parameters = () if rules is None else inspect.signature(type(policy)).parameters
-    for old in OLD_ATTRIBUTES:
-        if getattr(policy, old, None) and old not in parameters:
-            raise UsageError(
-                f"policy {name}: the attribute {old} is gone; say it in rules = Rules(...), see "
-                "docs/policies.md"
-            )
     return rules or Rules()

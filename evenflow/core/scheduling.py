@@ -6,12 +6,11 @@ A View is a live facade: nothing is copied, and nothing shows the true length of
 from __future__ import annotations
 
 from collections import abc
-from functools import cache
 from itertools import chain
 from typing import Any, Literal, NamedTuple, Protocol
 
 from evenflow.compiled import mypyc_attr
-from evenflow.core.decodes import DecodeLengths, Sequence
+from evenflow.core.decodes import Decode, Sequence
 from evenflow.core.queues import Queues
 
 
@@ -147,10 +146,19 @@ class View:
         return sum(group.context for group in self._queues.decode_groups())
 
     @property
-    def decode_lengths(self) -> abc.Iterator[DecodeLengths]:
-        """The lengths of each running decode, those in flight as they were sent; looks at each."""
-        for group in self._queues.decode_groups():
-            yield from group.lengths()
+    def decode_lengths(self) -> abc.Iterator[Decode]:
+        """All running decodes, those in flight as they were sent; looks at each."""
+        return chain.from_iterable(one.decodes(self.now_s) for one in self._queues.decode_groups())
+
+    @property
+    def decodes(self) -> abc.Iterator[Decode]:
+        """The ready decodes, which a plan may name, longest returned first; looks at each."""
+        return chain.from_iterable(one.decodes(self.now_s) for one in self._queues.ready.groups)
+
+    @property
+    def slot(self) -> int:
+        """The slot of the next micro-batch."""
+        return self._queues.batches % self._queues.num_slots
 
     @property
     def in_flight(self) -> int:
@@ -176,10 +184,8 @@ class View:
         """
         queues = self._queues
         mean = queues.completed_tokens / max(queues.completed, 1)
-        return sum(
-            max((mean if predicted is None else predicted) - generated, 0)
-            for _, generated, predicted in self.decode_lengths
-        )
+        pairs = ((one.generated_tokens, one.predicted_output_tokens) for one in self.decode_lengths)
+        return sum(max((mean if end is None else end) - tokens, 0) for tokens, end in pairs)
 
     def pages_for(self, tokens: int) -> int:
         """Return how many pages `tokens` tokens fill."""
@@ -192,7 +198,7 @@ class View:
     def ready(self, count: int, order: Order) -> list[tuple[int, int]]:
         """Return the first `count` ready decodes: request ids, and how many pages each holds."""
         first = self._queues.ready.first(count, order)
-        return [(seq.request.request_id, len(seq.pages)) for _, seq in first]
+        return [(seq.request.request_id, len(seq.pages)) for seq in first]
 
     def victim(self, rule: Victim) -> int:
         """Return the request that a rule preempts next."""
@@ -228,30 +234,20 @@ class Prefill(NamedTuple):
 class Plan(NamedTuple):
     """A policy's answer: the content of the next micro-batch. The default plan sends nothing.
 
-    `decodes` ready decodes are taken in `order`. Prefills get their pages first; when a decode then
-    needs a page and none is free, requests are preempted by the `victims` rule. `preempt` names
-    requests to preempt before anything else. `wake_at_s` asks to be asked again at that time.
-    `kv_limited` says that work was held back because pages do not suffice (for bubble attribution).
+    `decodes`: so many ready decodes are taken in `order`, or those of these requests. Prefills get
+    their pages first; when a decode then needs a page and none is free, requests are preempted by
+    the `victims` rule. `preempt` names requests to preempt before anything else. `wake_at_s` asks
+    to be asked again at that time. `kv_limited` says that work was held back because pages do not
+    suffice (for bubble attribution).
     """
 
     prefills: abc.Sequence[Prefill] = ()
-    decodes: int = 0
+    decodes: int | abc.Sequence[int] = 0
     order: Order = "arrival"
     victims: Victim = "latest_arrived"
     preempt: abc.Sequence[int] = ()
     wake_at_s: float | None = None
     kv_limited: bool = False
-
-
-@cache
-def decodes_only(
-    decodes: int,
-    order: Order = "arrival",
-    victims: Victim = "latest_arrived",
-    kv_limited: bool = False,
-) -> Plan:
-    """Return a plan that takes `decodes` decodes and no prefills, like most plans."""
-    return Plan((), decodes, order, victims, (), None, kv_limited)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -47,6 +47,27 @@ class ScaledCost(Modified):
         return [seconds * self.factor for seconds in self.costs.times(batch)]
 
 
+class StagesCost:
+    """Each stage takes the seconds that a cost model of its own says, as where GPUs are unlike."""
+
+    def __init__(self, costs: Sequence[StageCost]) -> None:
+        self._costs = costs
+
+    @property
+    def depth(self) -> int:
+        """Number of pipeline stages."""
+        return len(self._costs)
+
+    def times(self, batch: BatchShape) -> list[float]:
+        """Return the seconds on every stage."""
+        known = {cost: cost.times(batch) for cost in dict.fromkeys(self._costs)}
+        return [known[cost][stage] for stage, cost in enumerate(self._costs)]
+
+    def transfer_bytes(self, batch: BatchShape) -> float:
+        """Return the bytes that cross from one stage to the next."""
+        return self._costs[0].transfer_bytes(batch)
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class GraphCost(Modified):
     """Decode steps replayed from captured CUDA graphs: a decode-only micro-batch costs as much as

@@ -4,7 +4,7 @@ The formulas come first, one function each: seconds of one operator in one layer
 longer of its arithmetic and its memory traffic at the rates that the GPU reaches (`Rates`); a
 multiply-add is 2 operations. Does not know: overlap of compute and communication, kernels that
 change with the batch size, CUDA graphs, and CPU time (the runtime's business). Where it is off is
-in docs/costs.md, with numbers.
+in docs/costs-errors.md, with numbers.
 """
 
 from __future__ import annotations

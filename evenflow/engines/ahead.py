@@ -14,11 +14,13 @@ class AheadGroup(DecodeGroup):
     earlier end is known when its token is there, and then one more is on its way.
     """
 
-    __slots__ = ()
-
     def limit_of(self, seq: Sequence) -> int:
         """Return the number of output tokens at which a member leaves the group."""
         return seq.request.output_limit
+
+    def last_token_of(self, seq: Sequence) -> float:
+        """Return when a member got its last token; before its first, when it was sent."""
+        return seq.last_token_s if seq.last_token_s <= self.last_s else self.last_s
 
     def leave(self, seq: Sequence) -> int:
         """Remove a sequence; return the number of tokens it attends to."""
@@ -31,5 +33,5 @@ class AheadGroup(DecodeGroup):
         """Return the group as it is sent: its members and their lengths now."""
         copy = AheadGroup()
         copy.members = dict(self.members)
-        copy.context = self.context
+        copy.context, copy.slot = self.context, self.slot
         return copy

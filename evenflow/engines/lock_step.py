@@ -11,6 +11,7 @@ from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
 from evenflow.core.loop import Loop, Owner, Pipeline
 from evenflow.core.queues import Queues
+from evenflow.engines.loop import EngineLoop
 from evenflow.results.recorder import Recorder
 
 
@@ -27,12 +28,7 @@ class PromptWait(NamedTuple):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LockStep(Loop):
-    """Ask all engines at once, and join their micro-batches into one.
-
-    An engine with nothing to send takes part in the step and waits for the others. Where prompts
-    wait until all engines have one, no policy sees any before. Known errors: a prompt for which an
-    engine has no place counts as one that it has, and one that was begun goes on.
-    """
+    """Ask all engines at once, and join their micro-batches into one."""
 
     steps_together: ClassVar[bool] = True
 
@@ -48,19 +44,69 @@ class LockStep(Loop):
     ) -> None:
         super().__init__(engines, pipeline, owner, recorder, eager=eager)
         self._most = self.engines[0].max_in_flight
-        self._sent = 0
-        self._wait = wait
-        self._without = self._with = 0  # steps that prompts waited for others': not there, there
+        self._together = Together(self.engines, self._ask, wait)
 
     def _next(self, now_s: float) -> MicroBatch | None:
         """Ask all engines."""
         if len(self._travelling) >= self._most:
             return None
+        return self._together.step(now_s, self._travelling)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class EngineLockStep(EngineLoop):
+    """The loop of an engine whose replicas of attention step together."""
+
+    steps_together: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        engines: abc.Collection[Batcher],
+        pipeline: Pipeline,
+        owner: Owner,
+        recorder: Recorder,
+        *,
+        eager: bool = False,
+        wait: PromptWait | None = None,
+    ) -> None:
+        super().__init__(engines, pipeline, owner, recorder, eager=eager)
+        self._together = Together(self.engines, self._ask, wait)
+
+    def _next(self, now_s: float) -> MicroBatch | None:
+        """Ask all engines."""
+        return self._together.step(now_s, self._travelling)
+
+
+Parts = list[tuple[Batcher, MicroBatch]]
+
+
+class Together:
+    """Engines that step together.
+
+    An engine with nothing to send takes part in the step and waits for the others. Where prompts
+    wait until all engines have one, no policy sees any before. Known errors: a prompt for which an
+    engine has no place counts as one that it has, and one that was begun goes on.
+    """
+
+    def __init__(
+        self,
+        engines: abc.Sequence[Batcher],
+        ask: abc.Callable[[Batcher, float], MicroBatch | None],
+        wait: PromptWait | None,
+    ) -> None:
+        self.engines = engines
+        self._ask = ask
+        self._sent = 0
+        self._wait = wait
+        self._without = self._with = 0  # steps that prompts waited for others': not there, there
+
+    def step(self, now_s: float, travelling: deque[Parts]) -> MicroBatch | None:
+        """Ask all engines; return what they send as one, which travels."""
         answers = self._ask_all(now_s, hidden=self._prompts_wait())
         parts = [(engine, part) for engine, part in answers if part is not None]
         if not parts:
             return None
-        self._travelling.append(parts)
+        travelling.append(parts)
         batch = JoinedBatch(self._sent, [part for _, part in parts])
         self._sent += 1
         for engine, part in answers:

@@ -12,6 +12,7 @@ from evenflow.core.batcher import UNCAPPED, Batcher
 from evenflow.core.loop import Loop, Owner, Pipeline
 from evenflow.core.request import Request
 from evenflow.engines.queues import EngineQueues
+from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError
 from evenflow.results.recorder import Recorder
 
@@ -23,7 +24,8 @@ class EngineLoop(Loop):
     Answers are in a queue of as many places as micro-batches may be in flight. While there is work
     and a place, the policy is asked, and an empty answer takes a place too. Then the loop waits for
     the oldest answer; what arrives meanwhile is seen after it. With more slots than stages, what is
-    chosen last is only sent then (SGLang's `pp_async_batch_depth`).
+    chosen last is only sent then (SGLang's `pp_async_batch_depth`). Where the policy's rules wait
+    for stage 0, what is chosen is sent, and the loop goes on, once stage 0 is free.
     """
 
     asks_again: ClassVar[bool] = False
@@ -38,25 +40,27 @@ class EngineLoop(Loop):
         eager: bool = False,
     ) -> None:
         super().__init__(engines, pipeline, owner, recorder, eager=eager)
-        if self._others:
+        if self._others and not self.steps_together:
             raise UsageError("dispatch: engine_loop is the loop of one engine; virtual_engines: 1")
-        (self._engine,) = self.engines
-        engine, queues = self._engine, self._engine.queues
+        engine = self.engines[0]
+        queues = engine.queues
         self._num_places = engine.max_in_flight if engine.max_in_flight < UNCAPPED else engine.depth
         self._answers: deque[MicroBatch | None] = deque()
         self._back: deque[Collection[int]] = deque()  # what stopped in each that is back
-        self._unseen: list[Request] = []
+        self.unseen: list[Request] = []
         self._waits = False
         self._sends_late = isinstance(queues, EngineQueues) and len(queues.slots) > engine.depth
         self._unsent: MicroBatch | None = None
+        self._waits_first = EngineRules.of(engine.scheduler).waits_first
+        self._holds = False  # until stage 0 is free
 
     def _add(self, request: Request) -> str | None:
         """Take an arrival, which the engine sees when it does not wait."""
-        if not self._waits:
-            return self._engine.add(request)
-        reason = self._engine.refusal(request)
+        if not (self._waits or self._holds):
+            return super()._add(request)
+        reason = self.engines[0].refusal(request)
         if reason is None:
-            self._unseen.append(request)
+            self.unseen.append(request)
         return reason
 
     def returned(self, now_s: float, stopped: Collection[int] = ()) -> None:
@@ -66,35 +70,52 @@ class EngineLoop(Loop):
 
     def settle(self, now_s: float) -> None:
         """Ask and take back in turns, until the loop has to wait or there is no work."""
-        while self._take_oldest(now_s) if self._waits else self._fill_place(now_s):
+        while self._go_on(now_s):
             pass
         self._record_wait(now_s)
 
+    def _go_on(self, now_s: float) -> bool:
+        """Take the loop's next step; return whether there is more to do at this instant."""
+        if self._holds:
+            return self._await_stage0(now_s)
+        return self._take_oldest(now_s) if self._waits else self._fill_place(now_s)
+
     def _fill_place(self, now_s: float) -> bool:
         """Ask, and fill a place; return whether there is more to do at this instant."""
-        engine, queues = self._engine, self._engine.queues
-        if queues.live:
-            preemptions, batch = queues.preemptions, self._next(now_s)
+        live = any(engine.queues.live for engine in self.engines)
+        if live:
+            preemptions, batch = self._preemptions, self._next(now_s)
             if batch is not None:
                 self._unsent = batch
-            elif not self._will_change() and (
-                engine.wake_at_s is not None
-                or (engine.under_way and queues.preemptions == preemptions)
-            ):
-                return False  # until KV has moved, or the policy asks to be woken
+            elif not self._will_change() and self._is_held_up(preemptions):
+                return False
             self._answers.append(batch)
         elif not self._answers:
             self._next(now_s)  # in vain: the engine is idle, and its journal says so
             return False
-        self._waits = len(self._answers) >= self._num_places or not queues.live
-        if not (self._waits and self._sends_late):
+        self._waits = len(self._answers) >= self._num_places or not live
+        if self._waits_first:
+            self._holds = True
+        elif not (self._waits and self._sends_late):
             self._send(now_s)
         return True
 
+    @property
+    def _preemptions(self) -> int:
+        return sum(engine.queues.preemptions for engine in self.engines)
+
     def _will_change(self) -> bool:
         """Say whether the next question may find more, without an arrival."""
-        queues = self._engine.queues
-        return bool(queues.in_flight or (isinstance(queues, EngineQueues) and queues.resting))
+        queues = [engine.queues for engine in self.engines]
+        resting = (isinstance(one, EngineQueues) and one.resting for one in queues)
+        return any(one.in_flight for one in queues) or any(resting)
+
+    def _is_held_up(self, preemptions: int) -> bool:
+        """Say whether a policy asks to be woken, or KV moves and none was preempted meanwhile."""
+        if any(engine.wake_at_s is not None for engine in self.engines):
+            return True
+        under_way = any(engine.under_way for engine in self.engines)
+        return under_way and self._preemptions == preemptions
 
     def _send(self, now_s: float) -> None:
         batch, self._unsent = self._unsent, None
@@ -102,13 +123,26 @@ class EngineLoop(Loop):
             batch.scheduled_s = now_s
             self._pipeline.submit(batch)
 
+    def _await_stage0(self, now_s: float) -> bool:
+        """Send what was chosen once stage 0 is free; return whether it is."""
+        if not self._pipeline.is_free(now_s):
+            self._pipeline.call_when_free()
+            return False
+        self._holds = False
+        self._see_arrivals()
+        self._send(now_s)
+        return True
+
+    def _see_arrivals(self) -> None:
+        while not self._waits and self.unseen:
+            super()._add(self.unseen.pop(0))
+
     def _take_oldest(self, now_s: float) -> bool:
         """Take back the oldest answer if it is there; return whether it is."""
         if self._answers[0] is not None and not self._back:
             return False
-        while self._unseen:
-            self._engine.add(self._unseen.pop(0))
         self._waits = False
+        self._see_arrivals()
         self._send(now_s)
         if self._answers.popleft() is not None:
             self._complete(now_s, self._back.popleft())
@@ -117,4 +151,4 @@ class EngineLoop(Loop):
     @property
     def outstanding(self) -> int:
         """Requests that were admitted and have not ended."""
-        return super().outstanding + len(self._unseen)
+        return super().outstanding + len(self.unseen)

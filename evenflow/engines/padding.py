@@ -25,9 +25,10 @@ class Rectangle(NamedTuple):
 class PaddedRules(Rules):
     """Rules of padding: requests of a micro-batch compute as much as the longest, until all end."""
 
-    def queues(self, kv: KvCache, decoding: Decoding, **_: Any) -> Queues:
+    def queues(self, kv: KvCache, decoding: Decoding, **deployment: Any) -> Queues:
         """Return empty queues of padded micro-batches."""
-        return PaddedQueues(kv, decoding, self.pipelined_chunks)
+        plain = super().queues(kv, decoding, **deployment)
+        return PaddedQueues(kv, decoding, self.pipelined_chunks, plain.num_slots)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -21,6 +21,8 @@ from evenflow.engines.ahead import AheadGroup
 from evenflow.engines.append_only import AppendOnlyCache
 from evenflow.engines.radix import RadixCache
 
+_by_arrival = attrgetter("order")
+
 
 def _by_priority(seq: Sequence) -> tuple[int, float, int]:
     return *_priority(seq), seq.request.request_id
@@ -31,16 +33,16 @@ def _priority(seq: Sequence) -> tuple[int, float]:
 
 
 class Sent(Notes):
-    """Notes on a micro-batch in flight: the slot that sent it, and its late tokens.
+    """Notes on a micro-batch in flight: its late tokens.
 
     `ahead`: sequences that get a token where decodes run ahead, by request id, and how many tokens
-    they then have. `preempted`: sequences that were preempted on the way, and the tokens that each
-    is still to get.
+    they then have; `last` of them get their last allowed one. `preempted`: sequences that were
+    preempted on the way, and the tokens that each is still to get.
     """
 
-    def __init__(self, slot: int) -> None:
-        self.slot = slot
+    def __init__(self) -> None:
         self.ahead: dict[int, tuple[Sequence, int]] | None = None
+        self.last: list[Sequence] = []
         self.preempted: list[tuple[Sequence, int]] = []
 
 
@@ -61,22 +63,26 @@ class EngineQueues(Queues):
     """Queues that follow EngineRules.
 
     A decode is ready `ahead` questions after it was sent (0: once it is back). `asked` counts
-    questions, `idles` how often there was nothing to serve. `slot`: the one being asked; `ready`
-    are its decodes. `resting` groups run ahead, and are ready from a given question on. `owed`:
-    micro-batches in flight with results of sequences that were preempted since. `keeps_pages`:
+    questions, `idles` how often there was nothing to serve. `slotted`: slots are asked in turn, now
+    `slot`, and each has its `ready` decodes. `resting` groups run ahead, and are ready from a given
+    question on. `owed`: micro-batches in flight with results of sequences that were preempted
+    since. `promised_pages` are for the whole prompt and output of the admitted. `keeps_pages`:
     another engine fetches the pages of what ends here.
     """
 
     ahead: int
-    num_slots: int
+    slotted: bool
     delivers: bool
     preempted_last: bool
+    by_arrival: bool
     newest_first: bool
     by_priority: bool
     cuts: bool
+    ends_late: bool
     keeps_pages: bool = False
     asked: int = 0
     idles: int = 0
+    promised_pages: int = 0
     slots: list[ReadyQueue] = field(init=False)
     slot: int = field(init=False)
     resting: deque[tuple[int, DecodeGroup]] = field(default_factory=deque)
@@ -88,8 +94,9 @@ class EngineQueues(Queues):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.slots = [ReadyQueue(self.kv.pool.page_tokens) for _ in range(self.num_slots)]
-        self.slot = self.num_slots - 1
+        queues = self.num_slots if self.slotted else 1
+        self.slots = [ReadyQueue(self.kv.pool.page_tokens) for _ in range(queues)]
+        self.slot = queues - 1
         self.ready = self.slots[self.slot]
         self._late = isinstance(self.kv.pool, RadixCache)
         self._append_only = isinstance(self.kv.pool, AppendOnlyCache)
@@ -116,7 +123,11 @@ class EngineQueues(Queues):
     def sent(self, batch: MicroBatch) -> None:
         """Put a micro-batch in flight; perhaps its decodes run ahead."""
         super().sent(batch)
-        batch.notes = sent = Sent(self.slot)
+        if self.slotted:
+            batch.slot = self.slot
+            if batch.decodes is not None:
+                batch.decodes.slot = self.slot
+        batch.notes = sent = Sent()
         if self.ahead:
             self._run_ahead(batch, sent)
 
@@ -141,7 +152,8 @@ class EngineQueues(Queues):
             else:
                 self.kv.publish(seq, seq.prompt_tokens)
         if group is not None and group.members:
-            self.slots[sent.slot].append(group)
+            group.slot = batch.slot
+            self.slots[batch.slot if self.slotted else 0].append(group)
         return finished
 
     def may_preempt(self, seq: Sequence) -> str:
@@ -167,8 +179,8 @@ class EngineQueues(Queues):
             super().wait(seq, last=last)
 
     def line_up(self, seq: Sequence, *, last: bool) -> None:
-        if self.by_priority:
-            insort(self.waiting, seq, key=_by_priority)
+        if self.by_priority or self.by_arrival:
+            insort(self.waiting, seq, key=_by_priority if self.by_priority else _by_arrival)
         else:
             super().line_up(seq, last=last)
 
@@ -196,8 +208,13 @@ class EngineQueues(Queues):
     def admit(self, seq: Sequence) -> None:
         """Take a sequence out of the queue: it runs from now on."""
         super().admit(seq)
+        self.promised_pages += self.most_pages(seq)
         if self.by_priority:  # then the first to run is the first to decode
             self.number(seq)
+
+    def most_pages(self, seq: Sequence) -> int:
+        """Return the pages of a sequence with its prompt and all the output that is allowed."""
+        return self.kv.pool.pages_for(seq.request.prompt_tokens + seq.request.output_limit)
 
     def publish_chunk(self, seq: Sequence, stop: int, *, last: bool) -> None:
         """Make the full pages of a chunk findable: now, or with the next question."""
@@ -230,9 +247,11 @@ class EngineQueues(Queues):
             if batch.decodes is not None:
                 yield batch.decodes
 
-    def take_decodes(self, count: int, order: str, victims: str) -> DecodeGroup | None:
-        """Take ready decodes and give them pages, preempting by a rule while too few are free."""
-        group = super().take_decodes(count, order, victims)
+    def take_decodes(
+        self, count: int, order: str, victims: str, named: abc.Sequence[Sequence] = ()
+    ) -> DecodeGroup | None:
+        """Take `named` ready decodes, or the first; preempt by a rule while pages are too few."""
+        group = super().take_decodes(count, order, victims, named)
         if group is not None and self._append_only:
             self._publish_decodes(group)
         return group
@@ -265,6 +284,7 @@ class EngineQueues(Queues):
 
     def forget(self, seq: Sequence, held_tokens: int, free: Free) -> None:
         """Remove a sequence that is in no queue and no micro-batch, and its pages, if any."""
+        self.promised_pages -= self.most_pages(seq) if seq.pages else 0
         super().forget(seq, held_tokens, free)
         self._prefilled_s.pop(seq, None)
 
@@ -334,6 +354,7 @@ class EngineQueues(Queues):
             held_tokens += late_tokens
         if not (self._late or self._append_only):
             self.kv.publish(seq, held_tokens)
+        self.promised_pages -= self.most_pages(seq)
         self.suspend(seq, held_tokens, last=self.preempted_last)
 
     def _recall(self, seq: Sequence, *, delivers: bool = False) -> int:
@@ -371,6 +392,9 @@ class EngineQueues(Queues):
                 continue
             seq.prompt_tokens += tokens
             self.waiting_tokens += tokens
+            if self.ends_late and seq.generated + tokens >= seq.request.output_tokens:
+                seq.generated += tokens
+                continue
             ended = [self.token_of_prefill(seq) for _ in range(tokens)][-1]
             if ended or seq.request.request_id in stopped:
                 finished.append(seq)
@@ -386,10 +410,11 @@ class EngineQueues(Queues):
     def _run_ahead(self, batch: MicroBatch, sent: Sent) -> None:
         """Let sent decodes go on as if they were back, unless their output is at its limit."""
         group, decodes = batch.decodes or AheadGroup(), None
+        group.slot = batch.slot
         if batch.decodes is not None:
             assert isinstance(group, AheadGroup)
             batch.decodes = decodes = group.sent()
-        group.step(self.now_s, [], [])
+        sent.last = group.step(self.now_s, [], [])
         sent.ahead = {}
         if decodes is not None:
             tick, going = group.tick, group.members
@@ -404,6 +429,8 @@ class EngineQueues(Queues):
                 sent.ahead[seq.request.request_id] = (seq, seq.generated)
                 if seq.generated < seq.request.output_limit:
                     self.start_decoding(seq, group)
+                else:
+                    sent.last.append(seq)
         if group.members:
             self.resting.append((self.asked + self.ahead, group))
 
@@ -417,7 +444,7 @@ class EngineQueues(Queues):
         if self._append_only:
             for seq, generated in ahead.values():
                 self._publish_full(seq, seq.request.prompt_tokens + generated - 1)
-        ended = [seq for seq, count in ahead.values() if count == seq.request.output_tokens]
+        ended = [seq for seq, count in ahead.values() if count >= seq.request.output_tokens]
         for seq in ended:
             self.leave_queues(seq)
             self._recall(seq)
@@ -437,6 +464,12 @@ class EngineQueues(Queues):
                 count += 1
             self.gap_s.append(now_s - last_s)
             self.gap_count.append(count)
+
+    def ending(self) -> list[Sequence]:
+        """Return the decodes that run ahead, with their last allowed token in flight."""
+        sent = map(sent_of, self.in_flight.values())
+        lasts = ((batch.ahead, seq) for batch in sent for seq in batch.last)
+        return [seq for ahead, seq in lasts if ahead and seq.request.request_id in ahead]
 
     def late_tokens(self) -> Counter[int]:
         """Count the tokens in flight of each request, where decodes run ahead of them."""

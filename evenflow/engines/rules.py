@@ -25,23 +25,29 @@ class EngineRules(Rules):
     stage) or after as many as there are stages. `slotted`: each micro-batch that may be in flight
     has a slot; slots are asked in turn, and a request decodes in the slot of its last chunk.
     `delivers`: what is in flight may be preempted; its pages are free at once, its output still
-    counts when it returns, and until then the request waits. `preempted_last`: preempted requests
-    wait last, not first. `newest_first`: rows are in the order in which their prompts ended, the
-    last first. `by_priority`: requests wait by `Request.priority`, then by arrival, preempted or
-    not, and the order "arrival" is that in which they began to run. `cuts`: a prefill may end
-    before all of the prompt, or after a preemption of the output, is computed, with which no model
-    would write the same. `cache`: a prefix cache is a `PrefixCache`, an `AppendOnlyCache` whose
-    pages are found as soon as decodes fill them, or a `RadixCache`.
+    counts when it returns, and until then the request waits; with `ends_late` its last token comes
+    with the one after it, once all is computed again. `preempted_last`: preempted requests
+    wait last, not first; with `by_arrival`, where they were. `newest_first`: rows are in the order
+    in which their prompts ended, the last first. `by_priority`: requests wait by
+    `Request.priority`, then by arrival, preempted or not, and the order "arrival" is that in which
+    they began to run. `cuts`: a prefill may end before all of the prompt, or after a preemption of
+    the output, is computed, with which no model would write the same. `cache`: a prefix cache is a
+    `PrefixCache`, an `AppendOnlyCache` whose pages are found as soon as decodes fill them, a
+    `RadixCache`, or refused. `waits_first`: the loop sees nothing new between a choice and the end
+    of the micro-batch before it on stage 0.
     """
 
     ahead: Literal["question", "round"] | None = None
     slotted: bool = False
     delivers: bool = False
     preempted_last: bool = False
+    by_arrival: bool = False
     newest_first: bool = False
     by_priority: bool = False
     cuts: bool = False
-    cache: Literal["plain", "append_only", "radix"] = "plain"
+    ends_late: bool = False
+    cache: Literal["plain", "append_only", "radix", "none"] = "plain"
+    waits_first: bool = False
 
     @classmethod
     def of(cls, policy: object) -> EngineRules:
@@ -59,6 +65,8 @@ class EngineRules(Rules):
             return RadixCache(total_pages, page_tokens)
         if self.cache == "append_only":
             return AppendOnlyCache(total_pages, page_tokens)
+        if self.cache == "none":
+            raise UsageError("kv.prefix_cache: not with a policy that knows none; false is right")
         return super().prefix_cache(total_pages, page_tokens)
 
     def queues(
@@ -79,21 +87,23 @@ class EngineRules(Rules):
                 f"policy {policy} lets decodes run ahead, which goes with dispatch: "
                 "engine_loop, without swap, speculative and pools, and with its own prefix_cache"
             )
-        if self.slotted and asks_again:
-            raise UsageError(
-                f"policy {policy} gives slots their turn, which goes with dispatch: engine_loop"
-            )
+        if (self.slotted or self.waits_first) and asks_again:
+            what = "gives slots their turn" if self.slotted else "waits for stage 0"
+            raise UsageError(f"policy {policy} {what}, which goes with dispatch: engine_loop")
         return EngineQueues(
             kv,
             decoding,
             self.pipelined_chunks,
+            max_in_flight or depth,
             ahead={None: 0, "question": 1, "round": depth}[self.ahead],
-            num_slots=(max_in_flight or depth) if self.slotted else 1,
+            slotted=self.slotted,
             delivers=self.delivers,
             preempted_last=self.preempted_last,
+            by_arrival=self.by_arrival,
             newest_first=self.newest_first,
             by_priority=self.by_priority,
             cuts=self.cuts,
+            ends_late=self.ends_late,
         )
 
     def view(self, queues: Queues, depth: int) -> View:

@@ -20,8 +20,6 @@ class SpeculativeGroup(DecodeGroup):
     accept independently, so real latencies spread more.
     """
 
-    __slots__ = ("_carry", "_tokens_per_step")
-
     def __init__(self, tokens_per_step: float, carry: float = 0.5) -> None:
         super().__init__()
         self._tokens_per_step = tokens_per_step

@@ -33,7 +33,7 @@ class Upkeep(Action):
             batcher.given_up.append(seq)
         if self.waiting:
             reorder(batcher.queues, self.waiting)
-        batcher.queues.resume(self.hold)
+        batcher.queues.resume(map(batcher.served, self.hold))
         batcher.pool.make_room(self.empty_pages)
 
 

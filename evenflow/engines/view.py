@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import abc
-from itertools import filterfalse
+from itertools import filterfalse, islice
+from operator import attrgetter
 from typing import NamedTuple
 
 from evenflow.compiled import mypyc_attr
@@ -23,6 +24,21 @@ class EnginePrompt(Prompt):
         """Whether the client asks for exactly its limit of output tokens (`ignore_eos`)."""
         return self._sequence.request.max_new_tokens is None
 
+    @property
+    def order(self) -> int:
+        """The number of its arrival."""
+        return self._sequence.order
+
+    @property
+    def most_tokens(self) -> int:
+        """Its prompt and all the output that its client allows."""
+        return self._sequence.request.prompt_tokens + self.output_limit
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a chunk of it is in a micro-batch that is not back."""
+        return self._sequence.chunks_in_flight > 0
+
     def begins_with(self, tokens: int) -> tuple[int, ...] | None:
         """Return names of its first blocks, of `tokens` tokens in all; None if it has fewer."""
         prefix = self._sequence.request.prefix
@@ -31,8 +47,19 @@ class EnginePrompt(Prompt):
         return prefix.blocks[: -(-tokens // prefix.block_tokens)]
 
 
-class Decode(NamedTuple):
-    """A decoding request, with its output tokens so far and those allowed.
+class Active(NamedTuple):
+    """A request that is served. A `decode` is one with all of its prompt scheduled, and has
+    `kv_tokens` once what is in flight is back; `ready`: it could be in the next micro-batch.
+    """
+
+    request: EnginePrompt
+    decode: bool
+    ready: bool
+    kv_tokens: int
+
+
+class DecodeRow(NamedTuple):
+    """A row of a decode, with the output tokens so far and those allowed.
 
     `exact`: the client asks for as many as it allows.
     """
@@ -76,12 +103,65 @@ class EngineView(View):
         return [EnginePrompt(seq) for seq in self._engine.partials]
 
     @property
+    def unfinished(self) -> list[EnginePrompt]:
+        """Prompts of which a part is scheduled, in flight or not, by arrival."""
+        found = dict.fromkeys(self._engine.partials)
+        for batch in self._engine.in_flight.values():
+            found |= dict.fromkeys(chunk.sequence for chunk in batch.chunks if not chunk.last)
+        those = (seq for seq in found if seq.remaining and seq.pages and not seq.aborted)
+        return [EnginePrompt(seq) for seq in sorted(those, key=_ORDER)]
+
+    @property
+    def unpromised_pages(self) -> int:
+        """Pages that are left once all decodes have all the output that their clients allow.
+
+        A prompt under way, and a request with its last allowed token in flight, keep what they
+        have.
+        """
+        queues = self._engine
+        pages = self.total_pages - queues.promised_pages
+        for seq in [*(prompt._sequence for prompt in self.unfinished), *queues.ending()]:
+            pages += queues.most_pages(seq) - len(seq.pages)
+        return min(pages, self.free_pages)
+
+    def decodes_before(self, prompt: EnginePrompt) -> int:
+        """Return how many ready decodes came before a prompt."""
+        groups = self._engine.ready.groups
+        return sum(seq.order < prompt.order for group in groups for seq in group.sequences())
+
+    def active(self, most: int) -> list[Active]:
+        """Return the first `most` requests by arrival, but for those with their last allowed token
+        in flight; looks at each.
+        """
+        queues, tokens = self._engine, self._decode_tokens()
+        free, ended = {*self._waiting, *queues.partials}, {*queues.ending()}
+        found = []
+        for seq in islice(queues.live.values(), most):
+            if seq not in ended and not seq.aborted:
+                ready = seq in free or seq in queues.ready
+                found.append(Active(EnginePrompt(seq), seq in tokens, ready, tokens.get(seq, 0)))
+        return found
+
+    def _decode_tokens(self) -> dict[Sequence, int]:
+        """Return the tokens in the pages of each decode once what is in flight is back."""
+        queues = self._engine
+        tokens: dict[Sequence, int] = {}
+        for batch in () if queues.ahead else queues.in_flight.values():
+            tokens |= {chunk.sequence: chunk.stop for chunk in batch.chunks if chunk.last}
+            group = batch.decodes
+            if group is not None:
+                tokens |= {seq: group.context_of(seq) + 1 for seq in group.sequences()}
+        for group in queues.ready.groups:
+            tokens |= {seq: group.context_of(seq) for seq in group.sequences()}
+        return tokens
+
+    @property
     def _waiting(self) -> abc.Iterator[Sequence]:
         owed, waiting = self._engine.owed, self._engine.waiting
         return filterfalse(owed.__contains__, waiting) if owed else iter(waiting)
 
     @property
-    def decodes(self) -> list[Decode]:
+    def rows(self) -> list[DecodeRow]:
         """The ready decodes, in the order of their rows; looks at each.
 
         Where decodes run ahead, these are followed by decodes with their last allowed token in
@@ -91,11 +171,9 @@ class EngineView(View):
         pairs = ((group, seq) for group in queues.ready.groups for seq in group.sequences())
         members = [(seq, group.generated_by(seq)) for group, seq in pairs]
         members.sort(key=lambda member: queues.row_key(member[0]))
-        sent = (queues.live[number] for number in late)
-        ended = (seq for seq in sent if seq.generated >= seq.request.output_limit)
-        members += ((seq, seq.generated) for seq in ended if seq not in queues.ready)
+        members += ((seq, seq.generated) for seq in queues.ending())
         return [
-            Decode(
+            DecodeRow(
                 seq.request.request_id,
                 seq.request.prompt_tokens,
                 generated - late[seq.request.request_id],
@@ -119,8 +197,8 @@ class EngineView(View):
 
     @property
     def slot(self) -> int:
-        """The slot being asked, if each micro-batch that may be in flight has one."""
-        return self._engine.slot
+        """The slot of the next micro-batch: the one being asked, where slots are asked in turn."""
+        return self._engine.slot if self._engine.slotted else super().slot
 
     @property
     def asked(self) -> int:
@@ -131,3 +209,6 @@ class EngineView(View):
     def idles(self) -> int:
         """How often there was nothing to serve; a request that comes in time prevents it."""
         return self._engine.idles
+
+
+_ORDER = attrgetter("order")

@@ -6,6 +6,7 @@ Knows the columns of a run. Does not know how a figure looks, nor any plotting l
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,19 @@ import numpy as np
 from evenflow.results.bubbles import CAUSES
 from evenflow.results.outcome import Outcome
 from evenflow.results.run import Floats, Ints, RunResult
+
+
+def replicas(runs: Mapping[str, Outcome], most: int | None = None) -> dict[str, Outcome]:
+    """Return the runs, one of several replicas replaced by the runs of its first `most`; all: None.
+
+    Empty where no run has several.
+    """
+    several = any(len(run.parts) > 1 for run in runs.values())
+    found: dict[str, Outcome] = {}
+    for name, run in runs.items() if several else ():
+        parts = run.parts if len(run.parts) > 1 else {name: run}
+        found |= dict(islice(parts.items(), most))
+    return found
 
 
 def pipelines(runs: Mapping[str, Outcome]) -> dict[str, Outcome]:
@@ -90,10 +104,17 @@ def used_share(result: RunResult) -> Floats:
 
 
 def shares_by_stage(run: Outcome) -> Floats:
-    """Return shares of each stage's time, [depth, 1 + causes]: computing, and idle by cause."""
-    computing = np.sum(run.result.end_s - run.result.start_s, axis=0)
-    times = np.column_stack([computing, run.idle.stage_totals()])
+    """Return shares of each stage's time, [depth, 1 + causes]: computing, and idle by cause.
+
+    Of replicas, those of their time together.
+    """
+    times = np.sum([_times_by_stage(part) for part in run.parts.values()], axis=0)
     return np.asarray(times / np.maximum(times.sum(axis=1, keepdims=True), 1e-300))
+
+
+def _times_by_stage(run: Outcome) -> Floats:
+    computing = np.sum(run.result.end_s - run.result.start_s, axis=0)
+    return np.column_stack([computing, run.idle.stage_totals()])
 
 
 def shares_over_time(run: Outcome, edges: Floats) -> Floats:

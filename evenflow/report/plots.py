@@ -24,11 +24,13 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib as mpl
+import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -37,6 +39,7 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, NullLocator
 
+from evenflow.errors import UsageError, instead_of
 from evenflow.report.data import shares, steady
 from evenflow.report.style import DECODE, GRID, PARTS, PREFILL, colour
 from evenflow.report.words import LEAST_SHARE, cause_label
@@ -185,15 +188,48 @@ def _draw_tokens(axes: Axes, name: str, run: Outcome) -> None:
     finish(axes, grid="")
 
 
-def save(figure: Figure, path: Path) -> str:
-    """Write a figure as `path`.png and `path`.svg, return the SVG; equal figures, equal bytes."""
-    png = path.with_name(f"{path.name}.png")
+FORMATS: Mapping[str, Mapping[str, None]] = {
+    "png": {"Software": None},
+    "svg": {},
+    "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+}
+"""What figures are saved as, and the metadata that would make equal figures differ."""
+
+
+@contextmanager
+def styled(name: str | None) -> Iterator[None]:
+    """Draw in a style of matplotlib, a name or a file; UsageError for one that is not there."""
+    with ExitStack() as stack:
+        if name is not None:
+            try:
+                stack.enter_context(mpl.style.context(name))
+            except OSError:
+                known = instead_of(name, mpl.style.available)
+                raise UsageError(f"--style {name}: no such style, nor a file; {known}") from None
+        yield
+
+
+def save(figure: Figure, path: Path, formats: Collection[str] = ("png", "svg")) -> str:
+    """Write a figure as `path`.FORMAT for some of FORMATS, return its SVG; equal figures, equal
+    bytes. Raises UsageError for a figure too narrow for its words.
+    """
     _as_words(figure)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), mpl.rc_context({"pdf.fonttype": 42}):
         warnings.filterwarnings("ignore", "Glyph")  # a letter that the font lacks is an empty box
-        figure.savefig(png, dpi=DOTS_PER_INCH, metadata={"Software": None})
-    drawn = svg(figure, path.name)
-    path.with_name(f"{path.name}.svg").write_text(drawn, encoding="utf-8")
+        warnings.filterwarnings("error", "constrained_layout not applied")
+        try:
+            for kind in ("png", "pdf"):
+                if kind in formats:
+                    file, metadata = path.with_name(f"{path.name}.{kind}"), FORMATS[kind]
+                    figure.savefig(file, dpi=DOTS_PER_INCH, metadata=dict(metadata))
+            drawn = svg(figure, path.name)
+        except UserWarning:
+            across = f"{figure.get_figwidth():g}"
+            raise UsageError(
+                f"{path.name}: {across} inches are too narrow for it; a wider figure is right"
+            ) from None
+    if "svg" in formats:
+        path.with_name(f"{path.name}.svg").write_text(drawn, encoding="utf-8")
     return drawn
 
 

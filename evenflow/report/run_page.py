@@ -19,6 +19,7 @@ from evenflow.report.data import (
     cumulative,
     pipelines,
     present,
+    replicas,
     shares,
     shares_by_stage,
     shares_over_time,
@@ -36,13 +37,16 @@ from evenflow.report.page import (
     section,
 )
 from evenflow.report.style import DECODE, PARTS, PREFILL, blend, colour, dash, faint
+from evenflow.report.tables import html_table
 from evenflow.report.words import (
     ALIKE,
     CAUSE_WORDS,
     LEAST_SHARE,
     about,
     cause_label,
+    figures_of,
     headline,
+    metrics,
     slo,
     table,
     verdict,
@@ -54,6 +58,18 @@ from evenflow.results.run import Floats, Ints, RunResult
 
 WINDOW_BATCHES, MARGIN_BATCHES = 60, 20
 """Micro-batches a Gantt shows at first, and how many more on each side can be scrolled to."""
+
+MARKS = 200
+"""Marks of processes that the page shows."""
+
+DRAWN = 4
+"""Replicas of a deployment whose stages are drawn."""
+
+OF_REPLICAS = (
+    *("completed", "served_requests_per_s", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms"),
+    *("p99_tpot_ms", "busy_share", "preemptions"),
+)
+"""Columns of the table of replicas."""
 
 WHOLE_BINS, ZOOM_BATCHES, RUN_BINS, QUEUE_BINS = 150, 150, 180, 120
 
@@ -79,6 +95,9 @@ CAPTIONS = {
     f"ones have their first token and not their last: the most at once in each of "
     f"{QUEUE_BINS} parts of the run. A waiting curve that keeps rising means the "
     "pipeline is overloaded.",
+    "Appendix: the replicas": "What each pipeline served by itself: the router divides the "
+    f"requests among them. The first {DRAWN} of a deployment are drawn below; the folders "
+    "replica-0, replica-1, ... have the tables of all.",
     "KV cache": "Share of KV-cache pages held by requests when a micro-batch was scheduled: the "
     "line is the mean, the band the range. At 100 % requests must wait or are preempted.",
 }
@@ -111,7 +130,7 @@ def render(
     told = [title, *about(runs)]
     parts = [f'<p class="caption">{"<br>".join(map(escape, told))}</p>']
     parts.append(f'<div class="verdict"><p>{first}</p><ul>{points}</ul></div>')
-    parts += [_section("Summary"), table(runs), *more]
+    parts += [_section("Summary"), table(runs), *more, *_marks(runs)]
     if all(len(run.result.scheduled_s) for run in runs.values()):
         parts += _figures(runs)
     else:
@@ -120,34 +139,81 @@ def render(
 
 
 def _figures(runs: Mapping[str, Outcome]) -> list[str]:
+    """Return the figures of the runs; what replicas did by themselves comes last."""
     lines = pipelines(runs)
-    computing = {"computing": PARTS["computing"]}
-    blocks = {"prefill only": 1.0, "half prefill, half decode": 0.5, "decode only": 0.0}
+    if drawn := pipelines(replicas(runs, DRAWN)):
+        appendix = [*_replica_table(replicas(runs)), *_work(drawn), *_kv(drawn)]
+        return [*_stage_time(runs), *_requests(runs), *appendix]
+    return [*_stage_time(lines), *_work(lines), *_requests(runs), *_kv(lines)]
+
+
+def _stage_time(runs: Mapping[str, Outcome]) -> list[str]:
     return [
         _section("Where the stage time goes"),
-        _cause_key(lines, computing),
-        figure("causes", causes(lines)),
+        _cause_key(runs, {"computing": PARTS["computing"]}),
+        figure("causes", causes(runs)),
         f"<details><summary>What the causes mean</summary>{_cause_list()}</details>",
         "<details ontoggle=\"Plotly.Plots.resize('causes-by-stage')\">"
         "<summary>The same, stage by stage</summary>",
-        figure("causes-by-stage", causes_by_stage(lines)),
+        figure("causes-by-stage", causes_by_stage(runs)),
         "</details>",
+    ]
+
+
+def _work(lines: Mapping[str, Outcome]) -> list[str]:
+    blocks = {"prefill only": 1.0, "half prefill, half decode": 0.5, "decode only": 0.0}
+    colours = {words: blend(share) for words, share in blocks.items()}
+    return [
         _section("Tokens in each micro-batch"),
         _key({"prefill tokens": _swatch(PREFILL), "decode tokens": _swatch(DECODE)}),
         beside("two", tokens(lines)),
         _section("Stages at work"),
-        _cause_key(lines, computing | {words: blend(share) for words, share in blocks.items()}),
+        _cause_key(lines, {"computing": PARTS["computing"], **colours}),
         *_stages_at_work(lines),
+    ]
+
+
+def _requests(runs: Mapping[str, Outcome]) -> list[str]:
+    return [
         _section("Latency"),
         _line_key(runs),
         beside("three", latency(runs)),
         _section("Requests in the system"),
         _line_key(runs),
         beside("two", queues(runs)),
-        _section("KV cache"),
-        _line_key(lines),
-        figure("kv", kv_usage(lines)),
     ]
+
+
+def _marks(runs: Mapping[str, Outcome]) -> Iterator[str]:
+    """What processes did to each run: the first MARKS of it."""
+    seen: set[object] = set()  # replicas have the same
+    for name, run in runs.items():
+        marks = run.result.marks
+        if marks and marks not in seen:
+            seen.add(marks)
+            rows = "".join(
+                f"<tr><td>{mark.time_s:,.3f}</td><td>{escape(mark.kind)}</td>"
+                f"<td>{escape(mark.text)}</td></tr>"
+                for mark in marks[:MARKS]
+            )
+            more = f" The first {MARKS} of {len(marks):,}." if len(marks) > MARKS else ""
+            yield section("Marks", f"What processes did to {escape(name)}, by seconds.{more}")
+            yield f"<table><tr><th>s</th><th>kind</th><th>what</th></tr>{rows}</table>"
+
+
+def _kv(lines: Mapping[str, Outcome]) -> list[str]:
+    return [_section("KV cache"), _line_key(lines), figure("kv", kv_usage(lines))]
+
+
+def _replica_table(parts: Mapping[str, Outcome]) -> list[str]:
+    """Return a row for each replica."""
+    shown = [metric for metric in metrics() if metric.key in OF_REPLICAS]
+    rows = [
+        [name, *(metric.cell(figures_of(run).get(metric.key)) for metric in shown)]
+        for name, run in parts.items()
+    ]
+    table = html_table(["replica", *(metric.words for metric in shown)], rows, sorts=True)
+    return [_section("Appendix: the replicas"), table]
 
 
 def _section(heading: str) -> str:
@@ -372,7 +438,7 @@ def _idle(drawing: PlotlyFigure, run: Outcome, start: float, stop: float) -> Non
 
 def latency(runs: Mapping[str, Outcome]) -> list[str]:
     """Draw the share of requests served within a time: TTFT, TPOT and E2EL side by side."""
-    metrics = {name: request_metrics(run.result) for name, run in runs.items()}
+    latencies = {name: request_metrics(run.result) for name, run in runs.items()}
     shown: dict[str, tuple[str, float, Callable[[Any], Floats]]] = {
         "ttft": ("time to first token (s)", 1.0, lambda own: own.ttft_s),
         "tpot": ("time per output token (ms)", 1000.0, lambda own: own.tpot_s),
@@ -382,10 +448,10 @@ def latency(runs: Mapping[str, Outcome]) -> list[str]:
     parts = []
     for key, (title, scale, column) in shown.items():
         drawing = PlotlyFigure(290)
-        for index, (name, own) in enumerate(metrics.items()):
+        for index, (name, own) in enumerate(latencies.items()):
             values, share = cumulative(scale * column(own))
             drawing.line(name, index, values, 100 * share)
-        everything = scale * np.concatenate([column(own) for own in metrics.values()])
+        everything = scale * np.concatenate([column(own) for own in latencies.values()])
         drawing.axis("x", title, **_scale(everything))
         drawing.axis("y", "share of requests (%)", range=[0, 101])
         if key in limits:

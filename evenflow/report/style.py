@@ -12,13 +12,15 @@ CAUSE_COLOURS = {
     "fill_drain": "#A28B74",
     "starvation": "#8BE8A2",
     "kv_limited": "#D174A2",
-    "policy": "#46005D",
-    "uneven_prefill": "#002E00",
+    "policy": "#9030A8",
+    "uneven_prefill": "#1A601A",
     "prefill_decode": "#0000FF",
     "uneven_decode": "#2E74FF",
     "uneven_stages": "#747400",
     "link": "#5D5D46",
     "cpu": "#8B4674",
+    "outage": "#FF875A",
+    "slow_stage": "#D2E178",
 }
 DASHES = ("0", "9px,4px", "3px,3px", "9px,3px,2px,3px", "16px,4px", "6px,2px", "2px,6px")
 NEUTRAL = "#7B8794"

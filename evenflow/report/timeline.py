@@ -74,6 +74,7 @@ def write_timeline(
             _stage_slices(result, np.arange(batches.start, batches.stop)),
             _idle_slices(bubbles) if bubbles is not None else (),
             _counters(result),
+            _marks(result, window),
             _request_slices(result, requests_limit),
         ]
         for events in filter(None, chain(*parts)):
@@ -192,6 +193,20 @@ def _idle_slices(bubbles: Bubbles) -> Iterator[list[str]]:
         place = PIPELINE, 2 * bubbles.stage[block] + 2
         args = ',"args":{"batch":', bubbles.batch[block], "}"
         yield _slices(at, stop, place, names[block], *args)
+
+
+def _marks(result: RunResult, window: Window) -> Iterator[list[str]]:
+    """Yield what processes did, as instants over all threads."""
+    marks = [mark for mark in result.marks or () if window[0] <= mark.time_s <= window[1]]
+    if marks:
+        at = _nanoseconds(np.array([mark.time_s for mark in marks]))
+        names = np.array([_in_json(f"{mark.kind}: {mark.text}") for mark in marks], dtype=object)
+        yield _event("i", at, (PIPELINE, "0"), names, ',"s":"g"')
+
+
+def _in_json(text: str) -> str:
+    """Return a text as it is between quotes in JSON."""
+    return json.dumps(text)[1:-1]
 
 
 def _counters(result: RunResult) -> Iterator[list[str]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
@@ -43,6 +44,8 @@ CAUSE_WORDS = {
     "uneven_stages": ("uneven stages", "one stage is slower than another"),
     "link": ("link", "the activation was on its way"),
     "cpu": ("CPU", "the CPU was scheduling or preparing inputs"),
+    "outage": ("outage", "another stage was stopped, or the pipeline had died"),
+    "slow_stage": ("slow stage", "another stage was slowed down"),
 }
 
 
@@ -70,9 +73,16 @@ def metrics() -> tuple[Metric, ...]:
     return tuple(Metric(**row) for row in csv.DictReader(text.splitlines()))
 
 
+LATENCY = re.compile("(mean|median|p[0-9.]+)_(ttft|tpot|itl|e2el|queue)_ms")
+
+
 def metric_words(key: str) -> str:
     """Return the words for a key of the summary; the key itself where there are none."""
-    return next((metric.words for metric in metrics() if metric.key == key), key)
+    words = {metric.key: metric.words for metric in metrics()}
+    if key in words or (of := LATENCY.fullmatch(key)) is None:
+        return words.get(key, key)
+    name = "scheduling delay" if of[2] == "queue" else of[2].upper()
+    return f"{name} {of[1].replace('p', 'P')} (ms)"
 
 
 def cause_label(cause: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from evenflow.results.disturbances import Pieces, painted
 from evenflow.results.run import (
     BATCHES,
     STAGES,
@@ -32,7 +33,8 @@ from evenflow.results.run import (
 
 class Cause(IntEnum):
     """A cause of idle time. What papers call PB1, PB2 and PB3 is `uneven_prefill`, `prefill_decode`
-    and `uneven_decode`; `policy` is work that the policy holds back although pages suffice."""
+    and `uneven_decode`; `policy` is work that the policy holds back although pages suffice. The
+    last two are due to processes of the user's."""
 
     FILL_DRAIN = 0
     STARVATION = 1
@@ -44,6 +46,8 @@ class Cause(IntEnum):
     UNEVEN_STAGES = 7
     LINK = 8
     CPU = 9
+    OUTAGE = 10
+    SLOW_STAGE = 11
 
 
 CAUSES = tuple(cause.name.lower() for cause in Cause)
@@ -323,9 +327,6 @@ BLOCK = 1 << 16
 """Micro-batches whose gaps are divided at a time: in a longer run, some pieces are cut elsewhere by
 what rounding makes of it."""
 
-Pieces = tuple[NDArray[Any], ...]
-"""The columns of Bubbles: stage, start, end, cause, batch."""
-
 
 def attribute(result: RunResult) -> Bubbles:
     """Return every idle interval within the window, each piece with its cause.
@@ -339,8 +340,11 @@ def attribute(result: RunResult) -> Bubbles:
     if result.kept_tally is not None:
         raise ValueError("bubbles need the micro-batches, and the run did not keep them")
     window = _window(result)
-    pieces = _of_pools(result, window) if result.pools else _of_pipeline(result, window)
-    return Bubbles(result.depth, window, *map(np.concatenate, zip(*pieces, strict=True)))
+    stages = _of_pools(result, window) if result.pools else _of_pipeline(result, window)
+    pieces: Pieces = tuple(map(np.concatenate, zip(*stages, strict=True)))
+    if result.disturbed is not None:
+        pieces = painted(pieces, result, window[0], Cause.OUTAGE, Cause.SLOW_STAGE)
+    return Bubbles(result.depth, window, *pieces)
 
 
 def _of_pipeline(result: RunResult, window: tuple[float, float]) -> list[Pieces]:

@@ -149,6 +149,11 @@ class Outcome:
         return _frame(self.result.tables("transfers").get("transfers", {}))
 
     @cached_property
+    def marks(self) -> DataFrame:
+        """A row for what a process did; empty without processes."""
+        return _frame(self.result.tables("marks").get("marks", {}))
+
+    @cached_property
     def batches(self) -> DataFrame:
         """A row a micro-batch, in the order scheduled."""
         return self._by_pipeline("batches")

@@ -83,6 +83,28 @@ class Tally:
     start_s: Annotated[Floats, Column("tally", float)]
 
 
+class Mark(NamedTuple):
+    """What a process of the user's did or said at some time of a run."""
+
+    time_s: float
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Disturbed:
+    """What processes of the user's cost a pipeline, in seconds.
+
+    For how long each micro-batch was stopped on each stage, and how much longer it took because a
+    stage was slow, as [m, depth], both within `start_s` to `end_s`. `outages`: from when on what
+    was lost had been sent until the engine served again.
+    """
+
+    stopped_s: Floats
+    slowed_s: Floats
+    outages: tuple[tuple[float, float], ...] = ()
+
+
 def tallied(columns: abc.Mapping[str, Any]) -> Tally:
     """Return the tally of one block, given its columns of BATCHES and STAGES by name."""
     kv_tokens = columns["kv_tokens"]
@@ -124,8 +146,9 @@ class RunResult:
     and `kv_tokens` are those of the engine that sent the micro-batch.
 
     Of a run that did not keep them there are no micro-batches and no waits, but their tally.
-    A system of several pools has a result of its own for each in `pools`, and what moved between
-    them in `transfers`; `of_pools` says what the columns of the whole then mean.
+    Where processes of the user's joined in, `marks` are what they did, and `disturbed` what that
+    cost; else None. A system of several pools has a result of its own for each in `pools`, and what
+    moved between them in `transfers`; `of_pools` says what the columns of the whole then mean.
     """
 
     depth: int
@@ -169,6 +192,8 @@ class RunResult:
     pools: "abc.Mapping[str, RunResult]" = field(default_factory=dict)
     transfers: Transfers | None = None
     kept_tally: Tally | None = None
+    marks: tuple[Mark, ...] | None = None
+    disturbed: Disturbed | None = None
 
     @property
     def tally(self) -> Tally:
@@ -184,7 +209,7 @@ class RunResult:
 
     def tables(self, *names: str) -> dict[str, Columns]:
         """Return the tables that people read: `requests`, `batches`, `stages` and, of pools,
-        `transfers`.
+        `transfers`; `marks` where processes joined in.
 
         Or only the named ones. The columns are those of the files of these names;
         `pandas.DataFrame` takes each as it is. `stages` has a row a stage and micro-batch, stage by
@@ -194,6 +219,8 @@ class RunResult:
         made = {"requests": self._requests, "batches": self._batches, "stages": self._stages}
         if self.transfers is not None:
             made["transfers"] = self._transfers
+        if self.marks is not None:
+            made["marks"] = self._marks
         return {name: make() for name, make in made.items() if not names or name in names}
 
     def _requests(self) -> dict[str, Any]:
@@ -210,6 +237,12 @@ class RunResult:
             "batch_id": np.tile(np.arange(count), self.depth),
             **{name: times_s.T.ravel() for name, times_s in _written(self, STAGES).items()},
         }
+
+    def _marks(self) -> dict[str, Any]:
+        assert self.marks is not None
+        columns = [list(column) for column in zip(*self.marks, strict=True)] or [[], [], []]
+        made: dict[str, Any] = dict(zip(Mark._fields, columns, strict=True))
+        return made | {"time_s": np.array(made["time_s"], dtype=float)}
 
     def _transfers(self) -> dict[str, Any]:
         moved, names = _written(self.transfers, TRANSFERS), list(self.pools)
@@ -326,6 +359,7 @@ def merged(results: abc.Sequence[RunResult]) -> RunResult:
         kept_tally=_tally(results),
         wait_s=np.zeros(0),
         wait_reason=np.zeros(0, dtype=np.int64),
+        disturbed=None,
         replicas=sum(result.replicas for result in results),
     )
 

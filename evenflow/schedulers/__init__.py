@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,7 +12,7 @@ from evenflow.compiled import docstring
 from evenflow.core.scheduling import Scheduler
 from evenflow.errors import UsageError
 from evenflow.schedulers.limits import Policy, refuse
-from evenflow.user_code import user_code
+from evenflow.user_code import imported
 
 POLICIES = {
     "static": "evenflow.schedulers.reserving:Static",
@@ -23,6 +21,7 @@ POLICIES = {
     "vllm_v1": "evenflow.schedulers.vllm:VLLMV1",
     "vllm_balanced": "evenflow.schedulers.vllm:VLLMBalanced",
     "sglang": "evenflow.schedulers.sglang:SGLang",
+    "trtllm": "evenflow.schedulers.trtllm:TRTLLM",
     "sarathi": "evenflow.schedulers.sarathi:Sarathi",
     "token_throttling": "evenflow.schedulers.token_throttling:TokenThrottling",
     "td_pipe": "evenflow.schedulers.td_pipe:TDPipe",
@@ -40,6 +39,13 @@ GIVEN = ("depth", "page_tokens", *ESTIMATES)
 
 FACTS = ("max_model_len", *GIVEN)
 """Constructor parameters that the deployment fills in when the user did not."""
+
+
+OLD_ATTRIBUTES = """
+append_only_pages by_priority decodes_ahead leaves_out newest_first padded pipelined_chunks
+predictor preempted_last preempts_in_flight radix_cache slotted uncapped
+""".split()  # noqa: SIM905
+"""Attributes that said of a policy what its rules say now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +106,22 @@ def create(
     try:
         if not issubclass(cls, Policy):  # which refuses by itself
             refuse(cls, params)
-        return cls(**given)
+        made = cls(**given)
     except (ValueError, TypeError) as error:
         raise UsageError(f"scheduler {name}: {error}") from error
+    refuse_old(made)
+    return made
+
+
+def refuse_old(made: Scheduler) -> None:
+    """Raise UsageError for an old attribute of a policy, unless it is a parameter beside rules."""
+    known = parameters(type(made)) if getattr(made, "rules", None) is not None else ()
+    for old in OLD_ATTRIBUTES:
+        if getattr(made, old, None) and old not in known:
+            raise UsageError(
+                f"policy {type(made).__name__}: the attribute {old} is gone; say it in rules = "
+                "Rules(...), see docs/policies.md"
+            )
 
 
 def catalogue() -> list[PolicyEntry]:
@@ -123,16 +142,11 @@ def entry(name: str, cls: type, listed: tuple[tuple[str, Any], ...]) -> PolicyEn
 
 
 def _imported(name: str) -> type[Scheduler]:
-    module_name, _, class_name = name.partition(":")
-    cannot = f"scheduler {name!r}: cannot import {module_name!r}"
-    with user_code(module_name, lambda words: UsageError(f"{cannot} ({words})")):
-        whole = sys.modules.get(module_name) if module_name.endswith(".py") else None
-        module = whole or importlib.import_module(module_name)  # waits for whoever imports it
-    cls = getattr(module, class_name, None)
+    cls, module_name = imported("scheduler", name)
     if not (inspect.isclass(cls) and callable(getattr(cls, "schedule", None))):
         raise UsageError(
-            f"scheduler {name!r}: {module_name} has no class {class_name!r} with a method "
-            "schedule(view)"
+            f"scheduler {name!r}: {module_name} has no class {name.partition(':')[2]!r} with a "
+            "method schedule(view)"
         )
     return cast("type[Scheduler]", cls)
 

@@ -6,8 +6,9 @@ Knows budgets and pages; which budgets a policy has is the policy's business.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
-from evenflow.core.scheduling import Prefill, Prompt, View
+from evenflow.core.scheduling import Order, Plan, Prefill, Prompt, Victim, View
 
 UNLIMITED = 1 << 60
 """The rows or tokens of a micro-batch without a cap."""
@@ -67,3 +68,14 @@ class Room:
                 return
             self.add(prompt, tokens, pages, max(prompt.tokens, reserved_tokens))
             self.seats -= 1
+
+
+@cache
+def decodes_only(
+    decodes: int,
+    order: Order = "arrival",
+    victims: Victim = "latest_arrived",
+    kv_limited: bool = False,
+) -> Plan:
+    """Return a plan that takes `decodes` decodes and no prefills, like most plans."""
+    return Plan((), decodes, order, victims, (), None, kv_limited)

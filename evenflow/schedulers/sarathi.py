@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from evenflow.compiled import mypyc_attr
-from evenflow.core.scheduling import Order, Plan, Victim, View, decodes_only
+from evenflow.core.scheduling import Order, Plan, Victim, View
 from evenflow.keys import Count, Positive
-from evenflow.schedulers.admission import UNLIMITED, Room
+from evenflow.schedulers.admission import UNLIMITED, Room, decodes_only
 from evenflow.schedulers.limits import Fraction, Policy
 
 

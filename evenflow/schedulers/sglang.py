@@ -18,7 +18,7 @@ from evenflow.core.kv import PagePool
 from evenflow.core.scheduling import Action, Order, Plan, Prefill
 from evenflow.engines.rules import EngineRules
 from evenflow.engines.upkeep import Upkeep
-from evenflow.engines.view import Decode, EnginePrompt, EngineView
+from evenflow.engines.view import DecodeRow, EnginePrompt, EngineView
 from evenflow.keys import Count, NonNegative
 from evenflow.schedulers.limits import Policy
 from evenflow.sums import plain_sum
@@ -121,7 +121,7 @@ class SGLang(Policy):
         return f"{tokens} tokens, a page of them spare, do not leave one of the pool"
 
     def schedule(self, view: EngineView) -> Iterator[Plan | Action]:
-        slot = self._slots.setdefault(view.slot, Slot())
+        slot = self._slots.setdefault(view.slot if self.rules.slotted else 0, Slot())
         running = view.ready_decodes if self.rules.slotted else view.running - len(view.partials)
         slot.full &= running >= slot.running
         if view.idles != self._idles:
@@ -162,7 +162,7 @@ class SGLang(Policy):
             chunk = self.chunk_after(partial.computed)
         riding = running if self.mixed_chunk else 0
         limits = chunk - riding, self.max_prefill_tokens
-        room = PrefillAdder(view, *limits, riding, self.new_token_ratio, view.decodes)
+        room = PrefillAdder(view, *limits, riding, self.new_token_ratio, view.rows)
         if partial is not None:
             tokens = room.next_chunk_of(partial)
             pages = view.pages_for(partial.computed + tokens) - partial.pages
@@ -251,7 +251,7 @@ class SGLang(Policy):
 
     def _retract(self, view: EngineView) -> Iterator[Plan | Action]:
         """Retract requests with the least output until the others fit; estimate the ratio anew."""
-        decodes = view.decodes
+        decodes = view.rows
         while view.decode_pages(view.ready_decodes, ORDER) > view.free_pages:
             yield Upkeep(empty_pages=view.total_pages)
             last = min(reversed(decodes), key=lambda one: (one.generated, -one.prompt_tokens))
@@ -309,7 +309,7 @@ class PrefillAdder:
     inputs: int
     planned: int
     ratio: float
-    decodes: Sequence[Decode]
+    decodes: Sequence[DecodeRow]
     reserved: float = field(init=False)
     taken: list[tuple[EnginePrompt, int]] = field(default_factory=list)
     ends: list[tuple[float, int]] = field(default_factory=list)
@@ -321,7 +321,7 @@ class PrefillAdder:
     def walks(self, prompt: EnginePrompt) -> bool:
         return prompt.exact and not self.view.prefix_cache
 
-    def share(self, request: Decode | EnginePrompt) -> float:
+    def share(self, request: DecodeRow | EnginePrompt) -> float:
         """Return the share of its allowed output that a request is expected to need."""
         return 1.0 if request.exact else self.ratio
 
@@ -381,7 +381,7 @@ class PrefillAdder:
         """Say whether some of `free` is left before each future end of a request."""
         if not self.ends:
             taken = [one for one, _ in self.taken]
-            those: list[Decode | EnginePrompt] = [prompt, *self.decodes, *taken]
+            those: list[DecodeRow | EnginePrompt] = [prompt, *self.decodes, *taken]
             self.ends = sorted(map(self._end, those), key=itemgetter(0))
         else:  # before the last at the latest, as there
             end = self._end(prompt)
@@ -394,7 +394,7 @@ class PrefillAdder:
             free += held_tokens
         return True
 
-    def _end(self, request: Decode | EnginePrompt) -> tuple[float, int]:
+    def _end(self, request: DecodeRow | EnginePrompt) -> tuple[float, int]:
         """Return after how many steps a request ends, and the tokens that it holds now."""
         return request.output_limit * self.share(request) - request.generated, request.tokens
 

@@ -240,9 +240,10 @@ class TDPipe(Policy):
     def _usage_of(self, view: View) -> FutureUsage:
         """Return the future use of the running decodes."""
         usage = FutureUsage(self.points)
-        for context_tokens, generated, predicted in view.decode_lengths:
-            remaining = self.points[-1] if predicted is None else predicted - generated
-            usage.add(context_tokens, remaining)
+        for one in view.decode_lengths:
+            predicted = one.predicted_output_tokens
+            remaining = self.points[-1] if predicted is None else predicted - one.generated_tokens
+            usage.add(one.context_tokens, remaining)
         return usage
 
     # -- decode ---------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ from pydantic import Field
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.rules import Rules
-from evenflow.core.scheduling import Plan, Prefill, Prompt, Victim, View, decodes_only
+from evenflow.core.scheduling import Plan, Prefill, Prompt, Victim, View
 from evenflow.errors import MOST
 from evenflow.keys import Count
-from evenflow.schedulers.admission import UNLIMITED
+from evenflow.schedulers.admission import UNLIMITED, decodes_only
 from evenflow.schedulers.limits import Fraction, Policy
 from evenflow.schedulers.sarathi import Sarathi
 

@@ -12,10 +12,10 @@ from typing import Literal
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import PagePool
-from evenflow.core.scheduling import Plan, Prefill, View, decodes_only
+from evenflow.core.scheduling import Plan, Prefill, View
 from evenflow.engines.rules import EngineRules
 from evenflow.keys import Count
-from evenflow.schedulers.admission import UNLIMITED, Room
+from evenflow.schedulers.admission import UNLIMITED, Room, decodes_only
 from evenflow.schedulers.limits import Fraction, Policy
 
 

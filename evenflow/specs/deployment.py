@@ -1,9 +1,10 @@
 """A model spread over GPUs: which stage holds what, and how many KV pages fit beside it.
 
-Knows bytes, not seconds. Does not know: fragments of an allocator, communication buffers, CUDA
-graphs; `memory_utilization` is what leaves room for them.
+Knows bytes, not seconds. Communication buffers, CUDA graphs and the step that an engine measures
+are counted where `memory` is that of an engine; else `memory_utilization` leaves room for them.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -17,6 +18,7 @@ from evenflow.errors import (
     require_declared,
 )
 from evenflow.specs.gpu import GIB, GpuSpec
+from evenflow.specs.memory import EngineMemory
 from evenflow.specs.model import ModelSpec, Split
 from evenflow.specs.precision import Arithmetic
 
@@ -61,12 +63,14 @@ def split_layers(num_layers: int, stages: int | Sequence[int]) -> tuple[int, ...
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Describe a model spread over `depth` x `stage_gpus` GPUs of one kind.
+    """Describe a model spread over `depth` x `stage_gpus` GPUs.
+
+    All are a `gpu`, or those of each stage as in `gpus`, where stages have unlike ones.
 
     `activation_tokens` is the largest micro-batch, `logits_rows` the most rows that sample at once:
     both are memory that must stay free of KV. `windows`: the number of requests with room for the
     tokens of sliding windows. `memory_utilization` is the share of a GPU's nominal memory that the
-    engine may use.
+    engine may use. `memory`: what the engine itself takes; None: nothing, and the step by formula.
 
     `expert_parallel`: the GPUs of a stage hold whole experts, not a slice of each. `data_parallel`
     > 1: a stage is as many groups of `tensor_parallel` GPUs, each with all of the model but the
@@ -89,6 +93,8 @@ class Deployment:
     draft: ModelSpec | None = None
     data_parallel: Count = 1
     verified_tokens: Count = 1
+    memory: EngineMemory | None = None
+    gpus: tuple[GpuSpec, ...] = ()
 
     def __post_init__(self) -> None:
         split_layers(self.model.num_layers, self.layers_per_stage)
@@ -113,6 +119,14 @@ class Deployment:
                 f"{self.model.num_experts} experts of {self.model.name} evenly; use a divisor"
             )
 
+    def on(self, gpu: GpuSpec) -> Self:
+        """Return the deployment with all stages on one kind of GPU."""
+        return replace(self, gpu=gpu, gpus=())
+
+    def gpu_of(self, stage: int) -> GpuSpec:
+        """Return the GPU of a stage."""
+        return self.gpus[stage] if self.gpus else self.gpu
+
     @property
     def stage_gpus(self) -> int:
         """GPUs of a stage, among which experts are divided."""
@@ -135,10 +149,14 @@ class Deployment:
         said, model, gpu = {}, self.model, self.gpu
         if model.format is not None:
             wanted, computed = model.format.arithmetic, self.arithmetic
-            how = f"multiplied in {computed}, {gpu.peak(computed) / 1e12:g} TFLOP/s"
+            unit = "TOP/s" if computed == "int8" else "TFLOP/s"
+            how = f"multiplied in {computed}, {gpu.peak(computed) / 1e12:g} {unit}"
             if computed != wanted:
                 how += f", weight-only: {gpu.name} has no {wanted} arithmetic"
             said["weights"] = f"{model.quantization}, {how}"
+        if self.gpus and said:
+            each = {kind.name: self.on(kind).precision()["weights"] for kind in self.gpus}
+            said["weights"] = "; ".join(f"{name}: {how}" for name, how in each.items())
         return said | ({"kv": model.kv_dtype} if model.kv_dtype else {})
 
     @property
@@ -185,7 +203,7 @@ class Deployment:
         assert self.draft is not None
         experts = self.expert_parallel and self.draft.num_experts > 0
         return replace(
-            self,
+            self.on(self.gpu_of(self.depth - 1)),
             model=self.draft,
             layers_per_stage=(self.draft.num_layers,),
             draft=None,
@@ -198,20 +216,43 @@ class Deployment:
 
         Hidden state and residual, with the MLP's up projection and its product beside them: the
         widest moment of a layer; of the experts, those that a token is sent to. On the last stage
-        also the logits, as computed and as float32.
-        Known error: an estimate, some 20 % under what PyTorch's allocator holds.
+        also the logits, as computed and as float32. Of an engine, what it measures
+        (`EngineMemory.step_bytes`).
+        Known error: without an engine an estimate, some 20 % under what PyTorch's allocator holds.
         """
-        model, ranks = self.model, self.tensor_parallel
+        model, ranks, kinds = self.model, self.tensor_parallel, self.kinds(stage)
+        rows = self.logits_rows if stage == self.depth - 1 else 0
+        if self.memory is not None:
+            slices = self.expert_split.slices
+            return self.memory.step_bytes(kinds, ranks, slices, self.activation_tokens, rows)
         columns = max(
             -(-kind.shared_columns // ranks)
             + kind.experts_per_token * -(-kind.expert_intermediate_size // ranks)
-            for kind in self.kinds(stage)
+            for kind in kinds
         )
         width = 2 * model.hidden_size + (3 if model.gated_mlp else 2) * columns
         count = self.activation_tokens * width * model.dtype_bytes
-        if stage == self.depth - 1:
-            count += self.logits_rows * model.vocab_size * (model.dtype_bytes + 4)
-        return count
+        return count + rows * model.vocab_size * (model.dtype_bytes + 4)
+
+    def other_bytes(self, stage: int) -> int:
+        """Return the bytes of libraries and CUDA graphs on one GPU of a stage, as an engine's."""
+        if self.memory is None:
+            return 0
+        layers, ranks = self.layers_per_stage[stage], self.stage_gpus
+        return self.memory.other_bytes(
+            layers, ranks, self.depth, direct=self.gpu_of(stage).is_joined
+        )
+
+    def usable_bytes(self, stage: int) -> float:
+        """Return the bytes of a GPU of a stage that the engine may use."""
+        gpu = self.gpu_of(stage)
+        whole = gpu.memory_bytes if self.memory is None else gpu.visible_bytes
+        return whole * self.memory_utilization
+
+    def free_bytes(self, stage: int) -> float:
+        """Return the bytes that are left for KV on one GPU of a stage; below 0: none."""
+        taken = self.weight_bytes(stage) + self.activation_bytes(stage) + self.other_bytes(stage)
+        return self.usable_bytes(stage) - taken
 
     def kv_bytes_per_token(self, stage: int) -> int:
         """Return the bytes of one token's keys and values on one GPU of a stage."""
@@ -220,6 +261,24 @@ class Deployment:
         if self.draft is not None and stage == self.depth - 1:
             size += self.draft.kv_bytes_per_token(tensor_parallel=self.tensor_parallel)
         return size
+
+    def pool_bytes_per_token(self, stage: int) -> float:
+        """Return the bytes that a token takes of the pool on one GPU of a stage.
+
+        vLLM divides layers with and without a window into groups of as many layers, and pads the
+        last (`kv_cache_utils`): Gemma 3 of 62 layers has pages of 70.
+        """
+        held = self.kv_bytes_per_token(stage)
+        counts = Counter[int]()
+        for kind, count in self.model.kinds().items():
+            counts[kind.sliding_window] += count
+        if self.memory is None or len(counts) == 1:
+            return held
+        group = min(counts.values())
+        if max(counts.values()) < 1.5 * group:
+            group = max(counts.values())
+        padded = sum(-(-count // group) * group for count in counts.values())
+        return held * padded / self.model.num_layers
 
     def kv_pages(self) -> int:
         """Return how many KV pages fit. A page is one id on every stage: the fullest stage decides.
@@ -232,24 +291,29 @@ class Deployment:
         return min(self._pages_of(stage) for stage in range(self.depth))
 
     def _pages_of(self, stage: int) -> int:
-        usable = self.gpu.memory_bytes * self.memory_utilization
-        weights, activations = self.weight_bytes(stage), self.activation_bytes(stage)
-        free = usable - weights - activations
-        token_bytes = self.kv_bytes_per_token(stage)
-        pages = int(free // (self.page_tokens * token_bytes))
+        free = self.free_bytes(stage)
+        pages = int(free // (self.page_tokens * self.pool_bytes_per_token(stage)))
         kept_bytes, window_bytes = self._window_bytes(stage)
         if window_bytes and kept_bytes:
             free -= self.windows * window_bytes
             pages = max(pages, int(free // (self.page_tokens * kept_bytes)))
         if pages < 1:
+            gpu = self.gpu_of(stage)
             raise DoesNotFitError(
                 f"{self.model.name} does not fit: each GPU of stage {stage} needs "
-                f"{weights / GIB:.1f} GiB for weights and {activations / GIB:.1f} for activations "
-                f"and has {usable / GIB:.1f} ({self.memory_utilization:g} of an {self.gpu.name}'s "
-                f"{self.gpu.memory_gb:g}); use more stages or tensor_parallel, a larger GPU, or a "
+                f"{self._needs(stage)} and has {self.usable_bytes(stage) / GIB:.1f} "
+                f"({self.memory_utilization:g} of an {gpu.name}'s "
+                f"{gpu.memory_gb:g}); use more stages or tensor_parallel, a larger GPU, or a "
                 f"policy with fewer than {self.activation_tokens} tokens a step"
             )
         return pages
+
+    def _needs(self, stage: int) -> str:
+        weights, steps = self.weight_bytes(stage) / GIB, self.activation_bytes(stage) / GIB
+        said = f"{weights:.1f} GiB for weights and {steps:.1f} for activations"
+        if self.memory is None:
+            return said
+        return f"{said} and {self.other_bytes(stage) / GIB:.1f} for {self.memory.name} itself"
 
     def _window_bytes(self, stage: int) -> tuple[int, int]:
         """Return the bytes of a token that leaves no window, and those of a request's windows."""

@@ -1,6 +1,6 @@
 """GPUs and links as data: peak numbers, and how much of them is reached. Knows no model, no policy.
 
-Memory is nominal, in GiB; cards with inline ECC (L20, A40, L40S) show about 6 % less to programs.
+Memory is nominal, in GiB; `visible_gb` is what a card shows to programs.
 The reached shares are facts only where `source` says that they were measured.
 """
 
@@ -58,17 +58,26 @@ class GpuSpec:
     """Dense fp8 peak, 1e12 operations a second; 0: the GPU has none."""
     fp4_tflops: NonNegative = 0.0
     """Dense fp4 peak, 1e12 operations a second; 0: the GPU has none."""
+    int8_tops: NonNegative = 0.0
+    """Dense INT8 peak, 1e12 operations a second; 0: the GPU has none, or none is known."""
     p95_error: NonNegative = 0.0
     """The error of `costs: roofline` that 95 % of whole-model times keep, a share; 0: not known."""
     machine: str = ""
     """The machine that is sold with the card, a name of `evenflow machines`; empty: not known."""
+    visible_gb: NonNegative = 0.0
+    """GiB that programs see (cudaMemGetInfo), as engines log them; 0: `memory_gb`."""
 
     def __post_init__(self) -> None:
         require_declared(f"gpu {self.name}", self)
 
     def peak(self, arithmetic: Arithmetic) -> float:
         """Return the data sheet's dense operations a second, 0 where the GPU has no such units."""
-        peaks = {"16-bit": self.fp16_tflops, "fp8": self.fp8_tflops, "fp4": self.fp4_tflops}
+        peaks = {
+            "16-bit": self.fp16_tflops,
+            "int8": self.int8_tops,
+            "fp8": self.fp8_tflops,
+            "fp4": self.fp4_tflops,
+        }
         return peaks[arithmetic] * 1e12
 
     @property
@@ -84,6 +93,16 @@ class GpuSpec:
     @property
     def memory_bytes(self) -> int:
         return int(self.memory_gb * GIB)
+
+    @property
+    def visible_bytes(self) -> int:
+        """Bytes that programs see."""
+        return int((self.visible_gb or self.memory_gb) * GIB)
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the machine sold with the card joins all of its GPUs directly (NVLink)."""
+        return bool(self.machine) and link(machine(self.machine).link).direct
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +185,8 @@ def gpu(name_or_mapping: str | Mapping[str, Any]) -> GpuSpec:
     wanted = name_or_mapping
     if not isinstance(wanted, str) and REACHED & wanted.keys():
         wanted = {"source": "given", "p95_error": 0.0} | dict(wanted)
+    if not isinstance(wanted, str) and "memory_gb" in wanted:
+        wanted = {"visible_gb": 0.0} | dict(wanted)
     return _look_up("gpu", GpuSpec, gpus(), wanted)
 
 

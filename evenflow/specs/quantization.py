@@ -231,6 +231,8 @@ def _group(group: dict[str, Any], said: dict[str, Any]) -> str:
         words += f" with inputs in {of_inputs[1]} bits of {of_inputs[0]}"
     if kind == "int" and not of_inputs and str(bits) in INTEGERS:
         return INTEGERS[str(bits)]
+    if (kind, bits) == ("int", 8) and of_inputs == ("int", 8):
+        return "int8"
     layout = str(group.get("format") or said.get("format"))
     found = _float(bits, weights, layout) if kind == "float" else ""
     if not found or of_inputs not in (None, ("float", bits)):

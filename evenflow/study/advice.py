@@ -23,7 +23,6 @@ from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
 from evenflow.results.run import merged
 from evenflow.schedulers import POOLED
-from evenflow.sim import simulate_replicas
 from evenflow.sim.counterfactual import counterfactuals
 from evenflow.specs.gpu import links
 from evenflow.study.deployments import (
@@ -105,7 +104,7 @@ def advise(job: Job, outcome: Outcome, how: How) -> Advice:
         trials = who.trials(Study(document, job.beside), cases)
     worlds = counterfactuals(job.built().world, outcome.result)
     bounds = {
-        f"bound: {BOUNDS[cause]}": summarize(merged(simulate_replicas(world)), config.goodput)
+        f"bound: {BOUNDS[cause]}": summarize(merged(job.simulate(world)), config.goodput)
         for cause, world in worlds.items()
     }
     batch = config.workload.arrivals.kind in ("offline", "closed")

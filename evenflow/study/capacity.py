@@ -12,43 +12,43 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 from evenflow.config.build import load_workload
 from evenflow.config.run import RunConfig, with_
 from evenflow.errors import UsageError
 from evenflow.report import plots
 from evenflow.report.shown import Shown, Table
-from evenflow.report.style import colour
 from evenflow.report.tables import is_metric, number, write_json, write_table
-from evenflow.report.words import listed, refusals, too_short
+from evenflow.report.words import listed, metric_words, refusals, too_short
 from evenflow.results.outcome import Served
-from evenflow.study.fair import Interval, Side, interval, marked, require_served, weak
-from evenflow.study.searches import (
+from evenflow.study.decision import DecisionRecord, basis, breaks, launch, margins
+from evenflow.study.decision_page import OTHER_RATES, draw, write_page
+from evenflow.study.fair import Interval, interval, marked, require_served, weak
+from evenflow.study.rates import (
     LEAST_TOLERANCE,
-    Probe,
     RateFound,
+    Status,
+    TriedRate,
     bisect,
-    found,
     own_rate,
+    rate_found,
     rate_patch,
     rounded,
-    side_by_side,
+    tried,
 )
+from evenflow.study.searches import side_by_side
 from evenflow.study.slo import (
     KEEPS_UP,
     S_PER_HOUR,
     Condition,
     check_slo,
-    keeps_up,
+    costs,
     levels_of,
     service_levels,
 )
@@ -64,6 +64,7 @@ from evenflow.study.trials import (
     run,
     why_alike,
 )
+from evenflow.study.uncertainty import METRICS, Prediction, predicted
 
 SHOWN = (
     "attainment",
@@ -82,8 +83,15 @@ SHOWN = (
 )
 """Numbers of the capacity's own run that are shown beside those that the SLO limits."""
 
+BESIDE = ("mean_ttft_ms", "mean_tpot_ms", "served_requests_per_s", "attainment", "busy_share")
+"""Numbers of the table of rates beside those that the SLO limits."""
+
 CURVE = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 """Rates of the curve, as multiples of the capacity."""
+
+
+SHARES = (0.9, 0.75, 0.5)
+"""Shares of the capacity at which it is tried whether all limits hold over their intervals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,34 +127,22 @@ class CapacityQuestion:
         return Study(self.config, self.beside, measure=service_levels, more=more)
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityProbe(Probe):
-    """A probe of one replication, with the numbers of its run."""
-
-    replication: int
-    values: Mapping[str, Any]
-    side: Side
-    served: Served
-
-    def value(self, metric: str) -> float:
-        """Return a number of the run, NaN where it has none."""
-        found = self.values.get(metric)
-        return math.nan if found is None else float(found)
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Capacity(Shown):
     """The answer: how the search of each replication ended, and every rate that was simulated.
 
     `curve` are the rates at multiples of the capacity, and `measured` all, by replication and rate.
-    `provenance` says where they come from.
+    `provenance` says where they come from. Where a page is written, `prediction` says how far the
+    numbers at the capacity may be off, and at the rate `safe` every limit holds over its interval.
     """
 
     question: CapacityQuestion
     searches: tuple[RateFound, ...]
-    measured: tuple[CapacityProbe, ...]
+    measured: tuple[TriedRate, ...]
     curve: tuple[float, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    prediction: Prediction | None = None
+    safe: float | None = None
 
     @property
     def points(self) -> pd.DataFrame:
@@ -162,7 +158,7 @@ class Capacity(Shown):
         keys = [key for key, value in self.measured[0].values.items() if is_metric(value)]
         rows = [
             {
-                "replication": run.replication,
+                "replication": _replication(run),
                 "rate": run.rate,
                 "misses": " ".join(run.failed),
                 **{key: run.values.get(key, math.nan) for key in keys},
@@ -175,14 +171,14 @@ class Capacity(Shown):
     def served(self) -> Served:
         """How many requests were completed at the capacity, or else at the lowest rate."""
         least = min(self.measured, key=lambda each: each.rate)
-        return Served.of_all(at.served for at, _ in self.at_knee() or [(least, least)])
+        return Served.of_all(at.trial.served for at, _ in self.at_knee() or [(least, least)])
 
     def enough_requests(self, searches: Iterable[RateFound]) -> int:
         """Return the number of requests from which on their number matters little."""
         return math.ceil(max(each.enough_requests for each in searches) / (self.served.share or 1))
 
     @property
-    def status(self) -> str:
+    def status(self) -> Status:
         """`found` if every search found a rate; otherwise how the first other one ended."""
         return next((each.status for each in self.searches if each.status != "found"), "found")
 
@@ -193,12 +189,12 @@ class Capacity(Shown):
         return interval(rates) if len(rates) == len(self.searches) else None
 
     @property
-    def contradictions(self) -> list[CapacityProbe]:
+    def contradictions(self) -> list[TriedRate]:
         """The rates that pass above one that fails, or fail below one that passes: noise."""
         return [
             each
             for each in self.measured
-            for end in (self.searches[each.replication],)
+            for end in (self.searches[_replication(each)],)
             if end.rate is not None
             and (bool(each.failed) if each.rate <= end.rate else not each.failed)
         ]
@@ -211,9 +207,58 @@ class Capacity(Shown):
             yield Table(heads, knee_rows(self), of_words=True)
         yield from left_out(self.provenance)
 
-    def at_knee(self) -> list[tuple[CapacityProbe, CapacityProbe]]:
+    @property
+    def decision(self) -> DecisionRecord:
+        """The deployment as a record for JSON and the page."""
+        question = self.question
+        least = min(self.measured, key=lambda each: each.rate)
+        runs = [at.trial for at, _ in self.at_knee()] or [least.trial]
+
+        def value(metric: str) -> float:
+            return fmean(run.mean(metric) for run in runs)
+
+        of_each = margins(self.limits, value, self.prediction, _by_replication(self.measured))
+        return DecisionRecord(
+            sentences=sentences(self),
+            config=question.config,
+            rate=least.rate if self.rate is None else self.rate.mean,
+            margins=of_each,
+            breaks=[*breaks(of_each, self.end), *self._safe_in_words()],
+            price=facts(self).get("per_dollar", {}),
+            alternatives={OTHER_RATES: curve_table(self)},
+            basis=list(basis(question.config, runs[0], self.prediction)),
+            launch=launch(question.config, question.beside),
+            tried=self.on_curve,
+        )
+
+    @property
+    def limits(self) -> list[Condition]:
+        """The limits that were asked for."""
+        return [each for each in self.question.slo if each is not KEEPS_UP]
+
+    def _safe_in_words(self) -> Iterator[str]:
+        if self.safe is not None:
+            yield f"With that error all limits hold at {self.safe:.4g} requests/s."
+        elif self.prediction is not None:
+            yield f"With that error a limit may be missed even at {SHARES[-1]:g} of the capacity."
+
+    @property
+    def end(self) -> RateFound:
+        """The result of all searches: the means of their rates, and every limit that fails."""
+        ends = self.searches
+        failed = tuple(dict.fromkeys(chain.from_iterable(each.failed for each in ends)))
+        fails_at = fmean(each.fails_at for each in ends if each.fails_at is not None)
+        mean = None if self.rate is None else self.rate.mean
+        return RateFound(self.status, mean, fails_at, failed, self.enough_requests(ends))
+
+    @property
+    def on_curve(self) -> tuple[TriedRate, ...]:
+        """What was measured at multiples of the capacity; all rates, where none was found."""
+        return tuple(run for run in self.measured if not self.curve or run.rate in self.curve)
+
+    def at_knee(self) -> list[tuple[TriedRate, TriedRate]]:
         """Return, for each search that found a rate, the runs at it and at the next that fails."""
-        runs = {(each.replication, each.rate): each for each in self.measured}
+        runs = {(_replication(each), each.rate): each for each in self.measured}
         return [
             (runs[index, each.rate], runs[index, each.fails_at])
             for index, each in enumerate(self.searches)
@@ -231,8 +276,30 @@ def capacity(question: CapacityQuestion, how: How) -> Capacity:
     with how.simulator("rates simulated", None) as who:
         answer = capacity_of(asked, who)
         _check_long_enough(question, answer)
+        if how.out is not None and answer.rate is not None:
+            answer = _with_intervals(answer, answer.rate.mean, who)
         how.write(lambda folder: _write(folder, answer))
     return answer
+
+
+def _with_intervals(capacity: Capacity, rate: float, who: Simulator) -> Capacity:
+    """Return a capacity with its intervals, and the highest of SHARES at which all limits hold."""
+    for share in (1.0, *SHARES):
+        found = _predicted(capacity, rounded(share * rate), who)
+        if capacity.prediction is None:
+            capacity = replace(capacity, prediction=found)
+        of_each = margins(capacity.limits, found.base.mean, found, [])
+        if all(each.verdict == "kept" for each in of_each):
+            return replace(capacity, safe=rounded(share * rate))
+    return capacity
+
+
+def _predicted(capacity: Capacity, rate: float, who: Simulator) -> Prediction:
+    question, config = capacity.question, capacity.question.config
+    start = _own_rate(config, question.beside)
+    at_rate = with_(config, rate_patch(config.workload.arrivals, rate, start))
+    metrics = [*METRICS, *(each.metric for each in question.slo)]
+    return predicted(replace(question.study, run=at_rate), who, metrics)
 
 
 def _check_long_enough(question: CapacityQuestion, answer: Capacity) -> None:
@@ -270,10 +337,7 @@ def capacity_of(
     ]
     trials = run(question.study, simulator, side_by_side(searches))
     measured = _measured(question, trials)
-    ends = tuple(
-        found([each for each in measured if each.replication == index])
-        for index in range(len(cases))
-    )
+    ends = tuple(map(rate_found, _by_replication(measured)))
     answer = Capacity(question, ends, measured, provenance=provenance)
     if answer.rate is None:
         return answer
@@ -293,29 +357,28 @@ def _own_rate(config: RunConfig, beside: Path) -> float:
     return own_rate(config.workload.arrivals, load_workload(config, beside).requests)
 
 
-def _measured(question: CapacityQuestion, trials: Iterable[Trial]) -> tuple[CapacityProbe, ...]:
+def _measured(question: CapacityQuestion, trials: Iterable[Trial]) -> tuple[TriedRate, ...]:
     """Return each rate of each replication once, by replication and rate."""
     runs = [_measure(question, trial) for trial in trials]
-    by_place = {(each.replication, each.rate): each for each in runs}
+    by_place = {(_replication(each), each.rate): each for each in runs}
     return tuple(by_place[place] for place in sorted(by_place))
 
 
-def _measure(question: CapacityQuestion, trial: Trial) -> CapacityProbe:
-    """Return the probe of a rate, by Little's law and the SLO."""
-    (record,) = trial.records
-    rate, values = trial.labels["rate"], record.values
-    if record.error is not None:
-        raise UsageError(f"at {rate:g} requests/s: {record.error}")
-    served = trial.served
-    require_served({"": served}, allowed=question.allow_refused)
-    failed = tuple(each.metric for each in question.slo if not _holds(each, values))
-    in_system = served.share * rate * (values["mean_e2el_ms"] or 0.0) / 1e3
-    about = trial.labels["replication"], values, trial.side, served
-    return CapacityProbe(rate, failed, in_system, served.completed, *about)
+def _replication(run: TriedRate) -> int:
+    return int(run.trial.labels["replication"])
 
 
-def _holds(condition: Condition, values: Mapping[str, Any]) -> bool:
-    return keeps_up(values) if condition is KEEPS_UP else condition.holds(values)
+def _by_replication(measured: Iterable[TriedRate]) -> list[list[TriedRate]]:
+    """Return rates, which are in order of their replications, a list for each of these."""
+    return [list(rates) for _, rates in groupby(measured, _replication)]
+
+
+def _measure(question: CapacityQuestion, trial: Trial) -> TriedRate:
+    rate = trial.labels["rate"]
+    for error in trial.errors:
+        raise UsageError(f"at {rate:g} requests/s: {error}")
+    require_served({"": trial.served}, allowed=question.allow_refused)
+    return tried(trial, rate, question.slo)
 
 
 def _prove(question: CapacityQuestion) -> Mapping[str, Any]:
@@ -340,10 +403,20 @@ def _prove(question: CapacityQuestion) -> Mapping[str, Any]:
 
 
 def _write(folder: Path, capacity: Capacity) -> None:
-    """Write capacity.json, rates.csv, and the picture as capacity.png and .svg."""
-    write_json(folder / "capacity.json", facts(capacity) | {"provenance": capacity.provenance})
+    """Write capacity.json, rates.csv, the page, and its picture as capacity.png and .svg."""
+    told, decision, rate = facts(capacity), capacity.decision, capacity.rate
+    told |= {"safe_requests_per_s": capacity.safe, "decision": decision.facts}
+    told |= {"provenance": capacity.provenance}
+    write_json(folder / "capacity.json", told)
     write_table(folder / "rates.csv", capacity.cells)
-    plots.save(_draw_capacity(capacity), folder / "capacity")
+    question, served = capacity.question, capacity.measured[0].trial.served
+    of = f" of {served.asked}" if served.failed else ""
+    seeds = f"{question.replications} seed{'s' if question.replications > 1 else ''}"
+    found = "no rate" if rate is None else f"{rate.mean:.3g} requests/s"
+    size = f"{served.completed}{of} requests, {seeds}"
+    title = f"{question.config.scheduler.name}: {found} ({size})"
+    svg = plots.save(draw(decision.tried, question.slo, rate, title), folder / "capacity")
+    write_page(folder, decision, capacity.provenance, svg)
 
 
 def facts(capacity: Capacity) -> dict[str, Any]:
@@ -361,7 +434,7 @@ def facts(capacity: Capacity) -> dict[str, Any]:
         "fails_at": [found.fails_at for found in searches],
         "limited_by": dict(Counter(metric for found in searches for metric in found.failed)),
         "contradictions": [
-            {"replication": each.replication, "rate": each.rate, "passes": not each.failed}
+            {"replication": _replication(each), "rate": each.rate, "passes": not each.failed}
             for each in capacity.contradictions
         ],
         "enough_requests": capacity.enough_requests(searches),
@@ -382,26 +455,17 @@ def _at_capacity(capacity: Capacity) -> dict[str, Any]:
     runs = [at for at, _ in capacity.at_knee()]
     metrics = dict.fromkeys((*(each.metric for each in capacity.question.slo), *SHOWN))
     known = [metric for metric in metrics if all(metric in run.values for run in runs)]
-    return {metric: interval([run.value(metric) for run in runs]).mean for metric in known}
+    return {metric: interval([run.trial.mean(metric) for run in runs]).mean for metric in known}
 
 
-def _per_dollar(capacity: Capacity, rate: float, per_hour: float) -> dict[str, float]:
-    """Return what a rate costs: `per_hour` dollars buy what of it is completed, for an hour.
-
-    Tokens are those of a mean request, input and output.
-    """
+def _per_dollar(capacity: Capacity, rate: float, per_hour: float) -> dict[str, float | None]:
+    """Return what a rate costs: `per_hour` dollars buy what of it is completed, for an hour."""
     rate *= capacity.served.share
-    runs = [at.values for at, _ in capacity.at_knee()]
-    output_tokens = fmean(run["total_output_tokens"] / run["completed"] for run in runs)
-    both = [run["total_input_tokens"] + run["total_output_tokens"] for run in runs]
-    tokens = fmean(total / run["completed"] for total, run in zip(both, runs, strict=True))
-    millions_per_hour = S_PER_HOUR * rate / 1e6
     return {
         "dollars_per_hour": per_hour,
         "requests_per_s_per_dollar_per_hour": rate / per_hour,
         "requests_per_dollar": S_PER_HOUR * rate / per_hour,
-        "dollars_per_million_tokens": per_hour / (millions_per_hour * tokens),
-        "dollars_per_million_output_tokens": per_hour / (millions_per_hour * output_tokens),
+        **costs(per_hour, rate, [at.values for at, _ in capacity.at_knee()]),
     }
 
 
@@ -413,13 +477,25 @@ def knee_rows(capacity: Capacity) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for each in capacity.question.slo:
         sides = zip(*capacity.at_knee(), strict=True)
-        values = (fmean(run.value(each.metric) for run in runs) for runs in sides)
+        values = (fmean(run.trial.mean(each.metric) for run in runs) for runs in sides)
         rows.append((each.metric, each.words, *map(number, values)))
     if (served := capacity.served).failed:
         sides = zip(*capacity.at_knee(), strict=True)
-        counts = (f"{sum(run.served.completed for run in runs):,}" for runs in sides)
+        counts = (f"{sum(run.trial.served.completed for run in runs):,}" for runs in sides)
         rows.append(("completed", f"{served.asked:,} asked", *counts))
     return rows
+
+
+def curve_table(capacity: Capacity) -> Table:
+    """Return a row for each rate of the curve: means over replications."""
+    metrics = [each.metric for each in capacity.limits]
+    metrics += [each for each in BESIDE if each not in metrics]
+    shown, rows = capacity.on_curve, []
+    for rate in sorted({each.rate for each in shown}):
+        trials = [each.trial for each in shown if each.rate == rate]
+        values = (fmean(trial.mean(metric) for trial in trials) for metric in metrics)
+        rows.append([number(rate), *(number(value, 3) for value in values)])
+    return Table(["requests/s", *map(metric_words, metrics)], rows)
 
 
 def sentences(capacity: Capacity) -> list[str]:
@@ -467,10 +543,10 @@ def _never(capacity: Capacity) -> str:
 
 
 def _doubts(capacity: Capacity, told: Mapping[str, Any]) -> list[str]:
-    doubts = [weak("the run at this rate", at.side) for at, _ in capacity.at_knee()]
+    doubts = [weak("the run at this rate", at.trial.side) for at, _ in capacity.at_knee()]
     doubts += [[short] for at, _ in capacity.at_knee() if (short := too_short(at.values))]
     said = marked(dict.fromkeys(chain.from_iterable(doubts)))
-    asked = min(at.served.asked for at, _ in capacity.at_knee())
+    asked = min(at.trial.served.asked for at, _ in capacity.at_knee())
     if asked < told["enough_requests"]:
         said.append(
             f"run length matters here: {asked} requests are few beside those in the system at "
@@ -481,65 +557,3 @@ def _doubts(capacity: Capacity, told: Mapping[str, Any]) -> list[str]:
         rates = ", ".join(f"{rate:g}" for rate in noisy)
         said.append(f"not monotone: the verdict is the other way at {rates} requests/s")
     return said
-
-
-SHARES = {"attainment": "requests within limits", "gap_attainment": "token gaps within limit"}
-RATES = {"served_requests_per_s": "served", "request_goodput": "goodput, with the drain"}
-
-
-def _draw_capacity(capacity: Capacity) -> Figure:
-    """Draw the SLO's shares, the rates and its numbers against the rate that arrives.
-
-    Lines are means over replications, bands their least and most; where no rate was found, of all
-    that were tried.
-    """
-    wanted = capacity.curve
-    runs = [run for run in capacity.measured if not wanted or run.rate in wanted]
-    table = pd.DataFrame([run.values for run in runs], [run.rate for run in runs])
-    figure, (shares, rates, limits) = plots.panels(3, 4.33, 3.8)
-    _draw(shares, _known(table, SHARES))
-    shares.yaxis.set_major_formatter(PercentFormatter(1.0))
-    shares.set_ylim(0, 1.03)
-    _draw(rates, _known(table, RATES))
-    most = max(table.index)
-    rates.plot([0, most], [0, most], color="black", linewidth=1, linestyle=":", label="arriving")
-    rates.set_ylim(bottom=0)
-    limited = [each for each in capacity.question.slo if each.limit]
-    _draw(limits, {str(each): table[each.metric].astype(float) / each.limit for each in limited})
-    limits.axhline(1, color="black", linewidth=1, linestyle=":")
-    limits.set_yscale("log")
-    limits.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    titles = {"SLO attainment": shares, "Requests/s": rates, "Value / limit": limits}
-    for title, axes in titles.items():
-        _finish(axes, capacity, title)
-    rate, question = capacity.rate, capacity.question
-    served, seeds = capacity.measured[0].served, question.replications
-    of = f" of {served.asked}" if served.failed else ""
-    size = f"{served.completed}{of} requests, {seeds} seed{'s' if seeds > 1 else ''}"
-    told = "no rate" if rate is None else f"{rate.mean:.3g} requests/s"
-    figure.suptitle(f"{question.config.scheduler.name}: {told} ({size})", fontsize=10)
-    return figure
-
-
-def _known(table: pd.DataFrame, words: Mapping[str, str]) -> dict[str, pd.Series]:
-    """Return the columns that all runs have, by their words."""
-    return {told: table[key] for key, told in words.items() if key in table.dropna(axis="columns")}
-
-
-def _draw(axes: Axes, columns: Mapping[str, pd.Series]) -> None:
-    for index, (words, column) in enumerate(columns.items()):
-        rows = column.groupby(level=0).agg(["mean", "min", "max"])
-        axes.plot(rows["mean"], marker="o", markersize=3, color=colour(index), label=words)
-        least, most = rows["min"], rows["max"]
-        axes.fill_between(rows.index, least, most, color=colour(index), alpha=0.2, linewidth=0)
-
-
-def _finish(axes: Axes, capacity: Capacity, title: str) -> None:
-    axes.set_xlabel("requests/s arriving")
-    axes.set_xlim(left=0)
-    plots.finish(axes, title)
-    if capacity.rate is not None:
-        axes.axvline(capacity.rate.mean, color="#7F7F7F", linestyle="--", linewidth=1)
-        if capacity.rate.n > 1:
-            axes.axvspan(*capacity.rate.ends, color="#7F7F7F", alpha=0.15)
-    plots.key(axes)

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from evenflow.config.build import load_workload, reads_text
-from evenflow.config.run import RunConfig, with_
+from evenflow.config.run import RunConfig, memory_of_all, with_
 from evenflow.config.systems import PublishedSystem, systems
 from evenflow.config.yaml_file import Patch, flat, value_of
 from evenflow.errors import LostProcessError, UsageError
@@ -100,8 +100,9 @@ class Comparison(Shown):
         from evenflow.report.run_page import write_report
 
         write_summaries(folder / "comparison.csv", "scheduler", self.summaries)
-        sources = {name: run.result.provenance for name, run in self.runs.items()}
-        write_report(folder / "report.html", self.runs, title, sources)
+        runs = {outcome.label: outcome for outcome in self.outcomes}
+        sources = {name: run.result.provenance for name, run in runs.items()}
+        write_report(folder / "report.html", runs, title, sources)
 
 
 def parse_schedulers(text: str) -> list[object]:
@@ -139,6 +140,8 @@ def line_up(entries: Sequence[object], config: RunConfig, beside: Path) -> list[
             "--schedulers sarathi,token_throttling"
         )
     configs = [with_(config, patch) for _, patch in patches]
+    if shared := memory_of_all(configs):
+        configs = [with_(each, shared) for each in configs]
     workload = load_workload(configs[0], beside, keep_text=any(map(reads_text, configs)))
     jobs = [
         Job(own, workload, beside, entry if isinstance(entry, GivenPolicy) else None, label)

@@ -2,7 +2,8 @@
 
 A layout is stages x tensor parallel; a candidate is a layout with a scheduler and its parameters.
 Flags are those of vLLM 0.32 and SGLang 0.5.23, whose own argument parsers took the lines that the
-tests compare with (docs/plan.md), and of gLLM's `cli_args.py` (commit 03cd714), read and not run.
+tests compare with (docs/plan.md), and of gLLM's `cli_args.py` (commit 03cd714) and TensorRT-LLM's
+`serve.py` and `trtllm-bench` (documents of 1.0 and 1.2), read and not run.
 Knows what is possible, not how well it serves; lists what an engine cannot express.
 """
 
@@ -22,7 +23,7 @@ from evenflow.config.build import BUDGETS, Workload, build, model_of
 from evenflow.config.pools import defaults
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.systems import keys_of_system, systems
-from evenflow.config.yaml_file import Document, Patch, find, long_form
+from evenflow.config.yaml_file import Document, Patch, find, long_form, patched
 from evenflow.core.world import World
 from evenflow.errors import MOST_RUNS, UsageError
 from evenflow.specs.deployment import split_layers
@@ -143,6 +144,8 @@ def why_fixed(config: RunConfig) -> str:
         return "the run's costs do not follow from a model on a gpu"
     if config.kv.pages != "auto":
         return "the run's kv.pages is a number, not auto"
+    if len({*config.gpus}) > 1:
+        return "the run's gpu is a list, one for each stage"
     return ""
 
 
@@ -216,6 +219,19 @@ class EngineCommand:
     kv_dtypes: Mapping[str, str] = field(default_factory=dict)
     per_node: str = ""
     fixed: Mapping[str, str] = field(default_factory=dict)
+    file: str = ""
+    own: bool = False
+
+    def line(self, words: Sequence[str]) -> str:
+        """Return a command of words; what is no flag goes into the engine's file."""
+        flags = [word for word in words if word.startswith("-")]
+        keys = [word.partition(" ") for word in words if not word.startswith("-")]
+        if keys:
+            values = {key: yaml.safe_load(value) for key, _, value in keys}
+            settings = patched(Document("", {}, {}), values).data
+            said = yaml.safe_dump(settings, default_flow_style=True, sort_keys=False, width=10**6)
+            flags.append(self.file.format(settings=said.strip()))
+        return " ".join(flags)
 
 
 @cache
@@ -244,12 +260,14 @@ def _moved(value: Any, beside: Path, final: Path) -> Any:
 def most_tokens(config: RunConfig, beside: Path) -> int | None:
     """Return the longest request, in tokens, with which an engine starts; None: the model's.
 
-    An engine refuses a length that its pages cannot hold.
+    An engine refuses a length that its pages cannot hold, one of which vLLM keeps empty, and one
+    that is longer than the model's.
     """
-    world = build(config, [], beside).world
+    world, spec = build(config, [], beside).world, model_of(config, beside)
     assert isinstance(world, World)  # plan refuses systems of pools
-    pool = world.total_pages // world.virtual_engines * world.page_tokens
-    return pool if pool < world.max_model_len else config.max_model_len
+    pool = max(world.total_pages // world.virtual_engines - 1, 1) * world.page_tokens
+    longest = pool if spec is None else min(pool, spec.max_position_embeddings)
+    return longest if longest < world.max_model_len else config.max_model_len
 
 
 def launch_lines(
@@ -261,9 +279,13 @@ def launch_lines(
     """
     if config.model is None:
         return []
+    if isinstance(config.stages, list):
+        layers = config.stages
     count = 1 if config.replicas is None else config.replicas.count
     lines = []
     for engine in engines():
+        if engine.own and config.scheduler.name not in engine.policies:
+            continue
         command, left_out = _command(engine, config, layers, length)
         times = "" if count == 1 else f" x {count}"
         lines.append(f"{engine.name}{times}: {command}")
@@ -278,6 +300,8 @@ def _command(
     engine: EngineCommand, config: RunConfig, layers: Sequence[int], length: int | None
 ) -> tuple[str, list[str]]:
     """Return an engine's command for one replica, and what of the run it does not express."""
+    nodes = _machines(config)
+    unlike = nodes is not None and config.pipeline_gpus % nodes > 0  # engines have as many on each
     values = {
         "tensor_parallel": config.tensor_parallel,
         "data_parallel": config.data_parallel if config.data_parallel > 1 else None,
@@ -285,26 +309,32 @@ def _command(
         "memory": config.kv.memory_utilization,
         "page": config.kv.page_tokens,
         "length": length or config.max_model_len,
-        "nodes": _machines(config),
+        "nodes": None if unlike else nodes,
     }
     spec = models().get(config.model or "")  # on the Hugging Face Hub; else what the user wrote
     name = config.model or "" if spec is None or " " in spec.source else spec.source
-    words = [engine.command.format(model=shlex.quote(name))]
-    words += [f"{flag} {values[key]}" for key, flag in engine.flags.items() if values[key]]
-    chosen = {"no_cache": not config.kv.prefix_cache, "experts": config.expert_parallel}
+    words = [f"{flag} {values[key]}" for key, flag in engine.flags.items() if values[key]]
+    chosen = {
+        "no_cache": not config.kv.prefix_cache,
+        "experts": config.expert_parallel,
+        "unlike_nodes": unlike,
+    }
     words += [flag for key, flag in engine.switches.items() if chosen[key]]
     if spelled := engine.kv_dtypes.get(config.kv_dtype or ""):
         words.append(spelled)
     flags, left_out = _policy(engine, config)
     words += flags
     left_out += _unsaid(engine, config, values)
+    if unlike:
+        left_out.append(f"nodes {nodes}, with {config.pipeline_gpus} GPUs not as many on each")
     if config.dtype not in (None, "bfloat16", "float16"):
         left_out.append(f"dtype {config.dtype}; name a checkpoint whose weights are in it")
+    command = engine.command.format(model=shlex.quote(name))
     if len(set(layers)) > 1:
-        listed = ",".join(map(str, layers))
-        words += [] if engine.layers else [f"--assigned-layers {listed}"]
-        words[0] = engine.layers.format(layers=listed) + words[0]
-    return " ".join(words), left_out
+        said = engine.layers.format(layers=",".join(map(str, layers)))
+        words += [] if "=" in said else [said]
+        command = said + command if "=" in said else command
+    return f"{command} {engine.line(words)}", left_out
 
 
 def _machines(config: RunConfig) -> int | None:
@@ -319,10 +349,14 @@ def _unsaid(engine: EngineCommand, config: RunConfig, values: Mapping[str, Any])
     for key, value in values.items():
         if value and key not in engine.flags:
             yield f"{key} {value}"
+    if config.max_model_len and values["length"] < config.max_model_len:
+        yield f"max_model_len {config.max_model_len}; no more fits the model and the pages"
     if values["nodes"] and engine.per_node:
         yield f"what differs from node to node: {engine.per_node}"
     if config.kv_dtype and config.kv_dtype not in engine.kv_dtypes:
         yield f"kv_dtype {config.kv_dtype}"
+    if len({*config.gpus}) > 1:
+        yield f"the GPU of each stage: {', '.join(spec.name for spec in config.gpus)}"
     if config.expert_parallel and "experts" not in engine.switches:
         yield "expert_parallel"
     if config.speculative is not None:
@@ -342,5 +376,10 @@ def _policy(engine: EngineCommand, config: RunConfig) -> tuple[list[str], list[s
         given, name = {**defaults(own), **({str(ours): given[theirs]} if theirs else {})}, own
     elif unsaid := [key for key in config.scheduler.params if key not in flags]:
         left_out.append(", ".join(f"{key} {given[key]}" for key in unsaid))
-    words = [f"{flag} {given[key]}" for key, flag in flags.items() if given.get(key) is not None]
+    said = {key: flag for key, flag in flags.items() if given.get(key) is not None}
+    words = [
+        f"{flag} {given[key]}"
+        for key, flag in said.items()
+        if flag.startswith("-") or key in config.scheduler.params
+    ]
     return [*words, *([engine.fixed[name]] if name in engine.fixed else [])], left_out

@@ -190,6 +190,19 @@ def _caches(sides: Sides) -> Iterator[str]:
             yield f"prefix caches are {words} with {listed(able)}, and not with {listed(others)}"
 
 
+def _memories(sides: Sides) -> Iterator[str]:
+    placed = {name: side.provenance.get("deployment", {}) for name, side in sides.items()}
+    counted = [name for name, facts in placed.items() if "memory_like" in facts]
+    others = [name for name, facts in placed.items() if "layers_per_stage" in facts]
+    others = [name for name in others if name not in counted]
+    if counted and others:
+        engine = placed[counted[0]]["memory_like"]
+        yield (
+            f"pages are counted as {engine} does with {listed(counted)}, and from nominal memory "
+            f"with {listed(others)}; kv.like is one for all"
+        )
+
+
 def _saturated(sides: Sides) -> Iterator[str]:
     arriving = {name: side for name, side in sides.items() if "overloaded" in side.summary}
     shares = {name: side.summary.get("busy_share", 0.0) for name, side in arriving.items()}
@@ -222,7 +235,7 @@ def _versions(sides: Sides) -> Iterator[str]:
         yield f"the CPU time of other versions of an engine: {listed(names)}"
 
 
-RULES = (_few, _caches, _saturated, _extrapolated, _versions)
+RULES = (_few, _caches, _memories, _saturated, _extrapolated, _versions)
 
 
 def version_of(provenance: Mapping[str, Any]) -> str:

@@ -6,22 +6,29 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
+from evenflow.config.provenance import code_version
 from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document, patched
 from evenflow.errors import UsageError
+from evenflow.report import plots
 from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import number, percent, write_json, write_table
 from evenflow.report.words import metric_words, refusals, rows_left_out
-from evenflow.study.deployments import launch_lines, most_tokens, run_yaml
-from evenflow.study.fair import require_served
+from evenflow.study import decision
+from evenflow.study.decision import DecisionRecord, Margin, basis, breaks, margins
+from evenflow.study.decision_page import ALTERNATIVES, CHANGES, NEAREST, draw, write_page
+from evenflow.study.deployments import run_yaml
+from evenflow.study.fair import interval, require_served
 from evenflow.study.plan_search import (
     CHANGE,
     Ask,
     PlanQuestion,
+    at_rates,
     climb,
     contenders,
     name_of,
@@ -32,9 +39,10 @@ from evenflow.study.plan_search import (
     search,
     up_to,
 )
-from evenflow.study.slo import Condition, costs
-from evenflow.study.trials import How, Simulator, Trial, run, table, unfair
-from evenflow.study.uncertainty import Prediction
+from evenflow.study.rates import TriedRate, rate_found
+from evenflow.study.slo import Condition, completed_per_s, costs, levels_of, service_levels
+from evenflow.study.trials import How, Simulator, Study, Trial, run, table, unfair
+from evenflow.study.uncertainty import METRICS, Prediction, predicted
 
 SHOWN = 8
 """Points in the table."""
@@ -49,7 +57,8 @@ class Planned(Shown):
 
     `misses` are the nearest points where none does, and `changed` these with changes, the
     best first. `rates`: up to how many requests/s a point keeps the SLO. `seconds`: how long it
-    took. `prediction`: how far the numbers of the best may be off, where that was asked.
+    took. `prediction`: how far the numbers of the best may be off, where that was asked or a page
+    is written.
     """
 
     question: PlanQuestion
@@ -87,6 +96,36 @@ class Planned(Shown):
         """What the best point is simulated on, with what was not chosen marked."""
         return configured(self.winner).setup()
 
+    @property
+    def tried(self) -> list[TriedRate]:
+        """The best point at all rates at which it was simulated."""
+        question, name = self.question, name_of(self.best)
+        if question.rate is None:
+            return []
+        return [each for each in at_rates(question, self.trials) if name_of(each.trial) == name]
+
+    @property
+    def decision(self) -> DecisionRecord:
+        """The best point as a record for JSON and the page."""
+        question, best, tried = self.question, self.best, self.tried
+        of_each = margins(question.slo, best.mean, self.prediction, [tried] if tried else [])
+        tables = {ALTERNATIVES if self.kept else NEAREST: Table(*rows(self))}
+        if self.changed:
+            tables[CHANGES] = Table(*change_rows(self))
+        config = configured(self.winner)
+        return DecisionRecord(
+            sentences=sentences(self, timed=False),
+            config=config,
+            rate=question.rate,
+            margins=of_each,
+            breaks=list(breaks(of_each, rate_found(tried) if tried else None)),
+            price={k: v for k, v in facts_of(self, best).items() if k.startswith("dollars_")},
+            alternatives=tables,
+            basis=list(basis(config, best, self.prediction)),
+            launch=launch(self),
+            tried=tried,
+        )
+
     def told(self) -> Iterator[str | Table]:
         yield from first_lines(self)
         yield Table(*rows(self))
@@ -96,7 +135,7 @@ class Planned(Shown):
         if lost := [trial for trial in self.trials if trial.errors]:
             first = f"{lost[0].labels['setting']}: {lost[0].errors[0]}"
             yield Aside(f"{len(lost)} simulations failed, the first of them {first}")
-        if self.prediction is not None:
+        if self.prediction is not None and self.question.ask.intervals:
             yield from self.prediction.told()
 
 
@@ -111,9 +150,18 @@ def plan(document: Document, beside: Path, ask: Ask, how: How) -> Planned:
     with how.simulator("simulations", None) as who:
         planned = answered(question, who)
         require_served({"": planned.best.served}, allowed=ask.allow_refused)
+        if ask.intervals or how.out is not None:
+            planned = replace(planned, prediction=_predicted(planned, who))
         planned = replace(planned, seconds=time.perf_counter() - started)
         how.write(lambda folder: _write(folder, planned, how.out or folder))
     return planned
+
+
+def _predicted(planned: Planned, who: Simulator) -> Prediction:
+    question, config = planned.question, configured(planned.winner)
+    more = levels_of(question.slo, config)
+    study = Study(config, question.beside, measure=service_levels, more=more)
+    return predicted(study, who, [*METRICS, *(each.metric for each in question.slo)])
 
 
 def answered(question: PlanQuestion, who: Simulator) -> Planned:
@@ -149,8 +197,10 @@ def facts_of(planned: Planned, trial: Trial) -> dict[str, Any]:
         "replicas": trial.labels["replicas"],
         "setting": trial.labels["setting"],
     }
-    served = {"total_token_throughput": trial.mean("total_token_throughput")}
-    facts |= costs(gpus, served, price)
+    runs = [record.values for record in trial.records]
+    kept = question.excess(trial) <= 0
+    per_s = fmean(completed_per_s(values, keeps_up=kept) for values in runs)
+    facts |= costs(price and gpus * price, per_s, runs)
     for each in question.slo:
         facts[each.metric] = trial.mean(each.metric)
         facts[f"{each.metric}_margin"] = -each.excess_share(trial.mean(each.metric))
@@ -179,6 +229,25 @@ def _write(folder: Path, planned: Planned, final: Path) -> None:
     head = f"# The deployment that evenflow plan {how} for {question.document.name}.\n"
     text = head + run_yaml(planned.winner, question.beside, final)
     (folder / "plan.yaml").write_text(text, encoding="utf-8")
+    decision, svg = planned.decision, ""
+    if decision.tried:
+        title = f"{name_of(planned.best)}, {question.requests:,} requests"
+        up_to = planned.rates.get(name_of(planned.best))
+        rate = None if up_to is None else interval([up_to])
+        svg = plots.svg(draw(decision.tried, question.slo, rate, title), "plan")
+    write_page(folder, decision, _source(planned), svg)
+
+
+def _source(planned: Planned) -> dict[str, Any]:
+    """Return where a plan comes from."""
+    question = planned.question
+    asked = {"slo": list(map(str, question.slo)), "gpus": list(question.ask.gpus)}
+    return {
+        **code_version(),
+        "asked": {**asked, "rate": question.ask.rate, "price": question.ask.price},
+        "config": configured(planned.winner).resolved(),
+        "trace": dict(question.trace),
+    }
 
 
 def launch(planned: Planned) -> list[str]:
@@ -187,7 +256,7 @@ def launch(planned: Planned) -> list[str]:
         return []
     setting, _ = planned.question.point(planned.best)
     config, layers = configured(planned.winner), setting.candidate.layout.layers
-    return launch_lines(config, layers, most_tokens(config, planned.question.beside))
+    return decision.launch(config, planned.question.beside, layers)
 
 
 def facts(planned: Planned) -> dict[str, Any]:
@@ -203,6 +272,7 @@ def facts(planned: Planned) -> dict[str, Any]:
         **(planned.best.served.facts if planned.best.served.failed else {}),
         "rows_left_out": rows_left_out(question.trace),
         "best": facts_of(planned, planned.best),
+        "decision": planned.decision.facts,
         "effort": effort(planned),
         "left_out": [{"layout": each.label, "reason": each.reason} for each in question.left_out],
     }
@@ -232,13 +302,17 @@ def first_lines(planned: Planned) -> list[str]:
     return [*told[:refused], planned.setup, *told[refused:]]
 
 
-def sentences(planned: Planned) -> list[str]:
-    """Return the answer: what was refused; what to launch and its cost; limits; what was tried."""
+def sentences(planned: Planned, *, timed: bool = True) -> list[str]:
+    """Return the answer: what was refused; what to launch and its cost; limits; what was tried.
+
+    `timed`: in how many seconds, too.
+    """
     told = [*refusals({"": planned.best.served}), _what(planned), _how_near(planned)]
     first = {name_of(trial): trial for trial in planned.kept[:2]}
     told += [] if planned.kept else [_what_would(planned)]
     told += [f"{line}." for line in rows_left_out(planned.question.trace)]
-    return [*told, _tried(planned), *unfair(first)]
+    seconds = f", in {planned.seconds:.0f} s" if timed else ""
+    return [*told, f"{_tried(planned)}{seconds}.", *unfair(first)]
 
 
 def _what(planned: Planned) -> str:
@@ -259,9 +333,9 @@ def _what(planned: Planned) -> str:
 def _how_near(planned: Planned) -> str:
     question, trial = planned.question, planned.best
     told = [
-        f"{metric_words(each.metric)} {number(value, 3)} of {each.limit:g} ({_left(each, value)})"
+        f"{metric_words(each.metric)} {number(of.value, 3)} of {each.limit:g} ({of.left_words})"
         for each in question.slo
-        for value in [trial.mean(each.metric)]
+        for of in [Margin(each, trial.mean(each.metric))]
     ]
     rate = planned.rates.get(name_of(trial))
     served = trial.served
@@ -271,12 +345,6 @@ def _how_near(planned: Planned) -> str:
     busy = percent(trial.mean("busy_share"), 0, sign=False)
     words = metric_words(binding(question, trial).metric)
     return f"{at}{', '.join(told)}; {words} binds, GPUs are {busy} busy{holds}."
-
-
-def _left(condition: Condition, value: float) -> str:
-    """Return the share of a limit that is left, or how many times the limit a value is."""
-    share = condition.excess_share(value)
-    return f"x{number(1 + share, 3)}" if share > 1 else percent(-share, 0)
 
 
 def _what_would(planned: Planned) -> str:
@@ -320,7 +388,7 @@ def _tried(planned: Planned) -> str:
     more = " of the trace (workload.requests says how many)" if question.is_cut else ""
     return (
         f"Simulated {done['simulated']} of {done['points']} points, {done['on_all_requests']} of "
-        f"them on {which} {question.requests} requests{more}, in {planned.seconds:.0f} s."
+        f"them on {which} {question.requests} requests{more}"
     )
 
 
@@ -331,7 +399,7 @@ def rows(planned: Planned) -> tuple[list[str], list[list[str]]]:
     heads = [
         "replicas x layout, scheduler, budget",
         "GPUs",
-        *(["$/h", "$/M tok."] if priced else []),
+        *(["$/h", "$/M tok.\n(in+out)"] if priced else []),
     ]
     shown = (*planned.kept, *planned.misses)[:SHOWN]
     lost = any(trial.served.failed for trial in shown)
@@ -353,8 +421,5 @@ def _heads(question: PlanQuestion) -> list[str]:
 
 def _cells(planned: Planned, trial: Trial) -> list[str]:
     """Return the limited numbers with what is left of their limits, and how busy the GPUs are."""
-    told = facts_of(planned, trial)
-    cells = []
-    for each in planned.question.slo:
-        cells.append(f"{number(told[each.metric], 3)} {_left(each, told[each.metric])}")
-    return [*cells, percent(told["busy_share"], 0, sign=False)]
+    cells = [Margin(each, trial.mean(each.metric)).words for each in planned.question.slo]
+    return [*cells, percent(trial.mean("busy_share"), 0, sign=False)]

@@ -21,12 +21,12 @@ import numpy as np
 from evenflow.config.build import Workload, load_workload
 from evenflow.config.files import make_importable
 from evenflow.config.pools import defaults
-from evenflow.config.run import RunConfig, configured, with_
+from evenflow.config.run import RunConfig, configured, memory_of_all, with_
 from evenflow.config.yaml_file import Document, Patch, patched
 from evenflow.errors import UsageError
 from evenflow.results.outcome import Served
 from evenflow.schedulers import POOLED
-from evenflow.specs.gpu import gpu, gpus, links
+from evenflow.specs.gpu import gpus, links
 from evenflow.study.advice import faster_links
 from evenflow.study.deployments import (
     Candidate,
@@ -38,15 +38,10 @@ from evenflow.study.deployments import (
     why_fixed,
 )
 from evenflow.study.fair import require_served
-from evenflow.study.searches import (
-    Probe,
-    bisect,
-    own_rate,
-    rate_patch,
-    rounded,
-    side_by_side,
-)
+from evenflow.study.rates import TriedRate, bisect, own_rate, rate_patch, rounded, tried
+from evenflow.study.searches import side_by_side
 from evenflow.study.slo import (
+    KEEPS_UP,
     LATENCY,
     Condition,
     check_slo,
@@ -112,7 +107,7 @@ class Ask:
     """The options of a plan, beside the run. None: chosen here.
 
     `rate`: requests/s, or a multiple of the run's own ("2x"); `price`: dollars of a GPU an hour.
-    `allow_refused`: answer though too many requests are refused.
+    `allow_refused`: answer though too many requests are refused. `intervals`: say them, too.
     """
 
     slo: tuple[Condition, ...]
@@ -124,6 +119,7 @@ class Ask:
     replications: int = 1
     exhaustive: bool = False
     allow_refused: bool = False
+    intervals: bool = False
 
     def __post_init__(self) -> None:
         if self.price is not None and not 0 < self.price < math.inf:
@@ -271,6 +267,9 @@ def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
     """Return the checked question; UsageError naming what is wrong with the run or `ask`."""
     make_importable([document.data, list(ask.schedulers or ())], Path.cwd(), beside)
     document, is_cut = _with_requests(document, beside, ask.replications)
+    config = configured(document)
+    tried = [{"scheduler": {"name": name}} for name in policies_to_try(ask.schedulers, config)]
+    document = patched(document, memory_of_all([config, *(with_(config, each) for each in tried)]))
     config = configured(document)
     if why := why_alike(config, beside, ask.replications):
         raise UsageError(f"--replications {ask.replications}: {why}")
@@ -530,22 +529,21 @@ def climb(question: PlanQuestion, trials: Sequence[Trial]) -> Search:
     """
     best = question.rate
     assert best is not None  # there is one
-    probe = partial(_probe, question)
+    at = partial(probe, question)
     for trial in trials:
         case = partial(_at_rate, question, trial)
         (first,) = yield [case(rounded(best * (1 + TOLERANCE)))]
-        probes = [probe(trial), probe(first)]
+        probes = [at(trial), at(first)]
         if probes[1].passes:
-            probes = yield from bisect(best, TOLERANCE, case, probe, probes=probes)
+            probes = yield from bisect(best, TOLERANCE, case, at, probes=probes)
         best = max(each.rate for each in probes if each.passes)
 
 
-def _probe(question: PlanQuestion, trial: Trial) -> Probe:
-    rate = rate_of(question, trial)
-    failed = () if question.excess(trial) <= 0 else ("slo",)
-    latency_ms = trial.mean("mean_e2el_ms")
-    in_system = 0.0 if math.isnan(latency_ms) else trial.served.share * rate * latency_ms / 1e3
-    return Probe(rate, failed, in_system, int(trial.mean("completed")))
+def probe(question: PlanQuestion, trial: Trial) -> TriedRate:
+    """Return what a trial says of its rate; one that refuses more than others do breaks a limit."""
+    found = tried(trial, rate_of(question, trial), (*question.slo, KEEPS_UP))
+    lost = trial.served.failed > question.served.failed
+    return replace(found, failed=(*found.failed, "failed")) if lost else found
 
 
 def _at_rate(question: PlanQuestion, trial: Trial, rate: float) -> Variant:
@@ -565,14 +563,22 @@ def rate_of(question: PlanQuestion, trial: Trial) -> float:
     return float(trial.labels.get("workload.arrivals.rate", question.rate))
 
 
+def at_rates(question: PlanQuestion, trials: Sequence[Trial]) -> list[TriedRate]:
+    """Return what was tried of the points of the plan on all requests, at any rate."""
+    return [
+        probe(question, trial)
+        for trial in trials
+        if CHANGE not in trial.labels and trial.labels["requests"] == question.requests
+    ]
+
+
 def up_to(question: PlanQuestion, trials: Sequence[Trial]) -> dict[str, float]:
     """Return the highest rate at which each point was seen to keep the SLO, by name."""
     found: dict[str, float] = {}
-    for trial in trials:
-        same = CHANGE not in trial.labels and trial.labels["requests"] == question.requests
-        if same and question.excess(trial) <= 0:
-            name = name_of(trial)
-            found[name] = max(found.get(name, 0.0), rate_of(question, trial))
+    for each in at_rates(question, trials):
+        if each.passes:
+            name = name_of(each.trial)
+            found[name] = max(found.get(name, 0.0), each.rate)
     return found
 
 
@@ -596,8 +602,8 @@ def remedies(question: PlanQuestion, misses: Sequence[Trial]) -> Search:
     best = misses[:CONTENDERS]
     cases = [_changed(question, each, "", {}, times) for each in best for times in TIMES]
     config = question.config
-    if config.gpu is not None and not why_fixed(config):
-        own = gpu(config.gpu).bytes_per_s
+    if config.gpus and not why_fixed(config):
+        own = config.gpus[0].bytes_per_s
         faster = sorted((each.bytes_per_s, each.name) for each in gpus() if each.bytes_per_s > own)
         cases += [
             _changed(question, each, *_other_gpu(config, name), times)
@@ -608,8 +614,8 @@ def remedies(question: PlanQuestion, misses: Sequence[Trial]) -> Search:
     cases += [_changed(question, best[0], *change) for change in faster_links(config)]
     yield cases
     if question.rate is not None:
-        start, probe = rounded(question.rate / TIMES[0]), partial(_probe, question)
-        found = [bisect(start, ROUGHLY, partial(_at_rate, question, each), probe) for each in best]
+        start, at = rounded(question.rate / TIMES[0]), partial(probe, question)
+        found = [bisect(start, ROUGHLY, partial(_at_rate, question, each), at) for each in best]
         yield from side_by_side(found)
 
 

@@ -13,8 +13,9 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from evenflow.config.build import Built, Workload, build
 from evenflow.config.files import inputs_of
@@ -28,9 +29,15 @@ from evenflow.report.shown import Shown, Table
 from evenflow.report.tables import Format, check_format, write_json, write_table
 from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
-from evenflow.results.run import Columns, merged
-from evenflow.sim import simulate_replicas
+from evenflow.results.run import Columns, RunResult, merged
+from evenflow.schedulers import refuse_old
+from evenflow.sim import pipeline_of, simulate_replicas
 from evenflow.study.told import runs_told
+
+if TYPE_CHECKING:
+    from evenflow.core.world import World
+    from evenflow.engines.pools import PooledWorld
+    from evenflow.sim.processes import Process
 
 Save = Literal["summary", "requests", "all"]
 """How much is written of a run."""
@@ -59,10 +66,13 @@ class GivenPolicy:
 
     def make(self, **facts: Any) -> Scheduler:
         """Return a fresh policy; a class gets those facts of the deployment that it takes."""
-        if not isinstance(self._policy, type):
-            return copy.deepcopy(self._policy)
-        accepted = inspect.signature(self._policy).parameters
-        return self._policy(**{name: fact for name, fact in facts.items() if name in accepted})
+        if isinstance(self._policy, type):
+            accepted = inspect.signature(self._policy).parameters
+            made = self._policy(**{key: fact for key, fact in facts.items() if key in accepted})
+        else:
+            made = copy.deepcopy(self._policy)
+        refuse_old(made)
+        return made
 
     def source(self) -> Mapping[str, str | None]:
         """Return the name, and the SHA-256 of the class's source where Python can find it."""
@@ -73,10 +83,28 @@ class GivenPolicy:
         return {"name": self.name, "source_sha256": digest}
 
 
+def given_process(process: object) -> tuple[object, Process | None]:
+    """Return a process as a configuration names it and, if Python gives one, its function.
+
+    UsageError for what is neither a name, a mapping nor a function of a world.
+    """
+    if isinstance(process, str | Mapping):
+        return process, None
+    inner = process.func if isinstance(process, partial) else process
+    name = getattr(inner, "__qualname__", None)
+    if not callable(process) or name is None:
+        raise UsageError(
+            "processes: each should be a name, a mapping, or a function of a world that yields "
+            f"events, not {process!r}"
+        )
+    return f"{inner.__module__}:{name}", process
+
+
 class Job(NamedTuple):
     """One configuration to simulate on requests already made; `beside` is its file's folder.
 
-    `policy` stands in for the one that the configuration names, `name` for that one's in tables.
+    `policy` stands in for the one that the configuration names, `name` for that one's in tables,
+    `processes` for those that it names, each that is given in Python.
     """
 
     config: RunConfig
@@ -84,6 +112,7 @@ class Job(NamedTuple):
     beside: Path
     policy: GivenPolicy | None = None
     name: str = ""
+    processes: tuple[Process | None, ...] = ()
 
     @property
     def label(self) -> str:
@@ -102,6 +131,35 @@ class Job(NamedTuple):
         return build(
             self.config, given.requests, self.beside, given.texts, make, before=given.before
         )
+
+    def simulate(
+        self,
+        world: World | PooledWorld,
+        on_done: Callable[[int], None] | None = None,
+        *,
+        whole: bool = True,
+    ) -> list[RunResult]:
+        """Simulate a world with the pipeline and the processes of the configuration."""
+        return simulate_replicas(
+            world,
+            on_done,
+            pipeline=self.config.pipeline,
+            processes=self._joining(),
+            seed=self.config.workload.seed,
+            whole=whole,
+        )
+
+    def _joining(self) -> list[Process]:
+        named = self.config.processes or []
+        if not named:
+            return []
+        from evenflow.config.processes import processes_of
+
+        given = self.processes or (None,) * len(named)
+        made = iter(
+            processes_of([n for n, g in zip(named, given, strict=True) if not g], self.beside)
+        )
+        return [process or next(made) for process in given]
 
     def source(self, built: Built, **facts: Any) -> dict[str, Any]:
         """Return where the results of a run come from, and those `facts` that there are."""
@@ -125,8 +183,9 @@ def run_job(
     """
     started = time.perf_counter()
     built = job.built()
-    results = simulate_replicas(built.world, on_done, whole=whole)
-    source = job.source(built)
+    results = job.simulate(built.world, on_done, whole=whole)
+    asked, joining = job.config.pipeline, job.config.processes or ()
+    source = job.source(built, pipeline=pipeline_of(built.world, asked, joining))
     replicas = tuple(replace(result, provenance=source) for result in results)
     result = replace(merged(replicas), provenance=source)
     summary = summarize(result, job.config.goodput)
@@ -196,8 +255,8 @@ def write_run(
     if title is not None:
         from evenflow.report.run_page import write_report
 
-        parts = [each.html for each in more]
-        write_report(folder / "report.html", outcome.parts, title, outcome.result.provenance, parts)
+        runs, parts = {outcome.label: outcome}, [each.html for each in more]
+        write_report(folder / "report.html", runs, title, outcome.result.provenance, parts)
 
 
 def write_results(
@@ -218,7 +277,7 @@ def write_results(
     }
     write_json(folder / "summary.json", summary)
     if save != "summary":
-        _write_tables(folder, outcome.result.tables("requests", "transfers"), form)
+        _write_tables(folder, outcome.result.tables("requests", "transfers", "marks"), form)
         write_json(folder / "wall_clock.json", wall_clock(outcome.wall_s))
 
 

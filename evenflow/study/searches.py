@@ -1,7 +1,6 @@
-"""How a study's points are chosen: listed, drawn, proposed by Optuna, or narrowed to a rate.
+"""How a study's points are chosen: listed, drawn, or proposed by Optuna.
 
-Knows parameters and their values, rates of arrivals, and what a search needs to know of its
-trials; simulates nothing.
+Knows parameters and their values, and what a search needs to know of its trials; simulates nothing.
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -22,9 +20,7 @@ from evenflow.errors import MOST_RUNS, UsageError, require_package
 from evenflow.keys import Keys, expect, short_form
 from evenflow.report.tables import is_number
 from evenflow.study.trials import Search, Trial, Variant
-from evenflow.traces import AnyArrivals, Replay
 from evenflow.traces.trace import random_stream
-from evenflow.types import Request
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=0)]
@@ -260,170 +256,6 @@ def side_by_side(searches: Sequence[Search]) -> Search:
                 asked.append((each, each.send(answer)))
 
 
-RATE_DIGITS = 4
-"""Rates are rounded to so many significant digits: readable, and found again in a store."""
-
-LEAST_TOLERANCE = 0.002
-"""Below it, neighbouring rates round to one."""
-
-IDLE_REQUESTS = 0.1
-"""With fewer requests in the system, on average, no two of them share anything."""
-
-ENOUGH_TIMES = 10
-"""A run with so many times the requests that are in the system at once has a steady state."""
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """The result of one rate (requests/s): it passes, or these conditions fail.
-
-    `in_system` is the mean number of requests in the system (Little's law: rate x mean E2EL) of the
-    `requests` of the run.
-    """
-
-    rate: float
-    failed: tuple[str, ...]
-    in_system: float
-    requests: int
-
-    @property
-    def passes(self) -> bool:
-        return not self.failed
-
-    @property
-    def crowded(self) -> bool:
-        """Whether all requests arrive before, on average, one of them is served.
-
-        The queue of such a run is as long as the run has requests: it says nothing of longer ones.
-        """
-        return self.in_system >= self.requests
-
-    @property
-    def idle(self) -> bool:
-        """Whether a lower rate would change nothing: a request mostly has the system to itself."""
-        return self.in_system < IDLE_REQUESTS
-
-
-ProbeT = TypeVar("ProbeT", bound=Probe)
-Status = Literal["found", "never", "too_short"]
-
-
-@dataclass(frozen=True, slots=True)
-class RateFound:
-    """The result of a search for a rate.
-
-    `found`: `rate` passes and `fails_at`, within the tolerance above it, does not. `never`: even
-    where requests do not meet, at `fails_at`, it fails. `too_short`: rates pass up to one at which
-    all requests arrive before one is served, on average; `rate` None. `failed` are the conditions
-    at `fails_at`. `enough_requests`: how many the run should have so that its length does not
-    matter much.
-    """
-
-    status: Status
-    rate: float | None
-    fails_at: float | None
-    failed: tuple[str, ...]
-    enough_requests: int
-
-
-def bisect(
-    start: float,
-    tolerance: float,
-    case: Callable[[float], Variant],
-    probe: Callable[[Trial], ProbeT],
-    *,
-    width: int = 1,
-    probes: Sequence[ProbeT] = (),
-) -> Generator[Sequence[Variant], list[Trial], list[ProbeT]]:
-    """Find the largest rate that passes: bracket it by doubling, then narrow the bracket.
-
-    Up to `width` rates are probed at once; `probes` are known before. Returns all probes. It
-    assumes that what fails at one rate fails at all higher ones; where that is not so, it finds one
-    that passes just below one that fails.
-    """
-    known = list(probes)
-    while rates := next_rates(known, start, tolerance, width):
-        trials = yield list(map(case, rates))
-        known += map(probe, trials)
-    return known
-
-
-def next_rates(
-    probes: Sequence[Probe], start: float, tolerance: float, width: int = 1
-) -> list[float]:
-    """Return the rates to probe next, up to `width` at once; none when the search has ended.
-
-    Doubles from `start` while all pass, halves while all fail, then divides the bracket in equal
-    ratios until its ends differ by no more than `tolerance` (0.02: 2 %).
-    """
-    low, high = _bracket(probes)
-    steps = range(1, width + 1)
-    if low is None and high is None:
-        rates = [start * 2 ** (step - 1) for step in steps]
-    elif low is None:
-        assert high is not None
-        rates = [] if high.idle else [high.rate / 2**step for step in steps]
-    elif low.crowded:
-        rates = []
-    elif high is None:
-        rates = [low.rate * 2**step for step in steps]
-    elif high.rate <= low.rate * (1 + tolerance):
-        rates = []
-    else:
-        ratio = high.rate / low.rate
-        rates = [low.rate * ratio ** (step / (width + 1)) for step in steps]
-    known = {probe.rate for probe in probes}
-    return [rate for rate in sorted({rounded(rate) for rate in rates}) if rate not in known]
-
-
-def found(probes: Sequence[Probe]) -> RateFound:
-    """Return what the probes of an ended search say."""
-    low, high = _bracket(probes)
-    failed = () if high is None else high.failed
-    fails_at = None if high is None else high.rate
-    if low is None:
-        return RateFound("never", None, fails_at, failed, 0)
-    enough = math.ceil(ENOUGH_TIMES * low.in_system)
-    if low.crowded:
-        return RateFound("too_short", None, fails_at, failed, enough)
-    return RateFound("found", low.rate, fails_at, failed, enough)
-
-
-def _bracket(probes: Sequence[Probe]) -> tuple[Probe | None, Probe | None]:
-    """Return the highest rate that passes below the lowest that fails, and that one."""
-    high = min((p for p in probes if not p.passes), key=lambda probe: probe.rate, default=None)
-    below = (p for p in probes if p.passes and (high is None or p.rate < high.rate))
-    return max(below, key=lambda probe: probe.rate, default=None), high
-
-
-def rounded(value: float, digits: int = RATE_DIGITS) -> float:
+def rounded(value: float, digits: int) -> float:
     """Return a number rounded to `digits` significant digits."""
     return float(f"{value:.{digits}g}")
-
-
-def rate_patch(arrivals: AnyArrivals, rate: float, start: float) -> Patch:
-    """Return a patch that puts arrivals at `rate`; their own rate is `start`."""
-    if isinstance(arrivals, Replay):
-        return {"workload.arrivals.scale": arrivals.scale * rate / start}
-    return {"workload.arrivals.rate": rate}
-
-
-def own_rate(arrivals: AnyArrivals, requests: Sequence[Request]) -> float:
-    """Return the mean rate at which requests arrive, in requests/s.
-
-    UsageError for arrivals that have none: offline, closed, or a trace that comes all at once.
-    """
-    if len(requests) < 2:
-        raise UsageError(f"workload: {len(requests)} request has no rate; give more requests")
-    if isinstance(arrivals, Replay):
-        span_s = requests[-1].arrival_s - requests[0].arrival_s
-        if span_s > 0:
-            return (len(requests) - 1) / span_s
-        raise UsageError("workload.trace: all its requests arrive at once; give poisson arrivals")
-    rate = getattr(arrivals, "rate", None)
-    if rate is None:
-        raise UsageError(
-            f"workload.arrivals: {arrivals.kind} has no rate to search for; give poisson, gamma, "
-            "onoff or replay"
-        )
-    return float(rate)

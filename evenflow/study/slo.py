@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Literal, cast, get_args
 
 import numpy as np
@@ -26,7 +27,7 @@ from evenflow.results.metrics import Limit, meets, request_metrics
 from evenflow.results.outcome import Outcome
 from evenflow.results.run import RunResult
 from evenflow.schedulers import POOLED
-from evenflow.specs.gpu import gpu
+from evenflow.specs.gpu import GpuSpec
 from evenflow.sums import plain_sum
 
 LATENCY = re.compile(r"(mean|median|std|p(\d+(?:\.\d+)?))_(ttft|tpot|itl|e2el|queue)_ms")
@@ -38,6 +39,10 @@ Limits = tuple[tuple[str, float], ...]
 
 EXAMPLE = "--slo p99_itl_ms=200"
 S_PER_HOUR = 3600
+
+INPUT, OUTPUT = "total_input_tokens", "total_output_tokens"
+KINDS = {"tokens": (INPUT, OUTPUT), "input_tokens": (INPUT,), "output_tokens": (OUTPUT,)}
+"""Tokens that may be charged, and the numbers of a summary that they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +276,10 @@ def with_cost(outcome: Outcome, *, price: float | None) -> dict[str, Any]:
     `price` is that of a GPU an hour, in dollars.
     """
     gpus, own = _num_gpus(outcome), outcome.summary
-    return own | {"gpus": gpus} | _per_gpu_and_user(outcome, gpus) | costs(gpus, own, price)
+    per_hour = None if price is None else gpus * price
+    per_s = completed_per_s(own, keeps_up=own.get("overloaded") == 0)
+    paid = costs(per_hour, per_s, [own])
+    return own | {"gpus": gpus} | _per_gpu_and_user(outcome, gpus) | paid
 
 
 def _per_gpu_and_user(outcome: Outcome, gpus: int) -> dict[str, float | None]:
@@ -288,15 +296,31 @@ def _num_gpus(outcome: Outcome) -> int:
     return sum(count for _, count in _gpus(config))
 
 
-def costs(gpus: int, values: Mapping[str, Any], price: float | None) -> dict[str, float | None]:
-    """Return dollars an hour, and for a million tokens that are served; {} without a price."""
-    if price is None:
+def costs(
+    per_hour: float | None, per_s: float, runs: Sequence[Mapping[str, Any]]
+) -> dict[str, float | None]:
+    """Return dollars an hour, and for a million tokens served; {} without a price.
+
+    `per_s` requests are completed a second, of the mean sizes in `runs`. The price of input tokens
+    is what they cost if they pay for everything; so is that of output tokens.
+    """
+    if per_hour is None:
         return {}
-    tokens = (values["total_token_throughput"] or 0.0) * S_PER_HOUR / 1e6
-    return {
-        "dollars_per_hour": gpus * price,
-        "dollars_per_million_tokens": gpus * price / tokens if tokens else None,
-    }
+    millions = S_PER_HOUR * per_s / 1e6
+    found: dict[str, float | None] = {"dollars_per_hour": per_hour}
+    for kind, keys in KINDS.items():
+        done = [run for run in runs if run.get("completed")]
+        tokens = [sum(run[key] for key in keys) / run["completed"] for run in done]
+        size = millions * fmean(tokens) if tokens else 0.0
+        found[f"dollars_per_million_{kind}"] = per_hour / size if size else None
+    return found
+
+
+def completed_per_s(values: Mapping[str, Any], *, keeps_up: bool) -> float:
+    """Return the requests completed a second: as they arrive if it keeps up, else over the run."""
+    if not keeps_up or LOAD[0] not in values:
+        return values["request_throughput"] or 0.0
+    return float(values[LOAD[0]] * values["completed"] / (values["completed"] + values["failed"]))
 
 
 def load_prices(path: Path) -> dict[str, float]:
@@ -318,7 +342,7 @@ def dollars_per_hour(config: RunConfig, prices: Mapping[str, float]) -> float:
     for given, count in _gpus(config):
         if given is None:
             raise UsageError("--per-dollar: the run names no gpu; add the key gpu to it")
-        name = gpu(given).name
+        name = given.name
         if name not in prices:
             raise UsageError(
                 f"--per-dollar: the price of {name} is missing; {instead_of(name, prices)}"
@@ -327,10 +351,17 @@ def dollars_per_hour(config: RunConfig, prices: Mapping[str, float]) -> float:
     return total
 
 
-def _gpus(config: RunConfig) -> list[tuple[Any, int]]:
-    """Return each GPU as the run gives it, and how many of it there are, replicas included."""
+def _gpus(config: RunConfig) -> list[tuple[GpuSpec | None, int]]:
+    """Return GPUs and how many of each there are, replicas included."""
     replicas = 1 if config.replicas is None else config.replicas.count
     if config.scheduler.name not in POOLED:
-        return [(config.gpu, replicas * config.pipeline_gpus)]
+        return _of_pipeline(config, replicas)
     runs = runs_of_pools(config, system(config.scheduler)).values()
-    return [(run.gpu, run.pipeline_gpus) for run in runs]
+    return [pair for run in runs for pair in _of_pipeline(run)]
+
+
+def _of_pipeline(config: RunConfig, replicas: int = 1) -> list[tuple[GpuSpec | None, int]]:
+    """Return the GPU of each stage, None where none is named, and how many there are."""
+    return [(each, replicas * config.stage_gpus) for each in config.gpus] or [
+        (None, replicas * config.pipeline_gpus)
+    ]

@@ -101,7 +101,7 @@ class SweepConfig(Keys):
     """
     price: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Dollars of a GPU an hour; points then also have `dollars_per_hour` and
-    `dollars_per_million_tokens`.
+    `dollars_per_million_tokens`, and `_input_tokens` and `_output_tokens` as if these paid for all.
     """
 
     @model_validator(mode="after")

@@ -56,8 +56,8 @@ CAPTIONS = {
 }
 """What stands over and under each picture of the page, in the page's order."""
 
-BESIDE = ("mean_ttft_ms", "mean_tpot_ms", "gpus")
-"""What the table of all points has beside the metrics that decide."""
+LATENCIES = ("mean_ttft_ms", "mean_tpot_ms")
+"""What the tables have beside the metrics that decide; that of all points has the GPUs, too."""
 
 
 def write_findings(folder: Path, found: Findings, title: str) -> None:
@@ -117,7 +117,7 @@ def _page(found: Findings, title: str, drawn: Mapping[str, str], source: Mapping
         f'<p class="caption">{"<br>".join(map(escape, _about(found)))}</p>',
         f'<div class="verdict"><p>{escape(" ".join(told(found)))}</p></div>',
         "<h2>Best points</h2>",
-        html_table(*best_table(found)),
+        html_table(*best_table(found, LATENCIES)),
     ]
     for name, caption in CAPTIONS.items():
         if name in drawn:
@@ -146,7 +146,7 @@ def _all_points(found: Findings) -> list[str]:
     done = [index for index, trial in enumerate(found.trials) if not trial.errors]
     if not done:
         return []
-    metrics = list(dict.fromkeys([*config.metrics, *BESIDE]))
+    metrics = list(dict.fromkeys([*config.metrics, *LATENCIES, "gpus"]))
     heads = [*short_names(list(config.parameters)), *map(metric_words, metrics)]
     cells = [
         [

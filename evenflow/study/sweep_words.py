@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import starmap
@@ -172,8 +172,8 @@ def edges(found: Findings) -> list[str]:
     return [f"The best is on the edge of what was tried: {', '.join(words)}."] if words else []
 
 
-def best_table(found: Findings) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of the best points: where they differ, what decides.
+def best_table(found: Findings, beside: Sequence[str] = ()) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of the best points: where they differ, what decides, what is `beside`.
 
     The column `against the best` marks whether a point surely differs from the first.
     """
@@ -182,7 +182,7 @@ def best_table(found: Findings) -> tuple[list[str], list[list[str]]]:
     shown = shown or found.nearest[:BEST]
     if found.default is not None and found.default not in shown:
         shown = [*shown, found.default]
-    metrics = [*config.metrics]
+    metrics = list(dict.fromkeys([*config.metrics, *beside]))
     if "gpus" not in metrics and len({found.trials[index].mean("gpus") for index in shown}) > 1:
         metrics.append("gpus")
     varied = [name for name in config.parameters if found.keys[name].loc[shown].nunique() > 1]

@@ -8,7 +8,7 @@ Knows what errors were stated, and how to put them together; not what is predict
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from evenflow.config.build import model_of
-from evenflow.config.run import RunConfig, configured
+from evenflow.config.run import RunConfig
 from evenflow.config.yaml_file import Document, Patch
 from evenflow.errors import UsageError
 from evenflow.report.page import Addition
@@ -26,8 +26,8 @@ from evenflow.report.shown import Shown, Table
 from evenflow.report.tables import number, percent, write_table
 from evenflow.report.words import metric_words
 from evenflow.results.student import student_quantile
-from evenflow.specs.gpu import gpu, gpus
-from evenflow.study.trials import How, Study, Trial, Variant
+from evenflow.specs.gpu import gpus
+from evenflow.study.trials import How, Simulator, Study, Trial, Variant
 
 LEVEL = 0.9
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -86,10 +86,10 @@ def stated(config: RunConfig, beside: Path) -> Stated:
     words = f"{share:.1%} of {layers} models on measured GPUs"
     if kind == "silicon":
         return Stated(share, words)
-    spec = gpu(config.gpu)
-    p95 = spec.p95_error or max(each.p95_error for each in gpus())
-    more = "" if spec.p95_error else ", not known and taken as that of the worst GPU"
-    against = f"{p95:.1%} (P95) of the roofline of {spec.name} against operators{more}"
+    measured = all(spec.p95_error for spec in config.gpus)
+    p95 = max(each.p95_error for each in (config.gpus if measured else gpus()))
+    more = "" if measured else ", not known and taken as that of the worst GPU"
+    against = f"{p95:.1%} (P95) of the roofline of {config.gpu_words} against operators{more}"
     return Stated(math.hypot(share, p95 / 1.96), f"{words}; {against}")
 
 
@@ -176,23 +176,29 @@ class Prediction(Shown):
 
 def predict(document: Document, beside: Path, how: How) -> Prediction:
     """Simulate a run and the nine that tell its intervals; UsageError as for the run."""
-    config = configured(document)
-    error = stated(config, beside)
-    asked = [Variant({"run": "as it is"}, {}), *cases(config, error)]
-    with how.simulator("runs of the intervals", len(asked)) as who:
-        base, *others = who.trials(Study(document, beside), asked)
+    with how.simulator("runs of the intervals", 1 + len(COSTS)) as who:
+        return predicted(Study(document, beside), who)
+
+
+def predicted(study: Study, who: Simulator, metrics: Iterable[str] = METRICS) -> Prediction:
+    """Simulate a study's run and the nine that tell the intervals of its metrics."""
+    config = study.config({})
+    error = stated(config, study.beside)
+    base, *others = who.trials(study, [Variant({"run": "as it is"}, {}), *cases(config, error)])
     for trial in (base, *others):
         for message in trial.errors:
             raise UsageError(message)
     values = [record.values for trial in others for record in trial.records]
-    return Prediction(error, base, ranges_of(values))
+    return Prediction(error, base, ranges_of(values, metrics))
 
 
-def ranges_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, MetricInterval]:
+def ranges_of(
+    runs: Sequence[Mapping[str, Any]], metrics: Iterable[str] = METRICS
+) -> dict[str, MetricInterval]:
     """Return the interval of each metric for which the nine runs give one; empty without runs."""
     if not runs:
         return {}
-    known = (m for m in METRICS if all(run.get(m) is not None for run in runs))
+    known = (m for m in metrics if all(run.get(m) is not None for run in runs))
     found = {metric: range_of([float(run[metric]) for run in runs]) for metric in known}
     return {metric: each for metric, each in found.items() if each is not None}
 

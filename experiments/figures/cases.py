@@ -448,7 +448,7 @@ def _search(
     study.note_served([answer.served])
     kv_pages = answer.provenance["deployment"]["kv_pages"]
     shared = {"limit_ms": slo[0].limit, "kv_pages": kv_pages, "error": None}
-    runs = {(each.replication, each.rate): each.values for each in answer.measured}
+    runs = {(each.trial.labels["replication"], each.rate): each.values for each in answer.measured}
     return [
         {
             "capacity": 0.0 if end.status == "never" else end.rate,

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from evenflow.errors import UsageError, instead_of
+from evenflow.experiments.figures import FOLDER, names
 from evenflow.experiments.figures.cases import exploded, function, table_of
 from evenflow.experiments.figures.claims import (
     Answer,
@@ -30,36 +31,36 @@ from evenflow.experiments.figures.claims import (
     worst,
 )
 from evenflow.experiments.figures.formulas import filled
-from evenflow.experiments.figures.panels import annotate, checked_plot, draw
-from evenflow.experiments.figures.schema import FigurePlan, load_plan
+from evenflow.experiments.figures.panels import annotate, checked_plot, draw, fit
+from evenflow.experiments.figures.schema import PLAIN, FigurePlan, Look, load_plan
 from evenflow.experiments.figures.study import Drawing, FigureStudy, footnote
 from evenflow.report.folder import staged
-from evenflow.report.plots import save
+from evenflow.report.plots import save, styled
 from evenflow.report.tables import markdown_table, write_json, write_table
 from evenflow.study.fair import alike
 from evenflow.study.points import Store
 from evenflow.study.uncertainty import COSTS
 
-FOLDER = Path(__file__).parent
-NOT_FIGURES = ("claims", "misses")
-
-
-def names() -> list[str]:
-    """Return the names of all figures, in the order of their papers and numbers."""
-    found = [p.stem for p in FOLDER.glob("*.yaml") if p.stem not in NOT_FIGURES]
-    return sorted((stem.replace("_", "-") for stem in found), key=_by_number)
-
 
 def chosen(
-    asked: Sequence[str], overrides: tuple[str, ...], *, quick: bool, allow_refused: bool = False
+    asked: Sequence[str] | Mapping[str, Mapping[str, Any]],
+    overrides: tuple[str, ...],
+    *,
+    quick: bool,
+    allow_refused: bool = False,
+    look: Look = PLAIN,
 ) -> list[FigurePlan]:
     """Return the figures asked for, all where none is; UsageError for a name that is none.
 
     A name without its number stands for all of that paper: `gllm`; one that ends in .yaml is a
-    figure of the user's own.
+    figure of the user's own, as are those given by name with their keys.
     """
     known, wanted = names(), {}
+    given = asked if isinstance(asked, Mapping) else {}
     for name in asked or known:
+        if name in given:
+            wanted[name] = Path(f"{name}.yaml")
+            continue
         if name.endswith(".yaml"):
             wanted[name] = Path(name)
             continue
@@ -67,8 +68,14 @@ def chosen(
         if not group:
             raise UsageError(f"figures {name}: no such figure; {instead_of(name, known)}")
         wanted |= {each: FOLDER / f"{each.replace('-', '_')}.yaml" for each in group}
-    plans = (load_plan(path, overrides, quick=quick) for path in wanted.values())
-    return [replace(plan, allow_refused=allow_refused) for plan in plans]
+    return [
+        replace(
+            load_plan(path, overrides, quick=quick, keys=given.get(name)),
+            allow_refused=allow_refused,
+            look=look,
+        )
+        for name, path in wanted.items()
+    ]
 
 
 def make(
@@ -80,7 +87,7 @@ def make(
 ) -> Drawing:
     """Make one figure and write its files into `folder`, all or none: png, svg, csv, json."""
     study = FigureStudy(plan, store, executor, on_progress)
-    with _told(plan):
+    with _told(plan), styled(plan.look.style):
         return _written(study, maker(plan)(study), folder)
 
 
@@ -101,8 +108,10 @@ def _written(study: FigureStudy, drawing: Drawing, folder: Path) -> Drawing:
         "claims": dict(drawing.claims) if plan.published else {},
     }
     with staged(folder, force=True, adds=True) as scratch:
+        if plan.look.width is not None:
+            fit(drawing.figure, plan.look.width)
         annotate(drawing.figure, f"{title}  [{source}]", footnote(facts, keys.differs))
-        save(drawing.figure, scratch / plan.name)
+        save(drawing.figure, scratch / plan.name, plan.look.formats)
         write_table(scratch / f"{plan.name}.csv", drawing.table)
         write_json(scratch / f"{plan.name}.json", about)
     return replace(drawing, doubts=alike(study.doubts))
@@ -155,7 +164,7 @@ def from_keys(study: FigureStudy) -> Drawing:
     if keys.draw:
         figure = function(keys.draw, "study", "table")(study, table)
     else:
-        figure = draw(keys.plot, beside, words)
+        figure = draw({**keys.plot, **study.plan.look.keys}, beside, words)
     claims = {name: answer(table, query) for name, query in keys.claims.items()}
     if keys.explode:
         told = [exploded(table, columns) for columns in keys.explode]
@@ -276,9 +285,3 @@ def markdown(found: Sequence[Answer]) -> str:
         rows.append(row)
     done = [answer for answer in found if answer.verdict != "not run"]
     return f"{markdown_table(heads, rows)}\n{score_in_words(score(done))}\n"
-
-
-def _by_number(name: str) -> tuple[str, int, str]:
-    paper, _, number = name.partition("-")
-    digits = "".join(filter(str.isdigit, number))
-    return paper, int(digits) if digits else 0, number

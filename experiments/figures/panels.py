@@ -107,6 +107,12 @@ def grid_lines(axes: Iterable[Axes]) -> None:
         finish(each)
 
 
+def fit(figure: Figure, width: float) -> None:
+    """Give a figure this width in inches; one that has another keeps its shape."""
+    across, high = figure.get_size_inches()
+    figure.set_size_inches(width, high * width / across)
+
+
 def annotate(figure: Figure, title: str, note: str) -> None:
     """Put a title above and a footnote below, in lines as wide as the figure; add their height."""
     across, high = figure.get_size_inches()
@@ -126,7 +132,8 @@ GROUP_WIDTH, BAR_WIDTH = 0.82, 0.65
 PALE, FEW = 0.45, 4
 NO_RATIO = "1.00"
 """What a bar is over itself, which is not written."""
-LEGEND_INCHES = 1.5
+LEGEND_INCHES, LEAST_INCHES = 1.5, 2.2
+"""Across: of a legend beside the panels, and of a panel at least where a width is asked for."""
 MOST_PANELS = 100
 
 Words = Mapping[str, Any]
@@ -220,6 +227,7 @@ class Panel(Keys):
 class Plot(Keys):
     """A figure's panels side by side, in rows `height` inches high.
 
+    `width`: inches of the whole figure, such as a column's; as many panels as fit are in a row.
     `rows`: columns whose values make a row of all panels each, with `title` at its left; or `down`:
     each panel is a row. `let`: columns to draw, by their formulas (`formulas`).
     `common`: keys of all panels. `legend`: one for all, at the right. `share`: the axes, x and y,
@@ -227,6 +235,7 @@ class Plot(Keys):
     """
 
     height: Inches = 3.9
+    width: Inches | None = None
     panels: list[dict[str, Any]]
     common: dict[str, Any] = Field(default_factory=dict)
     rows: list[str] = Field(default_factory=list)
@@ -267,16 +276,21 @@ def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure
     lines = list(_lines(keys, panels, table, numbers))
     if (count := sum(map(len, lines))) > MOST_PANELS:
         raise UsageError(f"plot: has {count} panels; at most {MOST_PANELS} are right")
-    widths = [_width(panel, rows) for panel, rows in lines[0]]
     beside = 0.0 if keys.legend is None else LEGEND_INCHES
-    size = (max(6.0, sum(widths) + beside), keys.height * len(lines))
+    if keys.width is not None:
+        across = max(1, int((keys.width - beside) / LEAST_INCHES))
+        lines = [line[at : at + across] for line in lines for at in range(0, len(line), across)]
+    widths = [_width(panel, rows) for panel, rows in max(lines, key=len)]
+    size = (keys.width or max(6.0, sum(widths) + beside), keys.height * len(lines))
     figure = Figure(figsize=size, layout="constrained")
     lying = all(panel.kind == "lying" for panel in panels)
     share: Words = {f"share{axis}": "col" for axis in keys.share} or {"sharey": lying}
     grid = figure.subplots(len(lines), len(widths), squeeze=False, width_ratios=widths, **share)
     for row, line in zip(grid, lines, strict=True):
-        for axes, (panel, rows) in zip(row, line, strict=True):
+        for axes, (panel, rows) in zip(row, line, strict=False):
             draw_panel(axes, panel, rows, numbers)
+        for axes in row[len(line) :]:
+            axes.remove()
         if keys.rows:
             row[0].set_title(row[0].get_title(), loc="left", fontsize=10)
             row[0].set_title("")

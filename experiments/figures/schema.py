@@ -14,10 +14,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Discriminator, Field, Tag
 
 from evenflow.config import yaml_file
+from evenflow.config.files import make_importable
 from evenflow.config.systems import keys_of_system
 from evenflow.config.yaml_file import Document, as_patch, patched
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, instead_of
 from evenflow.keys import Keys
+from evenflow.report.plots import FORMATS
 from evenflow.report.tables import is_number
 
 Layer: TypeAlias = Mapping[str, Any]
@@ -93,7 +95,8 @@ class FigureKeys(Keys):
     stands for. `study`: the figure's own numbers (rates, requests, seeds ...); `quick` replaces
     some of them for a coarse pass. `title` may name numbers of the study in braces, and `{gpus}`.
     `differs` says what is not as in the paper. `like`: the figure whose keys hold where this one
-    has none of its own, but for claims; of `plot`, key by key, and of `study`, number by number.
+    has none of its own, but for claims and, in a figure of the user's, `differs`; of `plot`, key by
+    key, and of `study`, number by number.
 
     `vary`: the axes of its cases, the last fastest (`cases.AXES`, or its own in `axes`); `columns`:
     which of them stand first in a row, in which order. `measure`: what is kept of each run, a
@@ -130,6 +133,35 @@ class FigureKeys(Keys):
     plot: dict[str, Any] = Field(default_factory=dict)
 
 
+LEAST_WIDTH, MOST_WIDTH = 2, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How figures are drawn and saved: `width` in inches (None: as their panels need), a `style` of
+    matplotlib (a name, or a file), the `formats`. Raises UsageError for what cannot be.
+    """
+
+    width: float | None = None
+    style: str | None = None
+    formats: tuple[str, ...] = ("png", "svg")
+
+    def __post_init__(self) -> None:
+        for kind in self.formats:
+            if kind not in FORMATS:
+                raise UsageError(f"--format {kind}: {instead_of(kind, FORMATS)}")
+        if self.width is not None and not LEAST_WIDTH <= self.width <= MOST_WIDTH:
+            raise UsageError(f"--width {self.width:g}: {LEAST_WIDTH} to {MOST_WIDTH} is right")
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The keys of a plot that follow."""
+        return {} if self.width is None else {"width": self.width}
+
+
+PLAIN = Look()
+
+
 @dataclass(frozen=True, slots=True)
 class FigurePlan:
     """A figure to make: its name, its keys with the user's `overrides`, its run as a document.
@@ -146,6 +178,7 @@ class FigurePlan:
     overrides: tuple[str, ...] = ()
     published: bool = True
     allow_refused: bool = False
+    look: Look = PLAIN
 
     @property
     def of_a_paper(self) -> bool:
@@ -167,13 +200,19 @@ class FigurePlan:
         return any(f"{key}.".startswith(f"{_key(each)}.") for each in self.overrides)
 
 
-def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = False) -> FigurePlan:
+def load_plan(
+    path: Path,
+    overrides: tuple[str, ...] = (),
+    *,
+    quick: bool = False,
+    keys: Mapping[str, Any] | None = None,
+) -> FigurePlan:
     """Read a figure's YAML; `overrides` are `KEY=VALUE` of its run, `study.KEY` or `systems.LABEL`.
 
-    Raises UsageError for unknown keys, for a `study.KEY` that the figure does not have, and for a
-    value of another kind than the figure's.
+    `keys`: what would stand in the file. Raises UsageError for unknown keys, for a `study.KEY` that
+    the figure does not have, and for a value of another kind than the figure's.
     """
-    document = _read(path)
+    document = _completed(_read(path) if keys is None else Document(path.stem, {**keys}, {}), path)
     yaml_file.checked(FigureKeys, document)
     places = {key[1:]: place for key, place in document.places.items() if key[:1] == ("run",)}
     run = Document(str(path), document.data["run"], places)
@@ -191,32 +230,40 @@ def load_plan(path: Path, overrides: tuple[str, ...] = (), *, quick: bool = Fals
     by_hand = set_by_hand(run)
     if "gpu" in by_hand:  # the links that the file gives are another's
         run = run._replace(data=layered(without_links(run.data), by_hand))
-    keys = yaml_file.checked(FigureKeys, document._replace(data=document.data | {"run": run.data}))
-    _check_not_taken(by_hand, keys.study)
+    all_keys = document._replace(data=document.data | {"run": run.data})
+    figure = yaml_file.checked(FigureKeys, all_keys)
+    make_importable([run.data, figure.systems, figure.study], Path.cwd(), path.parent)
+    _check_not_taken(by_hand, figure.study)
     numbers = {dotted.split(".")[1] for dotted in map(_key, overrides) if dotted[:6] == "study."}
-    quickly = {name: value for name, value in keys.quick.items() if name not in numbers}
-    keys = keys.model_copy(update={"quick": quickly})
-    new = {name for name, value in keys.study.items() if value != original["study"][name]}
-    same = run.data == original["run"] and keys.systems == original.get("systems", {})
+    quickly = {name: value for name, value in figure.quick.items() if name not in numbers}
+    figure = figure.model_copy(update={"quick": quickly})
+    new = {name for name, value in figure.study.items() if value != original["study"][name]}
+    same = run.data == original["run"] and figure.systems == original.get("systems", {})
     name, published = path.stem.replace("_", "-"), same and new <= set(SAMPLING)
-    return FigurePlan(name, keys, run, path.parent, quick, overrides, published)
+    return FigurePlan(name, figure, run, path.parent, quick, overrides, published)
 
 
 def _key(assignment: str) -> str:
     return assignment.partition("=")[0].strip()
 
 
-def _read(path: Path, above: tuple[Path, ...] = ()) -> Document:
-    """Return a figure's file, completed from the file of the figure that it is `like`."""
-    document = yaml_file.read(path, "title, run, study")
+def _read(path: Path) -> Document:
+    return yaml_file.read(path, "title, run, study")
+
+
+def _completed(document: Document, path: Path, above: tuple[Path, ...] = ()) -> Document:
+    """Return a figure's keys with those of the figure that it is `like`, from that one's file."""
     if "like" not in document.data:
         return document
     name = f"{str(document.data['like']).replace('-', '_')}.yaml"
     folder = path.parent if (path.parent / name).exists() else Path(__file__).parent
     if folder / name in (path, *above):
         raise UsageError(f"{document.place(('like',))}: like: the figure would be like itself")
-    under = _read(folder / name, (path, *above))
-    data = under.data | {"claims": {}} | document.data
+    under = _completed(_read(folder / name), folder / name, (path, *above))
+    data = under.data | {"claims": {}}
+    if path.parent != Path(__file__).parent:
+        data |= {"differs": "", "source": f"like {under.data.get('source')}"}
+    data |= document.data
     if isinstance(own := document.data.get("plot"), dict):
         data["plot"] = layered(under.data.get("plot", {}), own)
     if isinstance(own := document.data.get("study"), dict):

@@ -20,7 +20,7 @@ from evenflow.config.systems import keys_of_system
 from evenflow.config.yaml_file import long_form
 from evenflow.errors import UsageError, instead_of
 from evenflow.experiments.figures.measures import overview
-from evenflow.experiments.figures.schema import FigurePlan, Layer, gpu_name, layered
+from evenflow.experiments.figures.schema import FigurePlan, Layer, layered
 from evenflow.report.shown import Shown, Table
 from evenflow.report.tables import is_number, number
 from evenflow.results.outcome import Served
@@ -58,6 +58,22 @@ class Drawing(Shown):
         yield Table([*map(str, table.columns)], rows.to_numpy().tolist())
 
 
+class Numbers(dict[str, Any]):
+    """The numbers of a study, which know the names of those that were `used`."""
+
+    def __init__(self, numbers: Mapping[str, Any]) -> None:
+        super().__init__(numbers)
+        self.used: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.used.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.used.add(name)
+        return super().get(name, default)
+
+
 class FigureStudy:
     """One figure being made. `on_progress` is called with the points done and the points asked.
 
@@ -75,7 +91,7 @@ class FigureStudy:
     ) -> None:
         self.plan = plan
         self._wrong = wrong
-        self.numbers = plan.study
+        self.numbers = Numbers(plan.study)
         self.store = store
         self.executor = executor
         self._on_progress = on_progress or (lambda done, asked: None)
@@ -262,12 +278,21 @@ class FigureStudy:
             self._served.append(each)
             self.doubts += [str(each)] if each.is_unfair else []
 
+    @property
+    def _workload(self) -> dict[str, Any]:
+        """What the run of a user's own figure says of its requests."""
+        workload = {} if self.plan.of_a_paper else self.plan.run.data.get("workload", {})
+        return {key: workload[key] for key in ("trace", "arrivals", "requests") if key in workload}
+
     def facts(self) -> dict[str, Any]:
         """Return facts for the reader of the figure: sizes, seeds, KV pages, costs.
 
         How the GPUs are used, or of several systems, which may differ in that, their number.
         """
-        run, numbers, served = self.plan.run.data, self.numbers, Served.of_all(self._served)
+        run, served = self.plan.run.data, Served.of_all(self._served)
+        numbers: Mapping[str, Any] = self.numbers
+        if not self.plan.of_a_paper:
+            numbers = {key: numbers[key] for key in numbers if key in self.numbers.used}
         layout = {"gpus": self.gpus} if self.labels else {key: run.get(key) for key in PLACED}
         return {
             "not_served": str(served) if served.failed else None,
@@ -277,6 +302,7 @@ class FigureStudy:
             "machines": sorted(self._machines),
             "costs": run.get("costs", "roofline"),
             "schedulers": sorted(self._schedulers),
+            **self._workload,
             **{key: value for key, value in numbers.items() if key != "seeds"},
             "seeds": self.seeds if "seeds" in numbers else None,
             "kv_pages": sorted(self._kv_pages),
@@ -341,7 +367,7 @@ def machine_words(config: RunConfig) -> str:
     """Return a run's GPU with its links, in words."""
     assert config.gpu is not None  # or there is no machine
     link, nodes, all_reduce = config.wires
-    words = gpu_name(config.gpu)
+    words = config.gpu_words
     if link is not None:
         words += f" over {link_words(link)}"
     elif all_reduce is None and config.num_stages * config.tensor_parallel > 1:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from evenflow.errors import UsageError
-from evenflow.experiments.recordings import gllm, sglang, vllm
+from evenflow.experiments.recordings import gllm, sglang, trtllm, vllm
 from evenflow.experiments.recordings.journal import Form, ReplayOutcome, first_line, replay
 from evenflow.runtime.journal import NAME, journals_in
 from evenflow.runtime.real import replay_folder
@@ -28,6 +28,7 @@ class RecordedEngine(NamedTuple):
 ENGINES = {
     vllm.MARK: RecordedEngine("vLLM V1", "0.32.0", "vllm_v1", vllm),
     sglang.MARK: RecordedEngine("SGLang", "0.5.23", "sglang", sglang),
+    trtllm.MARK: RecordedEngine("TensorRT-LLM", "1.2", "trtllm", trtllm),
     gllm.MARK: RecordedEngine("gLLM", "0.0.6.post1", "token_throttling, variant: code", gllm),
 }
 """By a key that the config of their journals has."""
@@ -78,7 +79,8 @@ def engine_of(path: Path) -> RecordedEngine:
     first = first_line(path)
     for mark, engine in ENGINES.items():
         if first.get("kind") == "config" and mark in first:
-            version = str(first.get("engine", engine.version)).rpartition(" ")[2]
+            said = str(first.get("engine", ""))
+            version = said.partition(" ")[2] or engine.version
             if version != engine.version:
                 known = f"{engine.version} is the version whose rules are known"
                 raise UsageError(f"{path}: a journal of {first['engine']}; {known}")

@@ -15,7 +15,7 @@ from evenflow.core.batcher import Batcher
 from evenflow.core.request import Prefix, Request
 from evenflow.core.scheduling import Scheduler
 from evenflow.costs import AffineCost
-from evenflow.errors import PolicyError, StallError, UsageError
+from evenflow.errors import DryPoolError, PolicyError, StallError, UsageError
 from evenflow.sim import World, simulate
 
 Event = Mapping[str, Any]
@@ -122,7 +122,13 @@ def replay(path: Path, form: Form, scheduler: str | None = None) -> ReplayOutcom
     outcome = replayed(events, replayer)
     if outcome.difference is not None or "base_s" not in events[0]:
         return outcome
-    ours = simulated(world)
+    dies = events[-1]["kind"] == "dies"
+    try:
+        ours = simulated(world)
+    except DryPoolError as error:
+        return outcome if dies else outcome._replace(difference=str(error))
+    if dies:
+        return outcome._replace(difference="the simulated engine does not die")
     for number, theirs in replayer.times.items():
         for name, one, other in zip(RequestTimes._fields, ours[number], theirs, strict=True):
             if not abs(one - other) <= 1e-9:

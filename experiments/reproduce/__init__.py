@@ -28,7 +28,6 @@ from evenflow.experiments.reproduce.measured import MeasuredRun, layout_words
 from evenflow.keys import Count, Keys, Positive
 from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import write_table
-from evenflow.specs.gpu import gpu
 from evenflow.study import uncertainty
 from evenflow.study.fair import alike, alone, marked
 from evenflow.study.points import Point
@@ -184,7 +183,7 @@ class MeasuredCase(NamedTuple):
     def labels(self) -> dict[str, str]:
         """The engine and its hardware, for tables."""
         config = self.config
-        name = "-" if self.config.gpu is None else gpu(self.config.gpu).name
+        name = "-" if self.config.gpu is None else self.config.gpu_words
         engine = self.entry.keys.engine or self.measured.facts.get("engine", "-")
         return {
             "entry": self.entry.name,

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from evenflow.errors import UsageError
+from evenflow.experiments.reproduce import trtllm_bench
 from evenflow.experiments.reproduce.aiconfigurator import of_aiconfigurator
 from evenflow.experiments.reproduce.measured import COLUMNS, MeasuredRun, closed_loop, of_means
 from evenflow.experiments.reproduce.measured import of_requests as run_of
@@ -32,7 +33,7 @@ Json = Mapping[str, Any]
 
 KNOWN = (
     "read are those of vLLM's and SGLang's bench serve, GuideLLM, AIPerf, genai-perf, LLMPerf, "
-    "trtllm-bench, LLMServingSim, AIConfigurator"
+    "trtllm-bench, TensorRT-LLM's performance overview, LLMServingSim, AIConfigurator"
 )
 
 MOST_BYTES = 2**30
@@ -212,7 +213,10 @@ def _of_csv(path: Path, text: str) -> Iterator[MeasuredRun]:
     except ValueError:  # what pandas says is about its own insides
         table = pd.DataFrame()
     if "silicon_tpot_ms" in table:
-        return iter(_of_rows(table))
+        return iter(_of_rows(table, of_aiconfigurator, "AIConfigurator"))
+    if {*trtllm_bench.COLUMNS, trtllm_bench.MEASURED} <= {*table}:
+        name = "TensorRT-LLM's performance overview"
+        return iter(_of_rows(table, trtllm_bench.of_perf_overview, name))
     rows: list[Json] = [
         dict(zip(map(str, table), row, strict=True)) for row in table.to_numpy().tolist()
     ]
@@ -224,11 +228,13 @@ def _of_csv(path: Path, text: str) -> Iterator[MeasuredRun]:
     return iter([run_of(path.stem, form.read(rows), *_beside(path))])
 
 
-def _of_rows(table: pd.DataFrame) -> list[MeasuredRun]:
+def _of_rows(
+    table: pd.DataFrame, read: Callable[[pd.DataFrame], Iterator[MeasuredRun]], name: str
+) -> list[MeasuredRun]:
     try:
-        return list(of_aiconfigurator(table))
+        return list(read(table))
     except (ValueError, TypeError, AttributeError):  # what pandas says is about its own insides
-        raise ValueError("rows of AIConfigurator, with text where a number is right") from None
+        raise ValueError(f"rows of {name}, with text where a number is right") from None
 
 
 def _beside(path: Path) -> tuple[float, Floats] | tuple[()]:

@@ -6,7 +6,7 @@ Knows what `validate` returns; computes nothing but worst cases.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from evenflow.config.provenance import wall_clock
-from evenflow.experiments.validation import Validation
+from evenflow.experiments.validation import AROUND_MS, Validation
 from evenflow.report.echo import echo
 from evenflow.report.plots import finish, key, plain_decades, save
 from evenflow.report.style import DECODE, PREFILL, SCHEDULER_COLOURS, blend
@@ -142,7 +142,78 @@ def notes(found: Found) -> list[str]:
     failed = {"completed": found["requests"] - found["failed"], "failed": found["failed"]}
     side = Side(failed, found["provenance"])
     doubts = marked(alone("the simulation", side))
-    return [*lines, *notes_of(found["provenance"]), *doubts, verdict(found)]
+    causes = [*off_by_a_factor(found), *worse_when_calibrated(found)]
+    return [*lines, *notes_of(found["provenance"]), *doubts, *causes, verdict(found)]
+
+
+FACTOR = 1.25
+"""Costs that are off by more are no prediction, whatever the other layers say."""
+
+
+def off_by_a_factor(found: Found) -> Iterator[str]:
+    """Say by which factor the run's `costs` are off, where they are, and what is right."""
+    factors = [1 + line["bias"] for line in found.get("costs", ())]
+    stage = max(range(len(factors)), key=lambda at: _times_off(factors[at]), default=None)
+    if stage is None or (times := _times_off(factors[stage])) <= FACTOR:
+        return
+    way = "slow" if factors[stage] > 1 else "fast"
+    config = found["provenance"]["config"]
+    kind, served = config["costs"]["kind"], config["workers"]["kind"]
+    right = "a profile of these workers is right"
+    if served == "torch":
+        right = "--profile FILE measures them, and takes that in their place"
+    yield (
+        f"NOTE: costs: {kind} are {number(times)} times too {way} (stage {stage}), and every "
+        f"prediction rests on them; {right}"
+    )
+
+
+def _times_off(factor: float) -> float:
+    return max(factor, 1 / factor if factor > 0 else math.inf)
+
+
+def worse_when_calibrated(found: Found) -> Iterator[str]:
+    """Say why what is calibrated is further off than what is simulated, where it is."""
+    lines = [(key, found["end_to_end"].get(key)) for key in OVERVIEW]
+    known = [
+        (abs(line["calibrated_error"]) - abs(line["error"]), name, line)
+        for name, line in lines
+        if found["calibration"] is not None and line is not None and line["error"] is not None
+    ]
+    if not known or plain_sum(more for more, _, _ in known) <= WORSE * len(known):
+        return
+    _, name, line = max(known, key=lambda each: each[0])
+    errors = (percent(line[of], 1) for of in ("error", "calibrated_error"))
+    apart = "simulated {}, calibrated {}".format(*errors)
+    yield f"NOTE: calibrated is further off ({_words(name)}: {apart}): {_why_worse(found)}"
+
+
+WORSE = 0.01
+"""By so much more, a mean over the metrics, what is calibrated is worse."""
+
+
+def _why_worse(found: Found) -> str:
+    biases = [line["bias"] for line in found["costs"]]
+    bias = max(biases, key=abs)
+    before_ms, in_runs_ms = (
+        plain_sum(times[name] for name in AROUND_MS)
+        for times in (found["calibration"], found["overheads"])
+    )
+    around = f"{before_ms:.2f} ms around a micro-batch in the calibration run"
+    if bias > BAND:
+        return (
+            f"costs that are {percent(bias, 0, sign=False)} too slow already stood for the "
+            f"{around}, which now come on top; right costs are better with it (--profile FILE)"
+        )
+    if before_ms > (1 + BAND) * in_runs_ms:
+        return (
+            f"there were {around}, and {in_runs_ms:.2f} ms in the runs themselves: the machine did "
+            "something else then; the same command again, or more requests (--calibrate), is right"
+        )
+    return (
+        f"not for the costs ({percent(bias, 0)}) and not for the {around} ({in_runs_ms:.2f} ms in "
+        "the runs): micro-batches form in another way, see Structure"
+    )
 
 
 def verdict(found: Found) -> str:
@@ -159,16 +230,19 @@ def verdict(found: Found) -> str:
     known = {name: abs(line[error]) for name, line in lines.items() if line[error] is not None}
     if not known:
         return load
-    worst = max(known, key=lambda name: known[name])
-    off = f"at most {percent(known[worst], 1, sign=False)} off ({_words(worst)})"
+    out = [name for name, line in lines.items() if not line["least"] <= line[how] <= line["most"]]
+    worst = max([name for name in known if name in out] or known, key=lambda name: known[name])
+    line = lines[worst]
+    off = f"{_words(worst)} is furthest off, {percent(line[error], 1)} of the mean"
     if found["runs"] == 1:
+        off = f"at most {percent(known[worst], 1, sign=False)} off ({_words(worst)})"
         return f"{load}; what is {how} is {off}; one run has no spread to compare with"
-    within = sum(line["least"] <= line[how] <= line["most"] for line in lines.values())
-    verb = "WITHIN" if within == len(lines) else "NOT WITHIN"
+    verb = "NOT WITHIN" if out else "WITHIN"
+    ends = (percent(line[end] / line["measured"] - 1, 1) for end in ("least", "most"))
     return (
-        f"{load}; what is {how} is {verb} the spread of the {found['runs']} runs: {within} of "
-        f"{len(lines)} numbers are, and {off}, where the runs differ by "
-        f"{percent(lines[worst]['spread'], 1, sign=False)}"
+        f"{load}; what is {how} is {verb} the spread of the {found['runs']} runs: "
+        f"{len(lines) - len(out)} of {len(lines)} numbers are between their least and most; {off} "
+        f"of the runs, which go from {' to '.join(ends)}"
     )
 
 

@@ -18,7 +18,7 @@ from evenflow.results.run import RunResult
 from evenflow.runtimes import Holds
 from evenflow.sim import Link, RuntimeOverheads, World, runtimes, simulate
 from evenflow.types import Request
-from tests.amounts import many
+from tests.amounts import ALL, many
 from tests.oracle.cases import close
 from tests.oracle.plain import ContextCost
 from tests.worlds import assert_same, small_world
@@ -349,7 +349,7 @@ def test_tandem_recurrence(world: World) -> None:
     close(result.end_s - result.start_s, takes_s)
 
 
-@settings(max_examples=many(200), derandomize=True)
+@settings(max_examples=500 if ALL else 25, derandomize=True)
 @given(worlds())
 def test_recurrence_and_processes_give_the_same_bits(world: World) -> None:
-    assert_same(simulate(world), simulate(world, as_processes=True))
+    assert_same(simulate(world), simulate(world, pipeline="processes"))

@@ -1,0 +1,80 @@
+"""The processes that a run names, as functions with their parameters."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from evenflow.config.files import make_importable
+from evenflow.config.run import ProcessConfig
+from evenflow.errors import UsageError, instead_of
+from evenflow.keys import expected, shown
+from evenflow.user_code import imported
+
+READY = {
+    "straggler": "evenflow.sim.faults:straggler",
+    "outage": "evenflow.sim.faults:outage",
+}
+"""Where each is that has a name."""
+
+NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+
+
+def processes_of(named: Sequence[ProcessConfig], beside: Path) -> list[Callable[..., Any]]:
+    """Return the functions that a run names; UsageError for what is none, or takes no such value.
+
+    A module is looked for as a policy's is, in the current folder, then in `beside`.
+    """
+    make_importable([each.name for each in named], Path.cwd(), beside, kind="process")
+    return [_with(each.name, _function(each.name), each.params) for each in named]
+
+
+def _function(name: str) -> Callable[..., Any]:
+    if ":" not in name and name not in READY:
+        hint = instead_of(name, READY)
+        raise UsageError(f"unknown process {name!r}; {hint}, or your own as module:function")
+    function, module = imported("process", READY.get(name, name))
+    if not callable(function):
+        inner = name.partition(":")[2]
+        raise UsageError(f"process {name!r}: {module} has no function {inner!r} of a world")
+    return function
+
+
+def _with(name: str, function: Callable[..., Any], params: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a process with its parameters, of the types that it declares."""
+    try:
+        _, *listed = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        raise UsageError(f"process {name!r} is no function of a world") from None
+    known = {each.name: each for each in listed if each.kind in NAMED}
+    for key in params:
+        if key not in known:
+            hint = instead_of(key, known) if known else "it has none"
+            raise UsageError(f"process {name} has no parameter {key!r}; {hint}")
+    for key, each in known.items():
+        if each.default is each.empty and key not in params:
+            raise UsageError(f"process {name} needs a value of {key!r}")
+    _refuse(name, function, params)
+    return partial(function, **params) if params else function
+
+
+def _refuse(name: str, function: Callable[..., Any], params: Mapping[str, Any]) -> None:
+    """Raise UsageError for the first parameter that is not of its declared type."""
+    try:
+        types = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):
+        return
+    config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+    for key, value in params.items():
+        try:
+            TypeAdapter(types.get(key, Any), config=config).validate_python(value, strict=True)
+        except ValidationError as error:
+            words = " or ".join(dict.fromkeys(map(expected, error.errors(include_url=False))))
+            raise UsageError(
+                f"process {name}: {key} should be {words}, not {shown(value)}"
+            ) from None

@@ -1,0 +1,79 @@
+"""What an engine takes of each GPU besides weights and pages, by engine: `memory.csv`.
+
+Fitted on start-up logs by `tools.startup_memory` (docs/kv.md). Knows a model's shape; no scheduler.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from evenflow.errors import NonNegative
+from evenflow.specs.gpu import GIB
+from evenflow.specs.model import ModelSpec
+from evenflow.specs.tables import read_table
+
+MemoryName = Literal["plain", "vllm", "vllm-0.19"]
+"""An engine of `memories()`; `plain`: none, the nominal memory and the largest step."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """Memory of one engine on each GPU, measured as it starts: a step, libraries, CUDA graphs.
+
+    A step holds `hidden_states` hidden states a token, the buffers of the experts that a token is
+    sent to, and the larger of an MLP's columns and, on the last stage, the sampler's `logit_bytes`
+    for each row and word. `one_gpu_gib`, `stages_gib` and `ranks_gib` is what is not PyTorch's
+    (CUDA libraries, NCCL): on one GPU, with several stages, and with ranks joined by NVLink; of
+    ranks over PCIe that of one GPU, an assumption. Graphs take `graph_gib`, and `graph_layer_gib` a
+    layer of the stage.
+    """
+
+    name: str
+    logit_bytes: NonNegative
+    hidden_states: NonNegative
+    one_gpu_gib: NonNegative
+    stages_gib: NonNegative
+    ranks_gib: NonNegative
+    graph_gib: NonNegative = 0.0
+    graph_layer_gib: NonNegative = 0.0
+    source: str = ""
+
+    def step_bytes(
+        self, kinds: Iterable[ModelSpec], ranks: int, slices: int, tokens: int, rows: int
+    ) -> int:
+        """Return the bytes of a step of `tokens` on one GPU whose layers are of `kinds`.
+
+        `rows` sample (0: on no other than the last stage); an expert is cut in `slices`.
+        """
+        kinds = list(kinds)
+        model = kinds[0]
+        columns = max(-(-kind.shared_columns // ranks) for kind in kinds)
+        layer = tokens * (3 if model.gated_mlp else 2) * columns * model.dtype_bytes
+        logits = min(rows, tokens) * model.vocab_size * self.logit_bytes
+        held = self.hidden_states * model.hidden_size + max(
+            _expert_values(kind, slices) for kind in kinds
+        )
+        return int(tokens * held * model.dtype_bytes + max(layer, logits))
+
+    def other_bytes(self, layers: int, ranks: int, stages: int, *, direct: bool) -> int:
+        """Return the bytes of libraries and CUDA graphs on a GPU with `layers` layers.
+
+        `direct`: the ranks of a stage are joined by NVLink.
+        """
+        kept_gib = self.one_gpu_gib if stages == 1 else self.stages_gib
+        if ranks > 1:
+            kept_gib = self.ranks_gib if direct else self.one_gpu_gib
+        return int((kept_gib + self.graph_gib + self.graph_layer_gib * layers) * GIB)
+
+
+def _expert_values(kind: ModelSpec, slices: int) -> int:
+    """Return the values of a token in the two buffers of the experts it is sent to."""
+    columns, hidden = -(-kind.expert_intermediate_size // slices), kind.hidden_size
+    return kind.experts_per_token * (max(columns, hidden) + max(2 * columns, hidden))
+
+
+@cache
+def memories() -> Mapping[str, EngineMemory]:
+    """Return what engines take, by name."""
+    return read_table("memory", EngineMemory)

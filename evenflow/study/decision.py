@@ -1,0 +1,273 @@
+"""The answer of `plan` or `capacity` as a record: a deployment, its margins, what they rest on.
+
+The JSON and the page have the same of it. Knows trials and limits; no search and no HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from evenflow.config.run import RunConfig
+from evenflow.report.shown import Table
+from evenflow.report.tables import number, percent
+from evenflow.report.words import arrivals_words, listed, metric_words
+from evenflow.runtimes import runtimes
+from evenflow.schedulers import POOLED
+from evenflow.study.deployments import launch_lines, most_tokens
+from evenflow.study.rates import RateFound, TriedRate, keeps
+from evenflow.study.slo import Condition
+from evenflow.study.trials import Trial
+from evenflow.study.uncertainty import Prediction
+
+SHARES = ("attainment", "gap_attainment")
+"""Numbers that are 1 at most."""
+
+TIMES = {
+    "replay": "times as recorded",
+    "offline": "all at once",
+    "closed": "each when another one is done",
+}
+"""When requests arrive, by the kind of arrivals; others are drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """A limit and its number, with the 90 % interval of that and the rates where it breaks.
+
+    None where an end or a rate is not known.
+    """
+
+    condition: Condition
+    value: float
+    ends: tuple[float, float] | None = None
+    kept_up_to: float | None = None
+    missed_from: float | None = None
+    missed_value: float | None = None
+
+    @property
+    def left(self) -> float:
+        """The share of the limit that is left; below 0 where it is missed."""
+        return -self.condition.excess_share(self.value)
+
+    @property
+    def words(self) -> str:
+        """The number, and the share of its limit that is left, or how many times that it is."""
+        return f"{number(self.value, 3)} {self.left_words}"
+
+    @property
+    def left_words(self) -> str:
+        return f"x{number(1 - self.left, 3)}" if self.left < -1 else percent(self.left, 0)
+
+    @property
+    def verdict(self) -> str:
+        if not self.left >= 0:
+            return "missed"
+        if self.ends is None:
+            return "kept"
+        beyond = any(self.condition.excess(end) > 0 for end in self.ends)
+        return "may be missed" if beyond else "kept"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        low, high = self.ends or (None, None)
+        return {
+            "metric": self.condition.metric,
+            "limit": self.condition.limit,
+            "at_least": self.condition.at_least,
+            "value": self.value,
+            "low_90": low,
+            "high_90": high,
+            "margin": self.left,
+            "verdict": self.verdict,
+            "kept_up_to_requests_per_s": self.kept_up_to,
+            "missed_from_requests_per_s": self.missed_from,
+            "missed_value": self.missed_value,
+        }
+
+
+class Basis(NamedTuple):
+    """A part of what an answer rests on, and how that is known: measured, fitted or guessed."""
+
+    part: str
+    what: str
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """A deployment that is proposed or was asked for, and all that a decision on it needs.
+
+    `sentences`: the answer first. `breaks`: what would break it. `alternatives`: tables by what
+    they are. `unchosen`: the parts of the deployment that nobody chose. `rate`: requests/s at which
+    margins and price are, None for arrivals without one; `tried`: rates that were simulated.
+    """
+
+    sentences: Sequence[str]
+    config: RunConfig
+    rate: float | None
+    margins: Sequence[Margin]
+    breaks: Sequence[str]
+    price: Mapping[str, float | None]
+    alternatives: Mapping[str, Table]
+    basis: Sequence[Basis]
+    launch: Sequence[str]
+    tried: Sequence[TriedRate] = ()
+
+    @property
+    def unchosen(self) -> list[str]:
+        parts = self.config.setup_parts()
+        return [part for part in parts if part.endswith("(default)")]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What JSON files have of it; the alternatives are in tables of their own."""
+        return {
+            "sentences": list(self.sentences),
+            "setup": self.config.setup(),
+            "requests_per_s": self.rate,
+            "margins": [margin.facts for margin in self.margins],
+            "what_would_break_it": list(self.breaks),
+            "price": dict(self.price),
+            "rests_on": [part._asdict() for part in self.basis],
+            "nobody_chose": self.unchosen,
+            "launch": list(self.launch),
+        }
+
+
+def margins(
+    slo: Iterable[Condition],
+    value: Callable[[str], float],
+    prediction: Prediction | None,
+    searches: Sequence[Sequence[TriedRate]],
+) -> list[Margin]:
+    """Return the margin of each limit; `value` gives the number that it limits.
+
+    The rates are means over the searches, one of each replication.
+    """
+    ranges = {} if prediction is None else prediction.ranges
+    found = []
+    for each in slo:
+        ends = None
+        if (of := ranges.get(each.metric)) is not None:
+            ends = (of.low, min(of.high, 1.0) if each.metric in SHARES else of.high)
+        breaking = zip(*(_breaking(each, rates) for rates in searches), strict=True)
+        found.append(Margin(each, value(each.metric), ends, *map(_mean, breaking)))
+    return found
+
+
+def _breaking(
+    condition: Condition, rates: Sequence[TriedRate]
+) -> tuple[float | None, float | None, float | None]:
+    """Return the highest rate that keeps a limit below all that miss it, the lowest, its value."""
+    missed = [each for each in rates if not keeps(each.trial, condition)]
+    first = min(missed, key=lambda each: each.rate, default=None)
+    kept = [each.rate for each in rates if first is None or each.rate < first.rate]
+    if first is None:
+        return max(kept, default=None), None, None
+    return max(kept, default=None), first.rate, first.trial.mean(condition.metric)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def breaks(margins: Sequence[Margin], end: RateFound | None) -> Iterator[str]:
+    """Yield what would break an answer: more traffic, or costs that are off by their error."""
+    if end is not None:
+        yield from _traffic(margins, end)
+    near = [_words(each) for each in margins if each.verdict == "may be missed"]
+    if near:
+        yield (
+            f"Costs that are off by their stated error: the 90 % interval of {listed(near)} "
+            "reaches beyond its limit."
+        )
+    elif any(each.ends for each in margins) and all(each.verdict == "kept" for each in margins):
+        yield "Costs that are off by their stated error break no limit (90 % intervals)."
+
+
+def _traffic(margins: Sequence[Margin], end: RateFound) -> Iterator[str]:
+    if end.status == "never":
+        yield "Less traffic does not help: no rate was found at which all limits hold."
+        return
+    if end.status == "too_short" or end.fails_at is None:
+        yield "More traffic: the run is too short to tell which limit breaks first."
+        return
+    told = []
+    for metric in end.failed:
+        of = next((each for each in margins if each.condition.metric == metric), None)
+        value = None if of is None else of.missed_value
+        at = (
+            ""
+            if of is None or value is None
+            else f" ({number(value, 3)} of {of.condition.limit:g})"
+        )
+        told.append(f"{_metric(metric)}{at}")
+    verb = "breaks" if len(told) == 1 else "break"
+    yield (
+        f"More traffic: from {end.fails_at:.4g} requests/s on, {listed(told)} {verb} first; all "
+        f"limits hold up to {end.rate:.4g} requests/s."
+    )
+
+
+def _words(margin: Margin) -> str:
+    return _metric(margin.condition.metric)
+
+
+def _metric(metric: str) -> str:
+    return {"overloaded": "the queue grows"}.get(metric, metric_words(metric).partition(" (")[0])
+
+
+def basis(config: RunConfig, trial: Trial, prediction: Prediction | None) -> Iterator[Basis]:
+    """Yield what a prediction rests on, part by part."""
+    yield _kernels(config, trial, prediction)
+    yield _cpu_time(config)
+    yield Basis(
+        "GPUs and links", ", ".join(config.setup_parts()[:-2]), "given, or marked (default)"
+    )
+    workload = config.workload
+    arrivals = arrivals_words(workload.arrivals.model_dump())
+    count = f"{trial.served.asked // len(trial.records):,} requests"
+    seeds = f", {len(trial.records)} replications" if len(trial.records) > 1 else ""
+    how = "drawn from a public sample" if workload.is_drawn else "lengths as recorded"
+    times = TIMES.get(workload.arrivals.kind, "times drawn")
+    yield Basis("traffic", f"{workload.trace}, {count}, {arrivals}{seeds}", f"{how}, {times}")
+    guessed = config.kv.pages == "auto"
+    pages = "what the GPU's memory leaves" if guessed else f"{config.kv.pages} pages"
+    yield Basis("KV cache", pages, "estimated" if guessed else "given")
+
+
+def _kernels(config: RunConfig, trial: Trial, prediction: Prediction | None) -> Basis:
+    kind, what = config.costs.kind, f"costs {config.costs.kind}"
+    how = {"affine": "guessed", "profile": "measured", "silicon": "measured"}.get(kind, "guessed")
+    if kind == "roofline" and config.gpus:
+        specs = list(dict.fromkeys(config.gpus))
+        how = "fitted" if all(spec.p95_error for spec in specs) else "guessed"
+        what = "; ".join(f"roofline of {spec.name}: {spec.source}" for spec in specs)
+    share = trial.records[0].cost_source.get("extrapolated_share", 0.0)
+    if share > 0:
+        how += f"; {percent(share, 0, sign=False)} of the time rests on no measurement"
+    if prediction is not None:
+        how += f"; stated error, one standard deviation: {prediction.error.source}"
+    return Basis("time of kernels", what, how)
+
+
+def _cpu_time(config: RunConfig) -> Basis:
+    named = config.runtime
+    if not isinstance(named, str):
+        return Basis("CPU time", "constants of the run", "given")
+    if named == "profile":
+        return Basis("CPU time", "the profile's", "measured")
+    how = "guessed" if named == "ideal" else "fitted" if "-" in named else "published"
+    return Basis("CPU time", f"{named}: {runtimes()[named].source}", how)
+
+
+def launch(config: RunConfig, beside: Path, layers: Sequence[int] = ()) -> list[str]:
+    """Return how to start a deployment; nothing for systems of pools and without a model."""
+    if config.scheduler.name in POOLED or config.model is None:
+        return []
+    return launch_lines(config, layers, most_tokens(config, beside))

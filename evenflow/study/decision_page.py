@@ -1,0 +1,178 @@
+"""The page of a decision, and its picture: how the numbers of an SLO change with the rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from evenflow.report import plots
+from evenflow.report.page import page, picture, section
+from evenflow.report.style import colour
+from evenflow.report.tables import html_table, number
+from evenflow.report.words import arrivals_words, metric_words
+from evenflow.study.decision import DecisionRecord, Margin
+from evenflow.study.fair import Interval
+from evenflow.study.rates import TriedRate
+from evenflow.study.slo import Condition
+
+ALTERNATIVES, NEAREST = "The nearest alternatives", "What misses least"
+CHANGES, OTHER_RATES = "With one change", "At other rates"
+BREAKS = "What would break it"
+OF_LIMITS = "Beside a number: what is left of its limit, or how many times the limit it is."
+CAPTIONS = {
+    "Margins": "In 90 of 100 cases the true number is in the interval, as far as the stated errors "
+    "of the costs and the draws of requests go: nine more simulations tell it. Where the interval "
+    "reaches beyond the limit, it may be missed.",
+    BREAKS: "On the right each number is a share of its limit: 1 is the limit.",
+    "Price": "Of all GPUs, at the rate that is served. The last two are what tokens of one kind "
+    "cost if they alone pay for everything: they are not to be added.",
+    ALTERNATIVES: f"They keep every limit; the answer comes first. {OF_LIMITS}",
+    NEAREST: f"Nothing keeps every limit; the nearest comes first. {OF_LIMITS}",
+    CHANGES: f"Simulated one at a time. {OF_LIMITS}",
+    OTHER_RATES: "Means over replications. Attainment 1: all requests are within the limits.",
+    "What it rests on": "Measured: on hardware. Fitted: constants from measurements. Guessed: "
+    "neither.",
+    "Launch": "Commands as the engines' own parsers take them; below each is what it cannot say.",
+}
+"""What stands under each heading of the page."""
+
+PRICES = {
+    "dollars_per_hour": "an hour",
+    "dollars_per_million_tokens": "a million tokens, input and output",
+    "dollars_per_million_input_tokens": "a million input tokens, if they pay for everything",
+    "dollars_per_million_output_tokens": "a million output tokens, if they pay for everything",
+}
+SHARES = {"attainment": "requests within limits", "gap_attainment": "token gaps within limit"}
+RATES = {"served_requests_per_s": "served", "request_goodput": "goodput, with the drain"}
+
+
+def write_page(
+    folder: Path, decision: DecisionRecord, provenance: Mapping[str, Any], svg: str = ""
+) -> None:
+    """Write report.html; `svg` is the picture, if there is one."""
+    title = ", ".join(decision.config.setup_parts()[:2])
+    text = page(title, list(_parts(decision, svg)), provenance)
+    (folder / "report.html").write_text(text, encoding="utf-8")
+
+
+def _parts(decision: DecisionRecord, svg: str) -> Iterator[str]:
+    first, *others = map(escape, decision.sentences)
+    points = "".join(f"<li>{sentence}</li>" for sentence in others)
+    yield f'<p class="caption">{"<br>".join(map(escape, _about(decision)))}</p>'
+    yield f'<div class="verdict"><p>{first}</p><ul>{points}</ul></div>'
+    at = "" if decision.rate is None else f"At {number(decision.rate)} requests/s. "
+    heads = ["", "limit", "predicted", "90 % interval", "left", "verdict"]
+    yield section("Margins", at + CAPTIONS["Margins"])
+    yield html_table(heads, map(_margin, decision.margins))
+    yield section(BREAKS, CAPTIONS[BREAKS] if svg else "")
+    yield f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in decision.breaks)}</ul>"
+    yield picture(svg) if svg else ""
+    yield from _price(decision)
+    for heading, table in decision.alternatives.items():
+        yield section(heading, CAPTIONS[heading])
+        yield html_table([head.replace("\n", " ") for head in table.heads], table.rows)
+    yield from _basis(decision)
+
+
+def _basis(decision: DecisionRecord) -> Iterator[str]:
+    yield section("What it rests on", CAPTIONS["What it rests on"])
+    told = html_table(["", "what", "how it is known"], decision.basis, narrow=False)
+    yield f'<div class="words">{told}</div>'
+    if decision.unchosen:
+        yield f"<p>Nobody chose: {escape(', '.join(decision.unchosen))}.</p>"
+    if decision.launch:
+        yield section("Launch", CAPTIONS["Launch"])
+        yield f'<pre class="launch">{escape(chr(10).join(decision.launch))}</pre>'
+
+
+def _about(decision: DecisionRecord) -> list[str]:
+    workload = decision.config.workload
+    arrivals = arrivals_words(workload.arrivals.model_dump())
+    limits = (
+        f"{metric_words(each.condition.metric)} {each.condition.words}" for each in decision.margins
+    )
+    return [
+        decision.config.setup(),
+        f"{workload.trace}, {arrivals}",
+        f"limits: {', '.join(limits)}",
+    ]
+
+
+def _margin(margin: Margin) -> list[str]:
+    ends = "-" if margin.ends is None else " to ".join(number(end, 3) for end in margin.ends)
+    return [
+        metric_words(margin.condition.metric),
+        margin.condition.words,
+        number(margin.value, 3),
+        ends,
+        margin.left_words,
+        margin.verdict,
+    ]
+
+
+def _price(decision: DecisionRecord) -> Iterator[str]:
+    known = [(words, decision.price[key]) for key, words in PRICES.items() if key in decision.price]
+    yield section("Price", CAPTIONS["Price"] if known else "No price of a GPU was given.")
+    if known:
+        yield html_table(["", "$"], [(words, number(value, 3)) for words, value in known])
+
+
+def draw(
+    runs: Sequence[TriedRate], slo: Sequence[Condition], rate: Interval | None, title: str
+) -> Figure:
+    """Draw the SLO's shares, the rates and its numbers against the rate that arrives.
+
+    Lines are means over replications, bands their least and most. `rate` is the answer, None where
+    there is none.
+    """
+    records = [(run.rate, record.values) for run in runs for record in run.trial.records]
+    table = pd.DataFrame([values for _, values in records], [at for at, _ in records])
+    figure, (shares, rates, limits) = plots.panels(3, 4.33, 3.8)
+    _draw(shares, _known(table, SHARES))
+    shares.yaxis.set_major_formatter(PercentFormatter(1.0))
+    shares.set_ylim(0, 1.03)
+    _draw(rates, _known(table, RATES))
+    most = max(table.index)
+    rates.plot([0, most], [0, most], color="black", linewidth=1, linestyle=":", label="arriving")
+    rates.set_ylim(bottom=0)
+    limited = [each for each in slo if each.limit]
+    _draw(limits, {str(each): table[each.metric].astype(float) / each.limit for each in limited})
+    limits.axhline(1, color="black", linewidth=1, linestyle=":")
+    limits.set_yscale("log")
+    plots.plain_decades(limits.yaxis)
+    titles = {"SLO attainment": shares, "Requests/s": rates, "Value / limit": limits}
+    for words, axes in titles.items():
+        _finish(axes, rate, words)
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def _known(table: pd.DataFrame, words: Mapping[str, str]) -> dict[str, pd.Series]:
+    """Return the columns that all runs have, by their words."""
+    return {told: table[key] for key, told in words.items() if key in table.dropna(axis="columns")}
+
+
+def _draw(axes: Axes, columns: Mapping[str, pd.Series]) -> None:
+    for index, (words, column) in enumerate(columns.items()):
+        rows = column.groupby(level=0).agg(["mean", "min", "max"])
+        axes.plot(rows["mean"], marker="o", markersize=3, color=colour(index), label=words)
+        least, most = rows["min"], rows["max"]
+        axes.fill_between(rows.index, least, most, color=colour(index), alpha=0.2, linewidth=0)
+
+
+def _finish(axes: Axes, rate: Interval | None, title: str) -> None:
+    axes.set_xlabel("requests/s arriving")
+    axes.set_xlim(left=0)
+    plots.finish(axes, title)
+    if rate is not None:
+        axes.axvline(rate.mean, color="#7F7F7F", linestyle="--", linewidth=1)
+        if rate.n > 1:
+            axes.axvspan(*rate.ends, color="#7F7F7F", alpha=0.15)
+    plots.key(axes)

@@ -1,0 +1,215 @@
+"""The search for the largest request rate that keeps an SLO: for `capacity` and for `plan`.
+
+All rates see the same requests and the same draws of arrivals, stretched. Knows rates of arrivals
+and what a trial says of one; simulates nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from evenflow.config.yaml_file import Patch
+from evenflow.errors import UsageError
+from evenflow.study import searches
+from evenflow.study.slo import KEEPS_UP, Condition
+from evenflow.study.trials import Trial, Variant
+from evenflow.traces import AnyArrivals, Replay
+from evenflow.types import Request
+
+RATE_DIGITS = 4
+"""Rates are rounded to so many significant digits: readable, and found again in a store."""
+
+LEAST_TOLERANCE = 0.002
+"""Below it, neighbouring rates round to one."""
+
+IDLE_REQUESTS = 0.1
+"""With fewer requests in the system, on average, no two of them share anything."""
+
+ENOUGH_TIMES = 10
+"""A run with so many times the requests that are in the system at once has a steady state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The result of one rate (requests/s): it passes, or these conditions fail.
+
+    `in_system` is the mean number of requests in the system (Little's law: rate x mean E2EL) of the
+    `requests` of the run.
+    """
+
+    rate: float
+    failed: tuple[str, ...]
+    in_system: float
+    requests: int
+
+    @property
+    def passes(self) -> bool:
+        return not self.failed
+
+    @property
+    def crowded(self) -> bool:
+        """Whether all requests arrive before, on average, one of them is served.
+
+        The queue of such a run is as long as the run has requests: it says nothing of longer ones.
+        """
+        return self.in_system >= self.requests
+
+    @property
+    def idle(self) -> bool:
+        """Whether a lower rate would change nothing: a request mostly has the system to itself."""
+        return self.in_system < IDLE_REQUESTS
+
+
+@dataclass(frozen=True, slots=True)
+class TriedRate(Probe):
+    """A rate that was simulated, with its trial."""
+
+    trial: Trial
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The numbers of the first part's run."""
+        return self.trial.records[0].values
+
+
+def tried(trial: Trial, rate: float, slo: Iterable[Condition]) -> TriedRate:
+    """Return what a trial says of its rate."""
+    latency_ms, served = trial.mean("mean_e2el_ms"), trial.served
+    in_system = 0.0 if math.isnan(latency_ms) else served.share * rate * latency_ms / 1e3
+    failed = tuple(each.metric for each in slo if not keeps(trial, each))
+    return TriedRate(rate, failed, in_system, served.completed // len(trial.records), trial)
+
+
+def keeps(trial: Trial, condition: Condition) -> bool:
+    """Say whether a trial keeps a limit, on the mean of its parts; one that fails keeps none."""
+    if condition is KEEPS_UP:
+        return trial.keeps_up and not trial.errors
+    return condition.holds({key: trial.mean(key) for key in ("completed", condition.metric)})
+
+
+ProbeT = TypeVar("ProbeT", bound=Probe)
+Status = Literal["found", "never", "too_short"]
+
+
+@dataclass(frozen=True, slots=True)
+class RateFound:
+    """The result of a search for a rate.
+
+    `found`: `rate` passes and `fails_at`, within the tolerance above it, does not. `never`: even
+    where requests do not meet, at `fails_at`, it fails. `too_short`: rates pass up to one at which
+    all requests arrive before one is served, on average; `rate` None. `failed` are the conditions
+    at `fails_at`. `enough_requests`: how many the run should have so that its length does not
+    matter much.
+    """
+
+    status: Status
+    rate: float | None
+    fails_at: float | None
+    failed: tuple[str, ...]
+    enough_requests: int
+
+
+def bisect(
+    start: float,
+    tolerance: float,
+    case: Callable[[float], Variant],
+    probe: Callable[[Trial], ProbeT],
+    *,
+    width: int = 1,
+    probes: Sequence[ProbeT] = (),
+) -> Generator[Sequence[Variant], list[Trial], list[ProbeT]]:
+    """Find the largest rate that passes: bracket it by doubling, then narrow the bracket.
+
+    Up to `width` rates are probed at once; `probes` are known before. Returns all probes. It
+    assumes that what fails at one rate fails at all higher ones; where that is not so, it finds one
+    that passes just below one that fails.
+    """
+    known = list(probes)
+    while rates := next_rates(known, start, tolerance, width):
+        trials = yield list(map(case, rates))
+        known += map(probe, trials)
+    return known
+
+
+def next_rates(
+    probes: Sequence[Probe], start: float, tolerance: float, width: int = 1
+) -> list[float]:
+    """Return the rates to probe next, up to `width` at once; none when the search has ended.
+
+    Doubles from `start` while all pass, halves while all fail, then divides the bracket in equal
+    ratios until its ends differ by no more than `tolerance` (0.02: 2 %).
+    """
+    low, high = _bracket(probes)
+    steps = range(1, width + 1)
+    if low is None and high is None:
+        rates = [start * 2 ** (step - 1) for step in steps]
+    elif low is None:
+        assert high is not None
+        rates = [] if high.idle else [high.rate / 2**step for step in steps]
+    elif low.crowded:
+        rates = []
+    elif high is None:
+        rates = [low.rate * 2**step for step in steps]
+    elif high.rate <= low.rate * (1 + tolerance):
+        rates = []
+    else:
+        ratio = high.rate / low.rate
+        rates = [low.rate * ratio ** (step / (width + 1)) for step in steps]
+    known = {probe.rate for probe in probes}
+    return [rate for rate in sorted({rounded(rate) for rate in rates}) if rate not in known]
+
+
+def rate_found(probes: Sequence[Probe]) -> RateFound:
+    """Return what the probes of an ended search say."""
+    low, high = _bracket(probes)
+    failed = () if high is None else high.failed
+    fails_at = None if high is None else high.rate
+    if low is None:
+        return RateFound("never", None, fails_at, failed, 0)
+    enough = math.ceil(ENOUGH_TIMES * low.in_system)
+    if low.crowded:
+        return RateFound("too_short", None, fails_at, failed, enough)
+    return RateFound("found", low.rate, fails_at, failed, enough)
+
+
+def _bracket(probes: Sequence[Probe]) -> tuple[Probe | None, Probe | None]:
+    """Return the highest rate that passes below the lowest that fails, and that one."""
+    high = min((p for p in probes if not p.passes), key=lambda probe: probe.rate, default=None)
+    below = (p for p in probes if p.passes and (high is None or p.rate < high.rate))
+    return max(below, key=lambda probe: probe.rate, default=None), high
+
+
+def rounded(rate: float) -> float:
+    """Return a rate rounded to RATE_DIGITS."""
+    return searches.rounded(rate, RATE_DIGITS)
+
+
+def rate_patch(arrivals: AnyArrivals, rate: float, start: float) -> Patch:
+    """Return a patch that puts arrivals at `rate`; their own rate is `start`."""
+    if isinstance(arrivals, Replay):
+        return {"workload.arrivals.scale": arrivals.scale * rate / start}
+    return {"workload.arrivals.rate": rate}
+
+
+def own_rate(arrivals: AnyArrivals, requests: Sequence[Request]) -> float:
+    """Return the mean rate at which requests arrive, in requests/s.
+
+    UsageError for arrivals that have none: offline, closed, or a trace that comes all at once.
+    """
+    if len(requests) < 2:
+        raise UsageError(f"workload: {len(requests)} request has no rate; give more requests")
+    if isinstance(arrivals, Replay):
+        span_s = requests[-1].arrival_s - requests[0].arrival_s
+        if span_s > 0:
+            return (len(requests) - 1) / span_s
+        raise UsageError("workload.trace: all its requests arrive at once; give poisson arrivals")
+    rate = getattr(arrivals, "rate", None)
+    if rate is None:
+        raise UsageError(
+            f"workload.arrivals: {arrivals.kind} has no rate to search for; give poisson, gamma, "
+            "onoff or replay"
+        )
+    return float(rate)

@@ -1,0 +1,162 @@
+"""Journals of TensorRT-LLM's schedulers: what they were asked and answered, replayed.
+
+A line is an event (docs/engines.md says what is in it): requests arrive, the executor asks for a
+micro-batch, its results are processed. Knows the format, and which settings of TensorRT-LLM are
+which of ours; the rules are the policy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from evenflow.core.batch import Chunk
+from evenflow.core.batcher import Batcher
+from evenflow.core.request import Request
+from evenflow.core.scheduling import Scheduler
+from evenflow.engines.loop import EngineLoop
+from evenflow.engines.queues import EngineQueues
+from evenflow.errors import DryPoolError
+from evenflow.experiments.recordings import journal
+from evenflow.experiments.recordings.journal import Answers, Ask, Event, tokens_of
+from evenflow.schedulers import create, parameters, policy
+from evenflow.sim import World
+
+MARK = "capacity_policy"
+
+FIELDS = {
+    "config": ("blocks", "block_size", "max_batch_size", "max_num_tokens", MARK, "pp", "loop"),
+    "add": ("id", "prompt", "output", "max_new"),
+    "ask": (
+        "mb",
+        "tokens",
+        "context",
+        "new",
+        "last",
+        "paused",
+        "active",
+        "queued",
+        "free_before",
+        "free_after",
+    ),
+    "done": ("finished",),
+    "dies": (),
+}
+"""What each kind of event has to hold."""
+
+RULES = {
+    "slot": "the slots of a pipeline are asked in turn",
+    "active": "max_batch_size requests a stage are active, first come first served; a paused one "
+    "keeps its place",
+    "queued": "the others wait outside",
+    "free pages before": "pages are free when the result of a request that ends is processed",
+    "dies": "in a pipeline the pages of a paused request stay, and the pool may run dry",
+    "paused": "a request that does not fit takes the pages of the last that has any; in a pipeline "
+    "that one is only left out",
+    "context": "prompts by arrival; if any is cut, final chunks last",
+    "tokens": "one pass by arrival, to the first that does not fit; a prompt needs pages for all "
+    "its output, or for what is next; a cut chunk has whole units",
+    "new": "a prompt is new with its first chunk",
+    "last": "a prompt decodes once all of it is scheduled",
+    "free pages": "all pages of a prompt come with its first chunk, then one at a time",
+    "finished": "overlapped, a request that ends by itself computes once more",
+    "first_token_s": "arrivals are seen when the loop asks",
+    "completion_s": "an empty answer takes its slot's turn; in a pipeline the loop also waits for "
+    "stage 0",
+}
+"""What decides each part of an answer."""
+
+NOT_COVERED = (
+    "block reuse, speculation, beams, PEFT, encoders, disaggregation, balance of attention "
+    "replicas, static batching, the loop of pull request 10349, scheduler V2"
+)
+
+
+def mode(config: Event) -> str:
+    """Return how a journal's engine ran."""
+    words = [{"pp": "pipeline", "simple": "not overlapped"}.get(config["loop"], "overlapped")]
+    words += ["1.0's"] * (config.get("waits_first") is False)
+    words += [config[MARK]] * (config[MARK] != "GUARANTEED_NO_EVICT")
+    return ", ".join([*words, *["chunks"] * bool(config.get("chunking"))])
+
+
+def scheduler_of(config: Event, name: str = "trtllm") -> Scheduler:
+    """Return the policy of a journal's settings; `name` gets the settings that it has."""
+    params = {
+        "max_batch_size": config["max_batch_size"],
+        "max_num_seqs": config["max_num_requests"],
+        "max_num_tokens": config["max_num_tokens"],
+        "token_budget": config["max_num_tokens"],
+        "capacity_scheduler_policy": config[MARK],
+        "enable_chunked_prefill": bool(config.get("chunking")),
+        "chunk_unit": config.get("chunk_unit"),
+        "disable_overlap_scheduler": config["loop"] == "simple",
+        "version": "1.0" if config.get("waits_first") is False else "1.2",
+    }
+    if config.get("chunking"):
+        params["context_chunking_policy"] = config["chunking"]
+    known = parameters(policy(name))
+    own = {key: value for key, value in params.items() if key in known}
+    return create(name, own, depth=config["pp"], page_tokens=config["block_size"])
+
+
+def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) -> World:
+    """Return a journal's requests and deployment."""
+    config = events[0]
+    return journal.world_of(
+        events,
+        _request,
+        partial(scheduler_of, config, scheduler or "trtllm"),
+        depth=config["pp"],
+        total_pages=config["blocks"],
+        max_model_len=1 << 30,
+        page_tokens=config["block_size"],
+        max_in_flight=config["pp"] + (config["loop"] == "overlap"),
+        loop=EngineLoop,
+    )
+
+
+def _request(event: Event, now_s: float) -> Request:
+    lengths = event["prompt"], event["output"]
+    return Request(event["id"], event.get("at", now_s), *lengths, max_new_tokens=event["max_new"])
+
+
+def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
+    """Compare an answer of TensorRT-LLM's with ours."""
+    queues = batcher.queues
+    assert isinstance(queues, EngineQueues)
+    seats = len(event["active"])
+    live = list(queues.live)
+    yield "active", live[:seats], [row[0] for row in event["active"]]
+    yield "queued", len(live) - seats, event["queued"]
+    yield "free pages before", batcher.pool.free_pages, event["free_before"]
+    running = list(queues.admitted)
+    if event["free_after"] is None:
+        yield "dies", _dies(ask), True
+        return
+    batch = ask()
+    yield "slot", (queues.asked - 1) % batcher.depth, event["mb"]
+    if batcher.depth == 1:
+        gone = [number for number in running if number not in queues.admitted]
+        yield "paused", sorted(gone), sorted(event["paused"])
+    chunks = batch.chunks if batch is not None else ()
+    last = [chunk for chunk in chunks if chunk.last]
+    yield "context", [*map(_number, chunks)], event["context"]
+    yield "tokens", tokens_of(batch), {int(key): n for key, n in event["tokens"].items()}
+    started = [number for number in queues.admitted if number not in running]
+    yield "new", sorted(started), sorted(event["new"])
+    yield "last", [*map(_number, last)], event["last"]
+    yield "free pages", batcher.pool.free_pages, event["free_after"]
+
+
+def _number(chunk: Chunk) -> int:
+    return chunk.sequence.request.request_id
+
+
+def _dies(ask: Ask) -> bool:
+    try:
+        ask()
+    except DryPoolError:
+        return True
+    return False

@@ -1,0 +1,364 @@
+"""Processes of the user's: SimPy generators that join a run, and what they may touch there."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import simpy
+from simpy import Environment, Event, Interrupt
+from simpy.core import EmptySchedule
+
+from evenflow.errors import UsageError, UserProcessError
+from evenflow.results.run import Mark
+from evenflow.sim.arrivals import ArrivalSource
+from evenflow.sim.replica import Replica
+from evenflow.sim.stages import Machine
+from evenflow.user_code import end_copy, place_of, shown, words_of
+
+Process = Callable[["ProcessWorld"], Generator[Event, Any, None]]
+"""A function of the user's that yields events of `world.env`."""
+
+SIMPY = str(Path(simpy.__file__).parent)
+
+RIGHT = "yield world.env.timeout(seconds) waits"
+
+MOST_IDLE_WAKES = 1_000_000
+"""How often in a row a process may wake while nothing comes or returns."""
+
+
+class Queue(NamedTuple):
+    """Requests of which nothing is computed, and requests that run."""
+
+    waiting: int
+    running: int
+
+
+class Part:
+    """A stage or a link: `slow` and `stop` it, `start` it again."""
+
+    def __init__(self, name: str, machine: Machine, log: Callable[[str, str], None]) -> None:
+        self._name, self._machine, self._log = name, machine, log
+
+    def slow(self, factor: float) -> None:
+        """Take `factor` times as long from now on, what is under way included; 1: as before."""
+        if not (math.isfinite(factor) and factor > 0):
+            raise ValueError(f"slow({factor!r}): a finite factor above 0 is right")
+        self._machine.slow(float(factor))
+        speed = f"takes {factor:g} times as long" if factor != 1 else "is as fast as planned"
+        self._log("slow", f"{self._name} {speed}")
+
+    def stop(self) -> None:
+        """Stop, as a process that gets SIGSTOP; what it works on waits there."""
+        if not self._machine.is_stopped:
+            self._machine.stop()
+            self._log("stop", f"{self._name} stops")
+
+    def start(self) -> None:
+        """Go on after `stop`."""
+        if self._machine.is_stopped:
+            self._machine.start()
+            self._log("start", f"{self._name} goes on")
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._machine.is_stopped
+
+
+class ReplicaHandle:
+    """One of the pipelines: its `stages`, its `links` between them, its queue."""
+
+    def __init__(self, name: str, replica: Replica, log: Callable[[str, str], None]) -> None:
+        self._name, self._replica, self._log = name, replica, log
+        processes = replica.pipeline
+        self.stages = self._parts("stage", processes.stages)
+        self.links = self._parts("link", processes.links)
+
+    def _parts(self, kind: str, machines: Sequence[Machine]) -> list[Part]:
+        named = enumerate(machines)
+        return [Part(f"{self._name}{kind} {k}", machine, self._log) for k, machine in named]
+
+    @property
+    def queue(self) -> Queue:
+        """How many requests wait and run."""
+        return Queue(self._replica.waiting, self._replica.running)
+
+    def fail(self, restart_s: float, *, reject: bool = False) -> None:
+        """Die, and serve again after `restart_s`: what is in flight is lost, and all KV.
+
+        Its requests are computed again, in the order in which they came, their output so far behind
+        their prompts; with `reject` they end.
+        """
+        if not (math.isfinite(restart_s) and restart_s >= 0):
+            raise ValueError(f"fail({restart_s!r}): a finite number of seconds is right")
+        lost = self._replica.fail(restart_s)
+        words = f"{len(lost)} requests {'end' if reject else 'wait'}, back in {restart_s:g} s"
+        self._log("fail", f"{self._name or 'the pipeline '}dies: {words}")
+        if reject:
+            self._replica.give_up(lost)
+        else:
+            for seq in lost:
+                self._replica.take(seq)
+
+
+class Joined(NamedTuple):
+    """What processes join: where requests come from, and where marks go."""
+
+    source: ArrivalSource
+    log: Callable[[str, str], None]
+
+
+class Fleet(Sequence["ReplicaHandle"]):
+    """The pipelines, also those that were drained or removed; `len` counts them all."""
+
+    def __init__(self, started: Sequence[Replica], start: Callable[[], Replica], joined: Joined):
+        self._start, self._source, self._log = start, joined.source, joined.log
+        self._named = len(started) > 1
+        self._open: dict[int, Replica] = {}
+        self._all: list[ReplicaHandle] = []
+        for replica in started:
+            self._add(replica)
+
+    def _add(self, replica: Replica) -> ReplicaHandle:
+        number = len(self._all)
+        name = f"replica {number} " if number or self._named else ""
+        self._open[number] = replica
+        self._all.append(ReplicaHandle(name, replica, self._log))
+        return self._all[-1]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._all[number]
+
+    @property
+    def open(self) -> list[int]:
+        """The numbers of the pipelines that take requests."""
+        return list(self._open)
+
+    def add(self) -> ReplicaHandle:
+        """Start another pipeline of the same kind, which takes requests at once."""
+        replica = self._start()
+        self._source.join(replica)
+        handle = self._add(replica)
+        self._log("add", f"replica {len(self) - 1} takes requests")
+        return handle
+
+    def drain(self, number: int) -> None:
+        """Let no more requests into a pipeline, which ends those that it has."""
+        self._close(number)
+        self._log("drain", f"replica {number} takes no more requests")
+
+    def remove(self, number: int) -> None:
+        """Take a pipeline away at once; its requests are computed again by the others."""
+        replica = self._close(number)
+        lost = replica.fail(0.0)
+        for seq in lost:
+            min(self._open.values(), key=lambda other: other.outstanding).take(seq)
+        for other in self._open.values():
+            other.wake(other.now)
+        self._log("remove", f"replica {number} is gone, {len(lost)} requests move")
+
+    def _close(self, number: int) -> Replica:
+        if number not in self._open:
+            raise ValueError(f"replica {number} takes no requests; these do: {self.open}")
+        if len(self._open) == 1:
+            raise ValueError(f"replica {number} is the only one that takes requests")
+        replica = self._open.pop(number)
+        self._source.leave(replica)
+        return replica
+
+
+@dataclass
+class ProcessWorld:
+    """What a process gets: the run as it is now, and what may be done to it.
+
+    `env`: the SimPy environment, in seconds of the run. `rng`: a random stream that is the
+    process's own, from the seed of the run. `replicas`: the pipelines.
+    """
+
+    env: Environment
+    rng: np.random.Generator
+    replicas: Fleet
+    log: Callable[[str, str], None]
+    """`log(kind, text)` puts a mark in the timeline and the report, at this time."""
+
+    @property
+    def stages(self) -> Sequence[Part]:
+        """The stages of the first pipeline."""
+        first: ReplicaHandle = self.replicas[0]
+        return first.stages
+
+    @property
+    def links(self) -> Sequence[Part]:
+        """The links between the stages of the first pipeline; none where they take no time."""
+        first: ReplicaHandle = self.replicas[0]
+        return first.links
+
+    @property
+    def queue(self) -> Queue:
+        """How many requests wait and run, in all pipelines."""
+        queues = [each.queue for each in self.replicas]
+        return Queue(sum(q.waiting for q in queues), sum(q.running for q in queues))
+
+
+class Processes:
+    """The processes of one run, with its `replicas`; `start` makes another one.
+
+    `marks` are what they did and logged.
+
+    Raises UserProcessError, with file and line, for one that raises, yields no event or does not
+    yield at all.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        source: ArrivalSource,
+        replicas: Sequence[Replica],
+        start: Callable[[], Replica],
+        *,
+        made: Sequence[Process],
+        seed: int,
+    ) -> None:
+        self._env = env
+        self._source = source
+        self._replicas = replicas
+        self.marks: list[Mark] = []
+        handles = Fleet(replicas, start, Joined(source, self._log))
+        self._running = [
+            env.process(self._guarded(process, ProcessWorld(env, rng, handles, self._log)))
+            for process, rng in zip(made, streams(seed, len(made)), strict=True)
+        ]
+
+    def _log(self, kind: str, text: str) -> None:
+        self.marks.append(Mark(self._env.now, str(kind), str(text)))
+
+    @property
+    def are_over(self) -> bool:
+        return not any(process.is_alive for process in self._running)
+
+    def _guarded(self, process: Process, world: ProcessWorld) -> Generator[Event, Any, None]:
+        """Yield what a process yields, which must be events."""
+        name, code = name_of(process), getattr(innermost(process), "__code__", None)
+        file = Path(code.co_filename).name if code else name
+        made = self._made(process, world, f"({file}:{code.co_firstlineno if code else 0})")
+        wakes, progress = 0, -1
+        resume: Callable[[Any], Any] = made.send
+        value: Any = None
+        while True:
+            try:
+                event = resume_process(name, resume, value)
+            except StopIteration:
+                return
+            if not isinstance(event, Event):
+                raise UserProcessError(
+                    f"process {name} yields {shown(event)}, which is no event "
+                    f"({file}:{line_of(made)}); {RIGHT}"
+                )
+            try:
+                resume, value = made.send, (yield event)
+            except (Interrupt, Exception) as error:  # what it waited for failed, or it is told so
+                resume, value = made.throw, error
+            now = sum(replica.num_sent for replica in self._replicas)
+            wakes, progress = wakes + 1 if now == progress else 0, now
+            if wakes > MOST_IDLE_WAKES:
+                raise UserProcessError(
+                    f"process {name} woke {wakes:,} times while nothing came or returned "
+                    f"({file}:{line_of(made)}){self.held_up()}"
+                )
+
+    def _made(self, process: Process, world: ProcessWorld, place: str) -> Generator[Any, Any, Any]:
+        """Return the generator of a process."""
+        name = name_of(process)
+        try:
+            inspect.signature(process).bind(world)
+        except (TypeError, ValueError):
+            words = f"process {name} does not take a world alone {place}"
+            raise UserProcessError(f"{words}; def {name}(world) is right") from None
+        made = resume_process(name, process, world)
+        if isinstance(made, Generator):
+            return made
+        if inspect.iscoroutine(made):
+            made.close()
+        raise UserProcessError(f"process {name} never yields {place}; {RIGHT}")
+
+    def run(self) -> None:
+        """Run until all requests have ended, whatever the processes still wait for."""
+        env = self._env
+        try:
+            while not self._source.is_done or env.peek() <= env.now:
+                env.step()
+            if self.are_over:
+                env.run()
+        except EmptySchedule:
+            raise UserProcessError(
+                f"the run cannot end: no process goes on{self.held_up()}"
+            ) from None
+        except UsageError:
+            raise
+        except Exception as error:
+            raised = error.__cause__ or error
+            words = f"raised {words_of(raised)}{place_of(raised, SIMPY)}"
+            raise UserProcessError(f"a process of a process {words}") from error
+
+    def held_up(self) -> str:
+        """Return in words which stages are stopped, and which requests wait."""
+        waiting = sum(replica.outstanding for replica in self._replicas)
+        stopped = [
+            f"stage {stage} of replica {number}"
+            for number, replica in enumerate(self._replicas)
+            for stage, machine in enumerate(replica.pipeline.stages)
+            if machine.is_stopped
+        ]
+        return f"; {waiting} requests wait" + (
+            f", stopped: {', '.join(stopped)}" if stopped else ""
+        )
+
+
+def resume_process(name: str, call: Callable[..., Any], *given: Any) -> Any:
+    """Call code of a process; UserProcessError for whatever it raises but Ctrl-C and refusals."""
+    process = os.getpid()
+    try:
+        return call(*given)
+    except (KeyboardInterrupt, StopIteration, UsageError):
+        raise
+    except BaseException as error:
+        end_copy(process, name)
+        raise UserProcessError(
+            f"process {name} raised {words_of(error)}{place_of(error, SIMPY)}"
+        ) from error
+
+
+def streams(seed: int, count: int) -> Iterator[np.random.Generator]:
+    """Return a random stream for each process, the same whatever the others draw."""
+    for child in np.random.SeedSequence([seed, STREAM]).spawn(count):
+        yield np.random.default_rng(child)
+
+
+STREAM = 0x50524F43
+"""What parts these streams from those of arrivals and lengths."""
+
+
+def innermost(process: Any) -> Any:
+    """Return the function in a partial one, or in what decorates it."""
+    return inspect.unwrap(getattr(process, "func", process))
+
+
+def name_of(process: object) -> str:
+    """Return what a process is called."""
+    inner = innermost(process)
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+def line_of(made: Generator[Any, Any, Any]) -> int:
+    """Return the line at which a generator waits."""
+    frame = getattr(made, "gi_frame", None)
+    return 0 if frame is None else int(frame.f_lineno)

@@ -118,15 +118,22 @@ def test_the_command_simulates_what_the_page_shows(run: Given) -> None:
             assert value == pytest.approx(summary[key])
 
 
+def test_another_scheduler_starts_with_its_own_parameters(run: Given) -> None:
+    document = looked(run, set={"scheduler.name": "token_throttling"})["document"]
+    assert "scheduler: {name: token_throttling}\n" in document["text"]
+    assert told(run, "simulate", {"text": document["text"]}, 0)[-1]["run"]["requests"] == 20
+
+
 def test_sides_have_schedulers_of_their_own(folder: Path) -> None:
     run = given(Path("RUN.yaml"), [], "sarathi,{name: vllm_v1, max_num_seqs: 8}", [])
-    question = {"others": run.question.others, "side": 1, "set": {"scheduler.max_num_seqs": 16}}
+    question = {"others": run.question.others, "set": {"others.0.max_num_seqs": 16}}
     document = looked(run, **question)["document"]
     assert document["others"] == [{"name": "vllm_v1", "max_num_seqs": 16}]
     assert "token_budget: 64" in document["text"]
+    assert {each["key"] for each in document["schedulers"][1]} >= {"others.0.max_num_seqs"}
     other = json.dumps({"name": "vllm_v1", "max_num_seqs": 16})
     assert shlex.split(document["command"])[-1] == f"sarathi,{other}"
-    question |= {"set": {"scheduler.name": "orca"}}
+    question |= {"set": {"others.0.name": "orca"}}
     assert looked(run, **question)["document"]["others"] == [{"name": "orca"}]
 
 

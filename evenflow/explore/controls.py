@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from evenflow.config.run import KvConfig, RunConfig
+from evenflow.config.run import KvConfig, RunConfig, SchedulerConfig
 from evenflow.config.schema import below_keys
 from evenflow.config.workload import WorkloadConfig
 from evenflow.runtimes import runtimes
@@ -80,10 +80,14 @@ def _around(value: float, whole: bool) -> Range:
     return Range(value / WIDE, value * WIDE, log=True)
 
 
-def scheduler_controls(name: str, params: Mapping[str, Any]) -> list[Control]:
-    """Return the controls of a scheduler: which it is, and the parameters worth trying."""
+def scheduler_controls(scheduler: SchedulerConfig, below: str) -> list[Control]:
+    """Return the controls of a scheduler: which it is, and the parameters worth trying.
+
+    `below` is what their keys begin with.
+    """
+    name, params = scheduler.name, scheduler.params
     words = "The policy; its parameters start at their defaults."
-    found = [_choice("scheduler.name", name, [*POLICIES, *POOLED], words)]
+    found = [_choice(f"{below}.name", name, [*POLICIES, *POOLED], words)]
     if name in POOLED:
         return found
     cls = policy(name)
@@ -93,7 +97,7 @@ def scheduler_controls(name: str, params: Mapping[str, Any]) -> list[Control]:
         if key in space:
             value = params.get(key, parameter.default)
             make = _number if isinstance(space[key], Range) else _choice
-            found.append(make(f"scheduler.{key}", value, space[key], about.get(key, "")))
+            found.append(make(f"{below}.{key}", value, space[key], about.get(key, "")))
     return found
 
 

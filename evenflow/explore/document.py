@@ -6,6 +6,7 @@ What the page sends is checked here: it names no file and no module but those of
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,9 +45,7 @@ class Question(Keys):
     others: list[dict[str, Any]] = Field(default=[])
     """Schedulers that are shown beside its own: names and parameters."""
     set: dict[str, Any] = Field(default={})
-    """New values of keys; those of a scheduler are of the one at position `side`."""
-    side: int = 0
-    """0: the RUN.yaml's own scheduler."""
+    """New values of keys of the RUN.yaml; `others.0.KEY` is one of the first scheduler beside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +151,14 @@ def settled(given: Given, question: Question) -> Settled:
     if len(text) > MOST_BYTES:
         raise UsageError(f"{name}: has more than {MOST_BYTES} bytes; a shorter file is right")
     others = [dict(each) for each in question.others]
-    if len(others) >= MOST_SIDES or not 0 <= question.side <= len(others):
+    if len(others) >= MOST_SIDES:
         raise UsageError(f"--schedulers: at most {MOST_SIDES} side by side are right")
     document_of(text, name)  # before anything is changed in it
     for dotted, value in question.set.items():
-        if question.side and dotted.startswith("scheduler"):
-            others[question.side - 1] = _with(others[question.side - 1], dotted, value)
+        if side := side_of(dotted, len(others)):
+            others[side - 1] = _with(others[side - 1], dotted.split(".", 2)[2], value)
+        elif dotted == "scheduler.name":  # whose parameters are not another's
+            text = edited(text, "scheduler", {"name": value})
         else:
             text = edited(text, dotted, value)
     document = document_of(text, name)
@@ -169,9 +170,14 @@ def settled(given: Given, question: Question) -> Settled:
     return Settled(document, text, others, configs)
 
 
-def _with(scheduler: dict[str, Any], dotted: str, value: Any) -> dict[str, Any]:
-    _, _, key = dotted.partition(".")
-    return {"name": value} if key in ("", "name") else {**scheduler, key: value}
+def side_of(dotted: str, most: int) -> int:
+    """Return whose key it is: 0, the run's own, or the position of a scheduler beside it."""
+    found = re.fullmatch(r"others\.(\d)\..+", dotted)
+    return int(found[1]) + 1 if found and int(found[1]) < most else 0
+
+
+def _with(scheduler: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    return {"name": value} if key == "name" else {**scheduler, key: value}
 
 
 def _refuse_names(given: Given, name: str, data: Mapping[str, Any]) -> None:

@@ -47,8 +47,9 @@ async function* messages(path, body, signal) {
   }
 }
 
-// Simulate what the page says, with the keys in `set` changed; whatever was asked before stops.
-async function ask(change = {}) {
+// Simulate what the page says, with the keys that were moved; whatever was asked before stops.
+async function ask() {
+  const set = {...moved};
   stop?.abort();
   const mine = stop = new AbortController();
   const started = asked = performance.now();
@@ -57,9 +58,11 @@ async function ask(change = {}) {
   progress = {};
   document.body.dataset.state = "asked";
   try {
-    for await (const message of messages("/simulate", {question: {...state, ...change}}, mine.signal)) {
+    for await (const message of messages("/simulate", {question: {...state, set}}, mine.signal)) {
       if (mine !== stop) return;
       if (message.error) byId("error").textContent = message.error;
+      if (message.error || message.document)  // now it has them, or never will
+        for (const key in set) if (moved[key] === set[key]) delete moved[key];
       if (message.document) settle(message.document);
       if (message.progress) tellProgress(message.progress);
       if (message.run) show(message.run, performance.now() - started);
@@ -85,15 +88,11 @@ const inAll = () => runs.map(run => run.setup).filter((each, at, all) => all.ind
 let later = 0;
 const soon = (call, ms) => { clearTimeout(later); later = setTimeout(call, ms); };
 
-let waits = null, asked = 0;  // what the sliders moved to since the last question, and when it was
-function move(side, key, value) {
+let moved = {}, waits = 0, asked = 0;  // keys that the document does not have yet
+function move(key, value) {
   if (!live) return pick(key, value);
-  if (waits && waits.side === side) waits.set[key] = value;
-  else {
-    waits = {side, set: {[key]: value}};
-    const left = asked + MOVE_MS - performance.now();
-    setTimeout(() => { const change = waits; waits = null; ask(change); }, Math.max(left, 0));
-  }
+  moved[key] = value;
+  waits ||= setTimeout(() => { waits = 0; ask(); }, Math.max(asked + MOVE_MS - performance.now(), 0));
 }
 
 // -- the document and its controls --------------------------------------------------------------
@@ -106,31 +105,31 @@ function settle(found) {
   remember();
   const several = found.schedulers.length > 1;
   drawControls([...found.schedulers.map((controls, side) =>
-    [several ? `Scheduler ${"ABCD"[side]}` : "Scheduler", side, controls]), ["The run", 0, found.controls]]);
+    [several ? `Scheduler ${"ABCD"[side]}` : "Scheduler", controls]), ["The run", found.controls]]);
   runs.length = Math.min(runs.length, found.schedulers.length);
 }
 
 function drawControls(groups) {
-  const layout = JSON.stringify(groups.map(([, side, all]) => all.map(each => [side, each.key, each.choices])));
+  const layout = JSON.stringify(groups.map(([, all]) => all.map(each => [each.key, each.choices])));
   if (byId("controls").dataset.layout !== layout) {
     byId("controls").dataset.layout = layout;
-    byId("controls").replaceChildren(...groups.map(([name, side, all]) => make("fieldset", {},
-      make("legend", {textContent: name}), ...all.map(each => control(side, each)))));
+    byId("controls").replaceChildren(...groups.map(([name, all]) => make("fieldset", {},
+      make("legend", {textContent: name}), ...all.map(control))));
   }
-  for (const [, side, all] of groups) for (const each of all) byId(idOf(side, each.key)).refresh(each);
+  for (const [, all] of groups) for (const each of all) byId(idOf(each.key)).refresh(each);
 }
 
-const idOf = (side, key) => `${"ABCD"[side]}-${key.replaceAll(".", "-")}`;
+const idOf = key => `set-${key.replaceAll(".", "-")}`;
 
-function control(side, each) {
-  const id = idOf(side, each.key), name = each.key.split(".").pop();
+function control(each) {
+  const id = idOf(each.key), name = each.key.split(".").pop();
   const label = make("label", {htmlFor: `${id}-in`, textContent: name});
   const box = make("div", {id, className: "control"}, label);
   const about = make("small", {textContent: each.words, title: each.words, id: `${id}-about`});
   if (each.choices) {
     const select = make("select", {id: `${id}-in`}, ...each.choices.map(choice =>
       make("option", {textContent: choice === null ? "as the machine has it" : choice})));
-    select.onchange = () => move(side, each.key, each.choices[select.selectedIndex]);
+    select.onchange = () => move(each.key, each.choices[select.selectedIndex]);
     select.setAttribute("aria-describedby", about.id);
     box.append(select, about);
     box.refresh = now => { select.selectedIndex = each.choices.indexOf(now.value); };
@@ -144,10 +143,10 @@ function control(side, each) {
   slider.oninput = () => {
     exact.value = String(valueAt(now, slider.value / 1000));
     slider.ariaValueText = exact.value;
-    move(side, each.key, valueAt(now, slider.value / 1000));
+    move(each.key, valueAt(now, slider.value / 1000));
   };
-  exact.onchange = () => move(side, each.key, exact.value.trim() === "" || isNaN(exact.value) ? exact.value : +exact.value);
-  sweeps.onclick = () => sweep(side, now);
+  exact.onchange = () => move(each.key, exact.value.trim() === "" || isNaN(exact.value) ? exact.value : +exact.value);
+  sweeps.onclick = () => sweep(now);
   box.append(slider, exact, ...(live ? [sweeps] : []), about);
   box.refresh = found => {
     now = found;
@@ -317,7 +316,7 @@ function drawTokens(all) {
 
 // -- a slider's sweep ---------------------------------------------------------------------------
 
-async function sweep(side, control) {
+async function sweep(control) {
   swept?.stop.abort();
   const mine = swept = {stop: new AbortController(), control, points: []};
   const shares = Array.from({length: SWEPT}, (_, at) => at / (SWEPT - 1));
@@ -327,7 +326,7 @@ async function sweep(side, control) {
   drawSweep();
   byId("swept").scrollIntoView({block: "nearest"});
   try {
-    const body = {question: {...state, side}, key: control.key, values};
+    const body = {question: state, key: control.key, values};
     for await (const message of messages("/sweep", body, mine.stop.signal)) {
       if (mine !== swept) return;
       if (message.error) byId("swept-told").textContent = message.error;
@@ -406,7 +405,7 @@ function pick(key, value) {
   byId("text").value = point.text;
   byId("command").textContent = point.command;
   runs = point.runs;
-  drawControls([["Settings that were simulated", 0, axes]]);
+  drawControls([["Settings that were simulated", axes]]);
   byId("status").textContent = inAll();
   byId("error").textContent = point.error || "";
   draw1();

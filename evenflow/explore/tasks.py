@@ -15,7 +15,7 @@ from evenflow.config.files import make_importable
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.yaml_file import document_of
 from evenflow.explore.controls import controls, scheduler_controls
-from evenflow.explore.document import Given, Question, Settled, settled
+from evenflow.explore.document import Given, Question, Settled, settled, side_of
 from evenflow.explore.pictures import numbers, picture, simulated
 from evenflow.study.fair import interval
 from evenflow.study.runs import Job, run_job
@@ -52,7 +52,8 @@ def look(given: Given, question: Question, tell: Tell) -> None:
         "command": found.command(given),
         "controls": controls(found.configs[0], start),
         "schedulers": [
-            scheduler_controls(each.scheduler.name, each.scheduler.params) for each in found.configs
+            scheduler_controls(config.scheduler, f"others.{side - 1}" if side else "scheduler")
+            for side, config in enumerate(found.configs)
         ],
     }
     tell({"document": told})
@@ -74,7 +75,7 @@ def simulate(given: Given, question: Question, tell: Tell, side: int) -> None:
 def try_value(given: Given, question: Question, tell: Tell, key: str, value: Any) -> None:
     """Simulate one value of a key for SEEDS seeds: tell the mean and half-width of each number."""
     found = settled(given, question.model_copy(update={"set": {key: value}}))
-    config = found.configs[question.side]
+    config = found.configs[side_of(key, len(found.others))]
     runs = []
     for seed in range(config.workload.seed, config.workload.seed + SEEDS):
         own = with_(config, {"workload.seed": seed})

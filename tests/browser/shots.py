@@ -10,7 +10,7 @@ from tests.browser.page import Page, browser, served
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["examples/short-kv.yaml", "--slo", "p99_ttft_ms=10000"]
-KV_THRESH = "A-scheduler-kv_thresh"
+KV_THRESH = "set-scheduler-kv_thresh"
 
 
 def main(folder: Path) -> None:

@@ -30,7 +30,7 @@ kv: {pages: 700}
 scheduler: token_throttling
 workload: {trace: sharegpt-sample, requests: 80, arrivals: {kind: poisson, rate: 4}}
 """
-KV_THRESH, RATE = "A-scheduler-kv_thresh", "A-workload-arrivals-rate"
+KV_THRESH, RATE = "set-scheduler-kv_thresh", "set-workload-arrivals-rate"
 AXE = Path("node_modules/axe-core/axe.min.js")
 
 
@@ -68,9 +68,14 @@ def test_a_page_is_used(page: Page, address: tuple[str, int]) -> None:
     assert int(first.split()[0]) < int(pinned)
     assert "▼" in first
     assert "pinned: kv_thresh 0.05" in page.text("#runs")
-    page.change(lambda: page.slide(RATE, 0.25))
-    page.change(lambda: page.slide("A-workload-seed", 0.5))
-    assert "seed: 10}" in page.run("return document.getElementById('text').value")
+
+    def both() -> None:
+        page.slide(RATE, 0.25)
+        time.sleep(0.1)  # the first question is under way, and is given up
+        page.slide("set-workload-seed", 0.5)
+
+    page.change(both)
+    assert "rate: 1.41}, seed: 10}" in page.run("return document.getElementById('text').value")
 
     before = page.run("return [view.from, view.to]")
     page.find(".timeline button").click()
@@ -175,6 +180,6 @@ def test_a_page_is_opened_from_disk_without_a_network(
     assert out.stat().st_size < 3_000_000
     page.open(f"file://{out}")
     before = page.tile("preemptions")
-    page.change(lambda: page.slide("A-scheduler-kv_thresh", 1.0))
+    page.change(lambda: page.slide("set-scheduler-kv_thresh", 1.0))
     assert page.tile("preemptions") != before
     assert page.run("return runs.length") == 2

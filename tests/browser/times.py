@@ -29,7 +29,7 @@ def main() -> None:
             firsts, wholes = [], []
             for move in range(MOVES):
                 page.run("times.length = 0; window.since = performance.now()")
-                page.change(lambda at=move: page.slide("A-scheduler-kv_thresh", (at + 1) / 20))
+                page.change(lambda at=move: page.slide("set-scheduler-kv_thresh", (at + 1) / 20))
                 first, *_, whole = page.run("return times.map(each => each - since)")
                 firsts.append(first / 1000)
                 wholes.append(whole / 1000)

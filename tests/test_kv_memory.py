@@ -25,7 +25,7 @@ from evenflow.study.fair import Side, doubts
 from evenflow.types import Request
 from tests.command_line import write_inputs
 from tests.worlds import send, small_world
-from tools.startup_memory import even, fitted, logs, odd
+from tools.startup_memory import even, fitted, logs, odd, table
 
 POLICIES = ("sarathi", "vllm_v1", "token_throttling")
 TAKEN = ("weight", "activation", "other")
@@ -213,6 +213,8 @@ def test_kv_tokens_of_the_even_logs() -> None:
     assert len(judged) == 24
     assert np.median(list(judged.values())) < 0.005
     assert [name[:24] for name, off in judged.items() if off > 0.08] == ["meta-llama-llama-4-scout"]
+    document = Path(__file__).parent.parent / "docs" / "kv.md"
+    assert document.read_text(encoding="utf-8").endswith(table(logs(memories()["vllm-0.19"])))
 
 
 @pytest.mark.parametrize(

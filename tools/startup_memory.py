@@ -56,14 +56,16 @@ class Log(NamedTuple):
 @cache
 def specs() -> dict[str, ModelSpec]:
     """Return the models of the logs that `evenflow models` does not have."""
-    kinds = get_type_hints(ModelSpec)
+    texts = {key for key, kind in get_type_hints(ModelSpec).items() if kind is str}
+    found = {}
     with (FOLDER / "startup_models.csv").open(encoding="utf-8", newline="") as file:
-        rows = [{key: cell for key, cell in row.items() if cell} for row in csv.DictReader(file)]
-    texts = {key for key, kind in kinds.items() if kind is str}
-    return {
-        row["name"]: ModelSpec(**{k: v if k in texts else json.loads(v) for k, v in row.items()})
-        for row in rows
-    }
+        for row in csv.DictReader(file):
+            known = {key: cell for key, cell in row.items() if cell}
+            values: dict[str, Any] = {
+                key: cell if key in texts else json.loads(cell) for key, cell in known.items()
+            }
+            found[row["name"]] = ModelSpec(**values)
+    return found
 
 
 def logs(memory: EngineMemory) -> list[Log]:

@@ -227,11 +227,14 @@ class Deployment:
         layers, ranks = self.layers_per_stage[stage], self.stage_gpus
         return self.memory.other_bytes(layers, ranks, self.depth, direct=self.gpu.is_joined)
 
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of a GPU: nominal, or, for an engine, what it sees."""
+        return self.gpu.memory_bytes if self.memory is None else self.gpu.visible_bytes
+
     def usable_bytes(self) -> float:
         """Return the bytes of a GPU that the engine may use."""
-        gpu = self.gpu
-        whole = gpu.memory_bytes if self.memory is None else gpu.visible_bytes
-        return whole * self.memory_utilization
+        return self.whole_bytes * self.memory_utilization
 
     def free_bytes(self, stage: int) -> float:
         """Return the bytes that are left for KV on one GPU of a stage; below 0: none."""
@@ -286,17 +289,18 @@ class Deployment:
                 f"{self.model.name} does not fit: each GPU of stage {stage} needs "
                 f"{self._needs(stage)} and has {self.usable_bytes() / GIB:.1f} "
                 f"({self.memory_utilization:g} of an {self.gpu.name}'s "
-                f"{self.gpu.memory_gb:g}); use more stages or tensor_parallel, a larger GPU, or a "
-                f"policy with fewer than {self.activation_tokens} tokens a step"
+                f"{self.whole_bytes / GIB:g}); use more stages or tensor_parallel, a larger GPU, "
+                f"or a policy with fewer than {self.activation_tokens} tokens a step"
             )
         return pages
 
     def _needs(self, stage: int) -> str:
         weights, steps = self.weight_bytes(stage) / GIB, self.activation_bytes(stage) / GIB
-        said = f"{weights:.1f} GiB for weights and {steps:.1f} for activations"
+        said = f"{weights:.1f} GiB for weights"
         if self.memory is None:
-            return said
-        return f"{said} and {self.other_bytes(stage) / GIB:.1f} for {self.memory.name} itself"
+            return f"{said} and {steps:.1f} for activations"
+        others = self.other_bytes(stage) / GIB
+        return f"{said}, {steps:.1f} for activations and {others:.1f} for {self.memory.name}"
 
     def _window_bytes(self, stage: int) -> tuple[int, int]:
         """Return the bytes of a token that leaves no window, and those of a request's windows."""

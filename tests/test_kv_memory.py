@@ -14,6 +14,7 @@ from evenflow.config.run import configured, load_config, memory_of_all, with_
 from evenflow.config.yaml_file import Document
 from evenflow.costs import AffineCost, SwapCost, Work
 from evenflow.engines.swap import SwapCache
+from evenflow.errors import DoesNotFitError
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
 from evenflow.sim import simulate
@@ -25,9 +26,10 @@ from evenflow.study.fair import Side, doubts
 from evenflow.types import Request
 from tests.command_line import write_inputs
 from tests.worlds import send, small_world
-from tools.startup_memory import even, fitted, logs, odd
+from tools.startup_memory import even, fitted, logs, odd, table
 
 POLICIES = ("sarathi", "vllm_v1", "token_throttling")
+NEEDS = r"0.6 for activations and 1.9 for vllm and has 21.2 \(0.9 of an RTX-4090's 23.55\)"
 TAKEN = ("weight", "activation", "other")
 
 
@@ -213,6 +215,8 @@ def test_kv_tokens_of_the_even_logs() -> None:
     assert len(judged) == 24
     assert np.median(list(judged.values())) < 0.005
     assert [name[:24] for name, off in judged.items() if off > 0.08] == ["meta-llama-llama-4-scout"]
+    document = Path(__file__).parent.parent / "docs" / "costs-errors.md"
+    assert table(logs(memories()["vllm-0.19"])) in document.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -240,6 +244,8 @@ def test_what_an_engine_takes_of_a_gpu_by_hand() -> None:
     assert facts["other_bytes_per_gpu"] == [int((2.08 + 0.39 + 48 * 0.0162) * 2**30)]
     whole = 0.9 * 79.19 * 2**30 - sum(facts[f"{what}_bytes_per_gpu"][0] for what in TAKEN)
     assert facts["kv_pages"] == whole // (16 * 48 * 2 * 128 * 2)
+    with pytest.raises(DoesNotFitError, match=NEEDS):
+        deployed(model="Qwen2.5-72B", gpu="RTX-4090", scheduler="vllm_v1")
     alone = deployed(model="Qwen3-30B-A3B", scheduler="sarathi")
     assert "memory_like" not in alone
 

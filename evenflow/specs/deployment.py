@@ -243,11 +243,14 @@ class Deployment:
             layers, ranks, self.depth, direct=self.gpu_of(stage).is_joined
         )
 
+    def whole_bytes(self, stage: int) -> int:
+        """Return the bytes of a GPU of a stage: nominal, or, for an engine, what it sees."""
+        gpu = self.gpu_of(stage)
+        return gpu.memory_bytes if self.memory is None else gpu.visible_bytes
+
     def usable_bytes(self, stage: int) -> float:
         """Return the bytes of a GPU of a stage that the engine may use."""
-        gpu = self.gpu_of(stage)
-        whole = gpu.memory_bytes if self.memory is None else gpu.visible_bytes
-        return whole * self.memory_utilization
+        return self.whole_bytes(stage) * self.memory_utilization
 
     def free_bytes(self, stage: int) -> float:
         """Return the bytes that are left for KV on one GPU of a stage; below 0: none."""
@@ -298,22 +301,22 @@ class Deployment:
             free -= self.windows * window_bytes
             pages = max(pages, int(free // (self.page_tokens * kept_bytes)))
         if pages < 1:
-            gpu = self.gpu_of(stage)
             raise DoesNotFitError(
                 f"{self.model.name} does not fit: each GPU of stage {stage} needs "
                 f"{self._needs(stage)} and has {self.usable_bytes(stage) / GIB:.1f} "
-                f"({self.memory_utilization:g} of an {gpu.name}'s "
-                f"{gpu.memory_gb:g}); use more stages or tensor_parallel, a larger GPU, or a "
-                f"policy with fewer than {self.activation_tokens} tokens a step"
+                f"({self.memory_utilization:g} of an {self.gpu_of(stage).name}'s "
+                f"{self.whole_bytes(stage) / GIB:g}); use more stages or tensor_parallel, a larger "
+                f"GPU, or a policy with fewer than {self.activation_tokens} tokens a step"
             )
         return pages
 
     def _needs(self, stage: int) -> str:
         weights, steps = self.weight_bytes(stage) / GIB, self.activation_bytes(stage) / GIB
-        said = f"{weights:.1f} GiB for weights and {steps:.1f} for activations"
+        said = f"{weights:.1f} GiB for weights"
         if self.memory is None:
-            return said
-        return f"{said} and {self.other_bytes(stage) / GIB:.1f} for {self.memory.name} itself"
+            return f"{said} and {steps:.1f} for activations"
+        others = self.other_bytes(stage) / GIB
+        return f"{said}, {steps:.1f} for activations and {others:.1f} for {self.memory.name}"
 
     def _window_bytes(self, stage: int) -> tuple[int, int]:
         """Return the bytes of a token that leaves no window, and those of a request's windows."""

@@ -144,7 +144,8 @@ class EngineView(View):
 
     def _decode_tokens(self) -> dict[Sequence, int]:
         """Return the tokens in the pages of each decode once what is in flight is back."""
-        queues, tokens = self._engine, {}
+        queues = self._engine
+        tokens: dict[Sequence, int] = {}
         for batch in () if queues.ahead else queues.in_flight.values():
             tokens |= {chunk.sequence: chunk.stop for chunk in batch.chunks if chunk.last}
             group = batch.decodes

@@ -175,6 +175,14 @@ def test_a_pool_that_runs_dry_in_a_pipeline_ends_the_run_in_one_line() -> None:
         served(asked, 2, pages=4, capacity_scheduler_policy="MAX_UTILIZATION", max_num_tokens=16)
 
 
+def test_a_paused_prompt_too_long_for_a_micro_batch_waits_for_ever_and_that_is_said() -> None:
+    """Of 60 tokens, and with its output more than 64, chunked prefill off."""
+    asked = [Request(number, 0.0, 60, 40) for number in range(2)]
+    params = {"capacity_scheduler_policy": "MAX_UTILIZATION", "max_num_tokens": 64}
+    with refused("policy TRTLLM stalls"):
+        served(asked, disable_overlap_scheduler=True, **params)
+
+
 @pytest.mark.parametrize(("version", "seen_s"), [("1.0", 3.0), ("1.2", 1.0)])
 def test_rank_0_sees_what_came_after_its_own_gpu_or_the_oldest_result(
     version: str, seen_s: float
@@ -204,7 +212,7 @@ def test_replicas_of_attention_step_together_in_its_loop() -> None:
         (["scheduler={name: trtllm}"], "which goes with dispatch: engine_loop"),
         (
             ["scheduler={name: trtllm}", "dispatch=engine_loop", "kv.prefix_cache=true"],
-            "kv.prefix_cache: not with a policy that knows none; false is right",
+            "policy TRTLLM goes without kv.prefix_cache, kv.swap, speculative",
         ),
         (
             ["scheduler={name: trtllm, max_num_tokens: 8, enable_chunked_prefill: true}"],

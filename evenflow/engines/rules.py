@@ -26,15 +26,15 @@ class EngineRules(Rules):
     has a slot; slots are asked in turn, and a request decodes in the slot of its last chunk.
     `delivers`: what is in flight may be preempted; its pages are free at once, its output still
     counts when it returns, and until then the request waits; with `ends_late` its last token comes
-    with the one after it, once all is computed again. `preempted_last`: preempted requests
-    wait last, not first; with `by_arrival`, where they were. `newest_first`: rows are in the order
-    in which their prompts ended, the last first. `by_priority`: requests wait by
-    `Request.priority`, then by arrival, preempted or not, and the order "arrival" is that in which
-    they began to run. `cuts`: a prefill may end before all of the prompt, or after a preemption of
-    the output, is computed, with which no model would write the same. `cache`: a prefix cache is a
-    `PrefixCache`, an `AppendOnlyCache` whose pages are found as soon as decodes fill them, a
-    `RadixCache`, or refused. `waits_first`: the loop sees nothing new between a choice and the end
-    of the micro-batch before it on stage 0.
+    with the one after it, once all is computed again. `preempted_last`: preempted requests wait
+    last, not first; with `by_arrival`, where they were. `newest_first`: rows are in the order in
+    which their prompts ended, the last first. `by_priority`: requests wait by `Request.priority`,
+    then by arrival, preempted or not, and the order "arrival" is that in which they began to run.
+    `cuts`: a prefill may end before all of the prompt, or after a preemption of the output, is
+    computed, with which no model would write the same. `cache`: a prefix cache is a `PrefixCache`,
+    an `AppendOnlyCache` whose pages are found as soon as decodes fill them, or a `RadixCache`;
+    `none`: it is refused, as swap and speculation. `waits_first`: the loop sees nothing new between
+    a choice and the end of the micro-batch before it on stage 0.
     """
 
     ahead: Literal["question", "round"] | None = None
@@ -65,8 +65,6 @@ class EngineRules(Rules):
             return RadixCache(total_pages, page_tokens)
         if self.cache == "append_only":
             return AppendOnlyCache(total_pages, page_tokens)
-        if self.cache == "none":
-            raise UsageError("kv.prefix_cache: not with a policy that knows none; false is right")
         return super().prefix_cache(total_pages, page_tokens)
 
     def queues(
@@ -80,6 +78,8 @@ class EngineRules(Rules):
         asks_again: bool,
     ) -> Queues:
         """Return empty queues; UsageError where the rules of a `policy` do not go with the rest."""
+        if self.cache == "none" and (kv.keeps or decoding is not ONE_TOKEN):
+            raise UsageError(f"policy {policy} goes without kv.prefix_cache, kv.swap, speculative")
         known_early = kv.keeps and not isinstance(kv.pool, RadixCache | AppendOnlyCache)
         out_of_place = asks_again or known_early or decoding is not ONE_TOKEN
         if self.ahead is not None and out_of_place:

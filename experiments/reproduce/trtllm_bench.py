@@ -98,7 +98,8 @@ def of_perf_overview(table: pd.DataFrame) -> Iterator[MeasuredRun]:
             {"output_throughput": float(row[MEASURED])},
             requests.assign(input_tokens=isl, output_tokens=osl),
             run=run,
-            facts={"engine": f"TensorRT-LLM {version}", "groups": groups, **row},
+            facts={"engine": f"TensorRT-LLM {version}", "groups": groups}
+            | {str(name): value for name, value in row.items()},
         )
 
 

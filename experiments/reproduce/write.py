@@ -30,7 +30,14 @@ RATIOS = {1.5: (0.9, 1, 1.1), 3: (0.5, 0.7, 1, 1.4, 2), np.inf: (0.1, 0.3, 1, 3,
 Columns = Mapping[str, tuple[str, Callable[[Any], str]]]
 """By head: the column of a table, and how a cell is told."""
 
-SHOWN = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "p99_itl_ms", "request_throughput")
+SHOWN = (
+    "mean_ttft_ms",
+    "mean_tpot_ms",
+    "mean_e2el_ms",
+    "p99_itl_ms",
+    "request_throughput",
+    "output_throughput",
+)
 
 INSIDE_HEADS = ("inside 90 % interval", "metric", "all", "not used", "half-width, median")
 
@@ -55,6 +62,12 @@ fitted to some of these runs: which, is said for each below; the other runs are 
 
     evenflow reproduce --data DIR --out out/reality
 """
+
+
+def _shown(table: pd.DataFrame) -> list[str]:
+    """Return the metrics to show, all where none is one of SHOWN."""
+    there = dict.fromkeys(map(str, table["metric"]))
+    return [metric for metric in SHOWN if metric in there] or [*there]
 
 
 def word(metric: str) -> str:
@@ -167,7 +180,7 @@ def summary_rows(summary: pd.DataFrame) -> Iterator[list[str]]:
 
 def tables_told(found: Reproduced) -> Iterator[Table]:
     """Yield errors by run, where those are few, and the summary."""
-    metrics = [metric for metric in SHOWN if metric in set(found.table["metric"])]
+    metrics = _shown(found.table)
     words = [word(metric).split(" (")[0] for metric in metrics]
     if rows := list(error_rows(found.table, metrics)):
         yield Table(["simulated / measured - 1", *words], rows)
@@ -222,7 +235,7 @@ def _section(entry: Entry) -> str:
 def draw(table: pd.DataFrame) -> Figure:
     """Draw simulated over measured: a row an entry, a panel a metric, a dot a run."""
     names: Sequence[str] = list(dict.fromkeys(table["entry"]))
-    metrics = [metric for metric in SHOWN if metric in set(table["metric"])]
+    metrics = _shown(table)
     widths = [2 if metric in SHOWN[:2] else 1 for metric in metrics]
     size = 10.5 / len(metrics), 1.1 + 0.23 * len(names)
     figure, cells = panels(len(metrics), *size, sharey=True, gridspec_kw={"width_ratios": widths})

@@ -70,9 +70,11 @@ def test_a_page_is_used(page: Page, address: tuple[str, int]) -> None:
     assert "pinned: kv_thresh 0.05" in page.text("#runs")
 
     def both() -> None:
-        page.slide(RATE, 0.25)
-        time.sleep(0.1)  # the first question is under way, and is given up
-        page.slide("set-workload-seed", 0.5)
+        page.run(  # the first question is given up before it is answered
+            "for (const [id, at] of arguments[0]) { const it = document.getElementById(id);"
+            "it.value = at; it.dispatchEvent(new Event('input')); ask(); }",
+            [[f"{RATE}-in", 250], ["set-workload-seed-in", 500]],
+        )
 
     page.change(both)
     assert "rate: 1.41}, seed: 10}" in page.run("return document.getElementById('text').value")

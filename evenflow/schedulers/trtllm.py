@@ -200,7 +200,7 @@ class NoEvict:
 class MaxUtilization:
     """Ready `decodes` and `prompts` that fit with their next tokens: one, two in a pipeline.
 
-    Who does not fit takes the pages of the last that holds any, and that one is `paused`.
+    A request that does not fit takes the pages of the last that holds any, which is `paused`.
     """
 
     def __init__(self, view: EngineView, most: int) -> None:

@@ -212,8 +212,14 @@ def test_the_same_request_twice_is_refused() -> None:
         (Plan(preempt=0), "plans 0 as the requests to preempt; a list of their ids is right"),
         (Plan(decodes=[0]), "takes the decode of request 0, which is not ready to decode"),
         (Plan(decodes=[9]), "takes the decode of request 9, which is not ready to decode"),
-        (Plan(decodes="0"), "plans '0' as the decodes to take; how many, or a list of request ids"),
-        (Plan(decodes=np.array([0, 1])), "as the decodes to take; how many, or a list of request"),
+        (
+            Plan(decodes="0"),
+            "plans '0' as the decodes to take; a list of request ids, or",
+        ),
+        (
+            Plan(decodes=np.array([0, 1])),
+            "as the decodes to take; a list of request ids, or",
+        ),
         (Plan(np.array([0, 1])), "as the prefills; a list of Prefill(request_id, tokens) is right"),
         (Plan([Prefill([0], 1)]), "prefills request [0], which is not being served"),
         (prefill(0, 4, hold="all"), "plans 'all' as the tokens to prefill of request 0"),

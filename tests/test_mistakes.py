@@ -167,7 +167,7 @@ PROMISES = [
         " plans (0, 5) as a prefill; Prefill(request_id, tokens)",
     ),
     ("half", "return Plan([Prefill(0, 12.5)])", " plans 12.5 as the tokens to prefill of requ"),
-    ("all", "return Plan(decodes='all')", " plans 'all' as the decodes to take; how many is"),
+    ("all", "return Plan(decodes='all')", " plans 'all' as the decodes to take; a list of request"),
     ("one", "return Plan(Prefill(0, 5))", " plans 0 as a prefill; Prefill(request_id, tokens)"),
     ("a_set", "return Plan({Prefill(0, 5)})", " as the prefills; a list of Prefill(request_id"),
     ("untaken", "return Plan()", "not taken: 0 decodes, 1 prompts, with "),

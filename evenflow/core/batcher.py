@@ -327,7 +327,7 @@ class Batcher:
         if isinstance(decodes, Integral):
             return (), int(decodes)
         if not isinstance(decodes, list | tuple):
-            raise self._no(decodes, "the decodes to take", "how many, or a list of request ids,")
+            raise self._no(decodes, "the decodes to take", "a list of request ids, or how many")
         named: dict[Sequence, None] = {}
         for request_id in decodes:
             seq = self.served(request_id)

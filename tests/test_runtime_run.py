@@ -50,8 +50,8 @@ def _nothing_stays_behind(sockets: Path) -> None: ...
 def world_of(name: str = "sarathi", requests: Sequence[Request] = REQUESTS) -> World:
     sizes = {"depth": DEPTH, "total_pages": PAGES, "max_model_len": PAGES * 16}
     world = small_world(requests, name, costs=COSTS, **sizes)
-    slotted = EngineRules.of(world.make_scheduler()).slotted
-    return replace(world, loop=EngineLoop) if slotted else world
+    rules = EngineRules.of(world.make_scheduler())
+    return replace(world, loop=EngineLoop) if rules.slotted or rules.waits_first else world
 
 
 def driver_of(

@@ -139,18 +139,25 @@ def render(
     parts = [f'<p class="caption">{"<br>".join(map(escape, told))}</p>']
     parts.append(f'<div class="verdict"><p>{first}</p><ul>{points}</ul></div>')
     parts += [_section("Summary"), table(runs), *more, *_marks(runs)]
-    if all(len(run.result.scheduled_s) for run in runs.values()):
+    if all(map(_computed, runs.values())):
         parts += _figures(runs)
     else:
         parts.append("<p>A run computed no micro-batch: there is nothing to draw.</p>")
     return page(headline(runs) or title, parts, provenance, plotly_js)
 
 
+def _computed(run: Outcome) -> bool:
+    """Say whether a run computed any micro-batch."""
+    return len(run.result.scheduled_s) > 0
+
+
 def _figures(runs: Mapping[str, Outcome]) -> list[str]:
     """Return the figures of the runs; what replicas did by themselves comes last."""
     lines = pipelines(runs)
-    if drawn := pipelines(replicas(runs, DRAWN)):
-        appendix = [*_replica_table(replicas(runs)), *_work(drawn), *_kv(drawn)]
+    if parts := replicas(runs):
+        served = {name: run for name, run in replicas(runs, DRAWN).items() if _computed(run)}
+        drawn = pipelines(served)
+        appendix = [*_replica_table(parts), *_work(drawn), *_kv(drawn)]
         return [*_stage_time(runs), *_requests(runs), *appendix]
     return [*_stage_time(lines), *_work(lines), *_requests(runs), *_kv(lines)]
 

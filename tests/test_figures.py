@@ -289,7 +289,17 @@ def made(name: str, folder: Path, *overrides: str) -> tuple[dict[str, Any], Draw
     return dict(json.loads((folder / f"{plan.name}.json").read_text())), drawing
 
 
-@pytest.mark.parametrize("name", SMALL)
+SOON = "gllm_1 gllm_8 gllm_12 gllm_16 sarathi_4 sarathi_table3 tdpipe_2 tdpipe_12 blog_batching"
+"""One of each code behind figures; `make test-all` makes all."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in SOON.split() else pytest.param(name, marks=pytest.mark.long)
+        for name in SMALL
+    ],
+)
 def test_a_small_one_is_made(name: str, tmp_path: Path) -> None:
     if name == "tdpipe_14":
         pytest.importorskip("sklearn")

@@ -116,7 +116,7 @@ def check(document: str, folder: Path) -> None:
             check_console(example.text, folder)
 
 
-QUICK = "README.md", "policies.md", "bubbles.md", "traces.md"
+QUICK = "README.md", "bubbles.md", "traces.md"
 """Documents whose examples `make test` runs; `make test-all` runs those of all."""
 
 

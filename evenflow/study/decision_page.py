@@ -39,7 +39,8 @@ CAPTIONS = {
     OTHER_RATES: "Means over replications. Attainment 1: all requests are within the limits.",
     "What it rests on": "Measured: on hardware. Fitted: constants from measurements. Guessed: "
     "neither.",
-    "Launch": "Commands as the engines' own parsers take them; below each is what it cannot say.",
+    "Launch": "The parsers of vLLM and SGLang take their commands; the others were read and not "
+    "run. Below each is what it cannot say.",
 }
 """What stands under each heading of the page."""
 

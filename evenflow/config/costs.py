@@ -362,7 +362,7 @@ class SpeculativeConfig(Keys):
         return Speculation(tuple(acceptance))
 
     def drafted(self, cost: StageCost, costs: Keys, hardware: Hardware) -> StageCost:
-        """Return the costs with those of proposing tokens; `costs` are the keys they came from."""
+        """Return the costs plus the cost of proposing tokens; `costs` are the keys of both."""
         groups = 1 if hardware.placed is None else hardware.placed.data_parallel
         if self.draft_model is None:
             share = self.draft_cost_share or 0.0

@@ -169,7 +169,7 @@ class KvConfig(Keys):
         return self
 
     def swapped(self, costs: StageCost, hardware: Hardware) -> StageCost:
-        """Return the costs with those of copying pages to the host and back, if any are swapped."""
+        """Return the costs plus copies of pages to the host and back, where pages are swapped."""
         host = self.host_link
         if host is None:
             return costs

@@ -256,7 +256,7 @@ class KvCache:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens that are computed and held, those of shared pages once."""
+        """Tokens that are computed and held; tokens of shared pages count once."""
         return self.tokens - self.pool.saved_pages * self.pool.page_tokens
 
     def look_up(self, holder: Holder, tokens: int) -> None:

@@ -167,7 +167,7 @@ class Loop:
             engine.queues.gap_count.clear()
 
     def result(self, **facts: Any) -> RunResult:
-        """Return the result so far; `facts` are those of `World.facts`."""
+        """Return the result so far; `facts` as in `World.facts`."""
         total_pages = sum(engine.pool.total_pages for engine in self.engines)
         return self._recorder.result(total_pages=total_pages, **self._gaps(), **facts)
 

@@ -311,9 +311,10 @@ class RunConfig(Keys):
     """Factors on predicted seconds."""
     workers: Workers = EmulatedWorkers(kind="emulated")
     """Who computes in `evenflow run` and `serve`; a simulation has no workers."""
-    dispatch: Literal["stage0", "eager", "engine_loop"] = "stage0"
+    dispatch: Literal["stage0", "eager", "engine_loop"] | None = None
     """When the policy is asked for a micro-batch: when stage 0 can take one, whenever the cap
-    allows (`eager`), or in turns with waiting for one that is done (`engine_loop`).
+    allows (`eager`), or in turns with waiting for one that is done (`engine_loop`); null:
+    `engine_loop` for a policy that goes with nothing else, `stage0` for all others.
     """
     max_in_flight: Annotated[
         int | Literal["unlimited"] | None,

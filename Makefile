@@ -86,7 +86,6 @@ test-systems: .venv-test/installed
 
 # Selenium comes from the index, the accessibility rules of axe-core from npm; both only for this.
 test-browser: .venv-test/installed
-	.venv-test/bin/python -m pip install --quiet --quiet --disable-pip-version-check "selenium>=4.20,<5"
 	@[ -e node_modules/axe-core ] || npm install --silent --no-save axe-core@4
 	.venv-test/bin/python -m pytest -m "" $(if $(CI),-p no:randomly) tests/browser
 

@@ -30,6 +30,15 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate in this process, unless a test is of `processes`."""
+    from tests.in_process import start_no_processes
+
+    if request.node.get_closest_marker("processes") is None:
+        start_no_processes(monkeypatch)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Work in a folder with a RUN.yaml that works; what is imported from it goes with the test."""

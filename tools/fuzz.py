@@ -703,7 +703,7 @@ def _wrong_times(stages: Any, batches: Any, world: Mapping[str, Any]) -> str | N
 
 
 def _wrong_duration(seconds: float, tokens: int, world: Mapping[str, Any]) -> bool:
-    """Say whether a stage cannot have taken so long for a micro-batch of so many tokens."""
+    """Say whether a stage cannot have taken that long for that many tokens."""
     costs, scheduler = world["costs"], world.get("scheduler", {})
     slower = SLOWER & {*world, *(f"kv.{key}" for key in world["kv"])}
     if costs["kind"] != "affine" or slower or scheduler.get("name") in POOLED:

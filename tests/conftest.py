@@ -31,12 +31,13 @@ def shared() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate in this process, unless a test is of `processes`."""
-    from tests.in_process import start_no_processes
+def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no processes and draw no pictures, unless a test is of `processes` or `pictures`."""
+    from tests.quick import sketch_pictures, start_no_processes
 
-    if request.node.get_closest_marker("processes") is None:
-        start_no_processes(monkeypatch)
+    for mark, instead in (("processes", start_no_processes), ("pictures", sketch_pictures)):
+        if request.node.get_closest_marker(mark) is None:
+            instead(monkeypatch)
 
 
 @pytest.fixture

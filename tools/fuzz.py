@@ -46,7 +46,7 @@ from evenflow.report.echo import STEERS
 from evenflow.schedulers import POLICIES, POOLED
 from evenflow.study import points
 from evenflow.study.sweep_file import SweepConfig
-from tests.in_process import Inline
+from tests.quick import Inline
 from tests.worlds import POLICIES as SMALL_POLICIES
 from tests.worlds import SGLANG
 

@@ -60,7 +60,7 @@ class AttentionDpConfig(Keys):
     enable_balance: bool = False
     """Whether they wait until all groups have one, so that fewer steps are as slow as a prompt."""
     timeout_iters: Count = 50
-    """After so many steps they wait no longer."""
+    """Steps after which they wait no longer."""
     batching_wait_iters: Annotated[int, Field(ge=0)] = 10
     """Steps that they wait for more of them once all groups have one."""
 
@@ -102,7 +102,7 @@ class RuntimeConfig(Keys):
     front_end_s: NonNegative = 0.0
     """Seconds of the front end for a request; requests queue for it."""
     front_end_latency_s: NonNegative = 0.0
-    """Seconds of the front end for a request that nobody queues for."""
+    """Seconds of the front end for a request that delay no other request."""
     tokenize_s: NonNegative = 0.0
     """Seconds in which the front end makes a token of a prompt's text; requests queue for it."""
     like: EngineName | None = None
@@ -310,7 +310,7 @@ class RunConfig(Keys):
     scale: ScaleConfig = ScaleConfig()
     """Factors on predicted seconds."""
     workers: Workers = EmulatedWorkers(kind="emulated")
-    """Who computes in `evenflow run` and `serve`; a simulation has no workers."""
+    """What computes in `evenflow run` and `serve`; a simulation has no workers."""
     dispatch: Literal["stage0", "eager", "engine_loop"] | None = None
     """When the policy is asked for a micro-batch: when stage 0 can take one, whenever the cap
     allows (`eager`), or in turns with waiting for one that is done (`engine_loop`); null:

@@ -51,6 +51,7 @@ _LOOKS = {
     "static": ("#b59a3a", "P"),
     "DistServe": ("#0b5fa5", "X"),
     "TD-Pipe": ("#0b5fa5", "o"),
+    "TD-Pipe, reading": ("#7fb2d9", "o"),
     "TP+SB": ("#3f8f3f", "^"),
     "TP+HB": ("#8fbf5f", "v"),
     "PP+SB": ("#d9730d", "s"),

@@ -149,10 +149,10 @@ class TDPipe(Policy):
     latest-arrived ready request. A request without a prediction counts as outliving every future
     point. Prefill micro-batches hold whole prompts.
 
-    Ablations: `kv_occupancy_ratio`, `work_stealing`, `request_finish_ratio`. `variant: paper` counts
-    the bubble of equation 2 once, as printed. `variant: reading` counts it on each stage after the
-    first, as each waits the longer behind a decode step. `variant: code` counts it so too, and is
-    the public code otherwise: prefill ends at a predicted use of 90 %; future points 5, 8, 16, 32, 64, ... 4096;
+    Ablations: `kv_occupancy_ratio`, `work_stealing`, `request_finish_ratio`. `variant: paper`
+    counts the bubble of equation 2 once, as printed; `reading` counts it on each stage after the
+    first, as each waits the longer behind a decode step; `code` does so too, and is the public code
+    otherwise: prefill ends at a predicted use of 90 %; future points 5, 8, 16, 32, 64, ... 4096;
     the even split takes the rows that arrived first; peak decode speed is that of 256 rows, and 192
     count as saturated; the end of decode is looked for at one batch a round.
     """

@@ -30,6 +30,7 @@ from evenflow.report.style import DECODE, PREFILL
 _LOOKS = {
     "gLLM": ("#0b5fa5", "o"),
     "vLLM": ("#d9730d", "s"),
+    "vLLM V0": ("#e8b98a", "s"),
     "SGLang": ("#3f8f3f", "^"),
     "Token Throttling": ("#0b5fa5", "o"),
     "w/o WT": ("#8a4fb0", "D"),

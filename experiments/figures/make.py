@@ -103,9 +103,11 @@ def _written(study: FigureStudy, drawing: Drawing, folder: Path) -> Drawing:
         "source": keys.source,
         "run": plan.run.data,
         "differs": keys.differs,
+        "says": keys.says,
         "facts": facts,
         # A verdict on a claim holds for the set-up of its paper only.
         "claims": dict(drawing.claims) if plan.published else {},
+        "beside": dict(drawing.beside),
     }
     with staged(folder, force=True, adds=True) as scratch:
         if plan.look.width is not None:
@@ -160,16 +162,22 @@ def from_keys(study: FigureStudy) -> Drawing:
     keys = study.plan.keys
     table = table_of(study)
     words = {"gpus": study.gpus, "first": next(iter(keys.systems), ""), **study.numbers}
-    beside = with_papers(table, keys.claims) if study.plan.published else table
+    drawn = with_papers(table, keys.claims) if study.plan.published else table
     if keys.draw:
         figure = function(keys.draw, "study", "table")(study, table)
     else:
-        figure = draw({**keys.plot, **study.plan.look.keys}, beside, words)
-    claims = {name: answer(table, query) for name, query in keys.claims.items()}
+        figure = draw({**keys.plot, **study.plan.look.keys}, drawn, words)
+    claims, *others = (
+        {name: answer(table, query) for name, query in queries.items()}
+        for queries in (keys.claims, *keys.beside.values())
+    )
     if keys.explode:
         told = [exploded(table, columns) for columns in keys.explode]
         table = pd.concat(told, ignore_index=True)
-    return Drawing(figure, table, keys.shown, claims if study.plan.published else {})
+    if not study.plan.published:
+        return Drawing(figure, table, keys.shown)
+    beside = dict(zip(keys.beside, others, strict=True))
+    return Drawing(figure, table, keys.shown, claims, beside)
 
 
 MISUSED = (

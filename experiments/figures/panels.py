@@ -30,6 +30,7 @@ from evenflow.report.style import DECODE, PREFILL
 _LOOKS = {
     "gLLM": ("#0b5fa5", "o"),
     "vLLM": ("#d9730d", "s"),
+    "vLLM V0": ("#e8b98a", "s"),
     "SGLang": ("#3f8f3f", "^"),
     "Token Throttling": ("#0b5fa5", "o"),
     "w/o WT": ("#8a4fb0", "D"),
@@ -51,6 +52,7 @@ _LOOKS = {
     "static": ("#b59a3a", "P"),
     "DistServe": ("#0b5fa5", "X"),
     "TD-Pipe": ("#0b5fa5", "o"),
+    "TD-Pipe, reading": ("#7fb2d9", "o"),
     "TP+SB": ("#3f8f3f", "^"),
     "TP+HB": ("#8fbf5f", "v"),
     "PP+SB": ("#d9730d", "s"),

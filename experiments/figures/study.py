@@ -41,13 +41,15 @@ class Drawing(Shown):
 
     `table` is the data behind the picture, a row a measurement, of which a terminal shows the
     columns `shown` (None: all); `claims` has our value for each published claim the figure answers,
-    by the claim's id and in the shape of its value. `doubts` say what is not fair.
+    by the claim's id and in the shape of its value; `beside` the same by the words of a reading.
+    `doubts` say what is not fair.
     """
 
     figure: Figure
     table: pd.DataFrame
     shown: Sequence[str] | None = None
     claims: Mapping[str, Any] = field(default_factory=dict)
+    beside: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     doubts: Sequence[str] = ()
 
     def told(self) -> Iterator[str | Table]:

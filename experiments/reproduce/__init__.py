@@ -136,6 +136,13 @@ class Entry:
         where = self.keys.where
         return any(_is_of(run, each) for each in (where if isinstance(where, list) else [where]))
 
+    @property
+    def by_hand(self) -> str:
+        """Say which hardware the entry states itself, in place of the catalogue's."""
+        run = self.keys.run
+        own = {"card": isinstance(run.get("gpu"), dict), "links": {"link", "nodes"} & run.keys()}
+        return "".join(f", {name} by hand" for name, there in own.items() if there)
+
     def own_keys(self, run: MeasuredRun) -> dict[str, Any]:
         """Return the keys of RUN.yaml that a run of this entry has by its facts."""
         clients = run.run.get("workload.arrivals", {}).get("concurrency", 0)
@@ -224,7 +231,7 @@ class MeasuredCase(NamedTuple):
             "entry": self.entry.name,
             "run": self.measured.label,
             "engine": str(engine),
-            "gpu": f"{config.pipeline_gpus} {name}",
+            "gpu": f"{config.pipeline_gpus} {name}{self.entry.by_hand}",
             "layout": layout_words(config.tensor_parallel, config.data_parallel, config.num_stages),
         }
 

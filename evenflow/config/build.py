@@ -22,6 +22,7 @@ from evenflow.core.kv import KvCache
 from evenflow.core.rules import rules_of
 from evenflow.core.world import Link, World
 from evenflow.costs import StageCost, balanced_layers, estimates, prefill_work
+from evenflow.costs.launches import LAUNCH_S, launched
 from evenflow.engines.lock_step import EngineLockStep, LockStep
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.rules import EngineRules
@@ -32,7 +33,7 @@ from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED, create
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GpuSpec
-from evenflow.specs.memory import MemoryName, memories
+from evenflow.specs.memory import memories
 from evenflow.specs.model import ModelSpec, model
 from evenflow.traces import with_own_prefixes
 from evenflow.types import Request, Scheduler
@@ -178,10 +179,13 @@ def _build_world(
     alike = made.on_ranks(costs, groups)
     make = _scheduler_maker(config, alike, max_model_len, make_scheduler)
     scheduler = make()
-    placed = _with_room_for(scheduler, hardware.placed, config.memory)
+    placed = _with_room_for(scheduler, hardware.placed, config)
     pages = given_pages or hardware._replace(placed=placed).deployment.kv_pages()
     link, hop_links = _hops(config, made)
+    overheads = config.overheads(made.host)
     costs = made.on_ranks(config.kv.swapped(costs, hardware), groups)
+    if hardware.placed is not None:
+        costs = _launched(costs, hardware.placed, overheads, config)
     if speculative is not None:
         costs = speculative.drafted(costs, config.costs, hardware)
     predicted = partial(_predicted, scheduler=scheduler, seed=config.workload.seed, beside=beside)
@@ -199,7 +203,7 @@ def _build_world(
         max_in_flight=_cap(config, scheduler),
         virtual_engines=engines if groups == 1 else groups,
         pipelined_chunks=config.pipelined_chunks,
-        overheads=config.overheads(made.host),
+        overheads=overheads,
         link=link,
         hop_links=hop_links,
         concurrency=config.workload.concurrency,
@@ -215,6 +219,18 @@ def _build_world(
     if config.scheduler.params.get("token_budget") == "auto":
         facts["token_budget"] = getattr(scheduler, "budget", None)
     return Built(world, _formula(config), facts, made)
+
+
+def _launched(
+    costs: StageCost, placed: Deployment, overheads: RuntimeOverheads, config: RunConfig
+) -> StageCost:
+    """Return the costs with the launches of kernels that no CUDA graph replays."""
+    launch_s, eager = overheads.launch_s, config.enforce_eager
+    if eager and not launch_s:
+        launch_s = LAUNCH_S * config.scale.host
+    if not launch_s:
+        return costs
+    return launched(costs, placed, launch_s, overheads.graph_tokens, eager=eager)
 
 
 def _loop(config: RunConfig, engines: int, rules: EngineRules) -> dict[str, Any]:
@@ -307,12 +323,12 @@ BUDGETS = (
 
 
 def _with_room_for(
-    scheduler: Scheduler, placed: Deployment | None, like: MemoryName
+    scheduler: Scheduler, placed: Deployment | None, config: RunConfig
 ) -> Deployment | None:
     """Return the deployment with memory for the most tokens and sequences that a policy sends.
 
     Engines measure a step of that size before they divide the rest into pages. A policy without
-    these limits keeps the deployment's. `like`: the engine that pages are counted as.
+    these limits keeps the deployment's.
     """
     said = [getattr(scheduler, key, None) for key in BUDGETS]
     if "auto" in said:
@@ -321,7 +337,10 @@ def _with_room_for(
     rows = getattr(scheduler, "max_num_seqs", getattr(scheduler, "max_batch_size", None))
     known = {"activation_tokens": tokens, "logits_rows": rows if is_count(rows) else None}
     found: dict[str, Any] = {key: value for key, value in known.items() if value}
-    found["memory"] = memories().get(like)
+    memory = memories().get(config.memory)
+    if memory is not None and config.enforce_eager:
+        memory = replace(memory, graph_gib=0.0, graph_layer_gib=0.0)
+    found["memory"] = memory
     return placed and replace(placed, **found)
 
 

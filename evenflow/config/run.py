@@ -105,6 +105,14 @@ class RuntimeConfig(Keys):
     """Seconds of the front end for a request that delay no other request."""
     tokenize_s: NonNegative = 0.0
     """Seconds in which the front end makes a token of a prompt's text; requests queue for it."""
+    launch_s: NonNegative = 0.0
+    """Seconds from one kernel's launch to the next, where no CUDA graph replays them: of
+    micro-batches with prompts, and of all with `enforce_eager`.
+    """
+    graph_tokens: Annotated[int, Field(ge=0)] = 0
+    """Tokens up to which micro-batches with prompts are replayed from CUDA graphs, but for the
+    attention; 0: none (vLLM's max_cudagraph_capture_size, and 0 with FULL_DECODE_ONLY).
+    """
     like: EngineName | None = None
     """The engine that has the keys which are left out; null: they are as this table says."""
 
@@ -307,6 +315,10 @@ class RunConfig(Keys):
     """CPU time around a micro-batch: that of a named engine, none (`ideal`), what the `cpu_*`
     points of a profile say (`profile`, the default with `costs: profile`), or seconds of your own.
     """
+    enforce_eager: bool = False
+    """Whether every kernel is launched by itself, without CUDA graphs (vLLM's --enforce-eager),
+    `runtime.launch_s` apart, or 28 us where the runtime says none.
+    """
     scale: ScaleConfig = ScaleConfig()
     """Factors on predicted seconds."""
     workers: Workers = EmulatedWorkers(kind="emulated")
@@ -382,6 +394,7 @@ class RunConfig(Keys):
             ("link", self.link is not None, ("model",)),
             ("nodes", self.nodes is not None, ("model",)),
             ("machine", self.machine is not None, ("model",)),
+            ("enforce_eager", self.enforce_eager, ("model", "gpu")),
             ("split: balanced", self.split == "balanced", ("model", "gpu")),
             ("expert_parallel", self.expert_parallel, ("model", "gpu")),
             ("data_parallel", self.data_parallel > 1, ("model", "gpu")),

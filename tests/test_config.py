@@ -265,4 +265,5 @@ def test_a_policy_that_goes_with_one_loop_only_has_it(
 ) -> None:
     config = load_config(run_yaml, [f"scheduler={scheduler}"])
     world = build(config, [], run_yaml.parent).world
-    assert isinstance(world, World) and (world.loop, world.dispatch) == (loop, "stage0")
+    assert isinstance(world, World)
+    assert (world.loop, world.dispatch) == (loop, "stage0")

@@ -311,7 +311,7 @@ class FigureStudy:
             "runs": self._asked or None,
             "failed_runs": len(self._failures) or None,
             "failed_because": brief_reasons(self._failures),
-            "quick": self.plan.quick,
+            "quick": self.plan.quick and bool(self.plan.keys.quick),
             "set": list(self.plan.overrides),
             "published_set_up": self.plan.published,
         }

@@ -550,13 +550,20 @@ class RunConfig(Keys):
             if nodes is not None:
                 yield f"{link_words(nodes.link)} between nodes of {nodes.gpus}"
         elif self.num_stages > 1:
-            yield "links that take no time (default)"
+            yield f"{self.unnamed_links} (default)"
         if self.stage_gpus > 1 and self.costs.kind in ("roofline", "silicon"):
             given = getattr(self.costs, "all_reduce", None)
             words = "over the same" if all_reduce is None else link_words(all_reduce) or "as given"
             measured = given is None and self.costs.kind == "silicon"
             default = " (default)" if given is None else ""
             yield f"all-reduce {'as measured' if measured else words}{default}"
+
+    @property
+    def unnamed_links(self) -> str:
+        """The links between stages in words, where the run names none."""
+        if self.costs.kind == "profile":
+            return "links as the profile has them, of no time where it has none"
+        return "links that take no time"
 
     def _default(self, key: str) -> str:
         return "" if key in self.model_fields_set else " (default)"

@@ -56,6 +56,8 @@ class Over(Keys):
 
 PAPER = ", paper"
 """Ends the name of a column that has the paper's values of another."""
+MISSED = ", missed"
+"""Ends the name of a column that is 1 where ours is further off the paper's than 25 %."""
 
 Shape = str | list[str] | dict[str, str]
 

@@ -16,6 +16,7 @@ from tools.freeze import FROZEN, QUICK, ROOT, differences, outputs_of
 KNOWN = json.loads(FROZEN.read_text(encoding="utf-8")).get(np.__version__)
 
 
+@pytest.mark.pictures
 @pytest.mark.skipif(KNOWN is None, reason=f"nothing is frozen for numpy {np.__version__}")
 @pytest.mark.parametrize("case", QUICK)
 def test_a_command_writes_the_frozen_bytes(case: str) -> None:

@@ -88,7 +88,6 @@ def test_an_eager_deployment_says_so_and_keeps_the_memory_of_graphs() -> None:
     assert "cuda_graph_config: null" in told["TensorRT-LLM"]
     assert "  not said: enforce_eager" in lines
     assert not [line for line in launch_lines(run()) if "eager" in line or "graph" in line]
-    pages = [
-        build(run(enforce_eager=eager), [], Path()).world.total_pages for eager in (False, True)
-    ]
+    worlds = [build(run(enforce_eager=eager), [], Path()).world for eager in (False, True)]
+    pages = [world.total_pages for world in worlds]
     assert pages[0] < pages[1]

@@ -226,7 +226,7 @@ def test_replicas_of_attention_step_together_in_its_loop() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["scheduler={name: trtllm}"], "which goes with dispatch: engine_loop"),
+        (["scheduler={name: trtllm}", "dispatch=stage0"], "which goes with dispatch: engine_loop"),
         (
             ["scheduler={name: trtllm}", "dispatch=engine_loop", "kv.prefix_cache=true"],
             "policy TRTLLM goes without kv.prefix_cache, kv.swap, speculative",

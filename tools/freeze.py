@@ -112,7 +112,7 @@ def outputs_of(command: str) -> Files:
 def kept(folder: Path) -> Iterable[Path]:
     """Return the tables and facts of a folder: no clocks, pages, pictures and stores of points.
 
-    What is told of a figure beside its table (a .json) is words.
+    The words beside a figure's table (a .json).
     """
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder).parts

@@ -25,6 +25,7 @@ from evenflow.costs import StageCost, balanced_layers, estimates, prefill_work
 from evenflow.costs.launches import LAUNCH_S, launched
 from evenflow.engines.lock_step import EngineLockStep, LockStep
 from evenflow.engines.loop import EngineLoop
+from evenflow.engines.rules import EngineRules
 from evenflow.engines.swap import SwapCache
 from evenflow.errors import PolicyError, UsageError, is_count
 from evenflow.keys import MOST_MODEL_LEN
@@ -212,7 +213,7 @@ def _build_world(
         prefix_cache=config.kv.prefix_cache,
         kv=SwapCache if config.kv.swap else KvCache,
         before=tuple(known(predicted(part, None)) for part in before),
-        **_loop(config, engines),
+        **_loop(config, engines, EngineRules.of(scheduler)),
     )
     facts = _deployment_facts(world, placed)
     if config.scheduler.params.get("token_budget") == "auto":
@@ -232,19 +233,20 @@ def _launched(
     return launched(costs, placed, launch_s, overheads.graph_tokens, eager=eager)
 
 
-def _loop(config: RunConfig, engines: int) -> dict[str, Any]:
+def _loop(config: RunConfig, engines: int, rules: EngineRules) -> dict[str, Any]:
     """Return the fields of a world that set the loop and the dispatch of its engines."""
     groups, waits = config.data_parallel, config.attention_dp_config
     options = {"wait": None if waits is None else waits.make()}
-    if config.dispatch == "engine_loop":
+    dispatch = config.dispatch or ("engine_loop" if rules.in_turns else "stage0")
+    if dispatch == "engine_loop":
         if engines > 1:
             words = "dispatch: engine_loop is the loop of one engine; virtual_engines: 1"
             raise UsageError(words)
         together = {"loop": EngineLockStep, "loop_options": options}
         return together if groups > 1 else {"loop": EngineLoop}
     if groups == 1:
-        return {"dispatch": config.dispatch}
-    return {"dispatch": config.dispatch, "loop": LockStep, "loop_options": options}
+        return {"dispatch": dispatch}
+    return {"dispatch": dispatch, "loop": LockStep, "loop_options": options}
 
 
 def _hops(config: RunConfig, made: MadeCosts) -> tuple[Link | None, tuple[Link, ...] | None]:

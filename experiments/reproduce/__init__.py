@@ -30,6 +30,7 @@ from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import write_table
 from evenflow.study import uncertainty
 from evenflow.study.fair import alike, alone, marked
+from evenflow.study.nearness import likeness
 from evenflow.study.points import Point
 from evenflow.study.trials import How, Trial
 
@@ -436,7 +437,9 @@ def _rows(case: MeasuredCase, trial: Trial) -> Iterator[dict[str, Any]]:
     keys = case.entry.keys
     spreads = (known for end, known in keys.spread.items() if case.measured.label.endswith(end))
     spread = next(spreads, {})
+    like = likeness(case.config, uncertainty.kind_of_model(case.config, Path()))
     ranges = uncertainty.ranges_of([record.values for record in trial.records[2:]])
+    ranges = uncertainty.widened(ranges, trial.records[0].values, like)
     for metric, goal in keys.metrics.items():
         measured = case.measured.metrics.get(metric)
         if measured is None:
@@ -452,6 +455,7 @@ def _rows(case: MeasuredCase, trial: Trial) -> Iterator[dict[str, Any]]:
             "ideal": ideal,
             "ideal_error": ideal / measured - 1,
             "goal": np.nan if goal is None else goal,
+            **{f"like_{name}": value for name, value in like._asdict().items()},
             **_told(ranges.get(metric), measured),
         }
 

@@ -262,7 +262,7 @@ class PanelLine(NamedTuple):
     marker: str
 
 
-PAPER_MARK: Words = {"marker": "D", "ls": "", "mfc": "none", "ms": 9}
+PAPER_MARK: Words = {"marker": "D", "ls": "", "mfc": (1, 1, 1, 0.7), "ms": 9}
 MISS_MARK: Words = {"marker": "x", "ls": "", "mec": "#c1121f", "mew": 1.6, "ms": 6}
 
 Placed = list[tuple[Panel, pd.DataFrame]]

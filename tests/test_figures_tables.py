@@ -24,7 +24,7 @@ from evenflow.experiments.figures.claims import (
     worst,
 )
 from evenflow.experiments.figures.make import markdown
-from evenflow.experiments.figures.panels import COLORS, colors_of, draw
+from evenflow.experiments.figures.panels import COLORS, PAPER_WORDS, colors_of, draw
 from evenflow.experiments.figures.schema import FigureKeys, Query
 from evenflow.study.uncertainty import COSTS
 from tests.figure_studies import study_of
@@ -215,7 +215,7 @@ def test_the_papers_value_stands_where_ours_would_have_to_be(
     assert drawn["D"] == {mark for mark in marks if mark}
     assert drawn["x"] == ({9.0} if missed else set())
     words = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert words == ["the paper's value", *(["missed"] if missed else [])]
+    assert words == [PAPER_WORDS, *(["missed"] if missed else [])]
     twice = {"let": {"twice": "2 * rate"}, "panels": [panel | {"y": {"twice": "x"}}]}
     assert not draw(twice, told, {}).legends, "no value of the paper's is drawn"
 

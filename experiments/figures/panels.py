@@ -262,7 +262,8 @@ class PanelLine(NamedTuple):
     marker: str
 
 
-PAPER_MARK: Words = {"marker": "D", "ls": "", "mfc": "none", "ms": 9}
+PAPER_MARK: Words = {"marker": "D", "ls": "", "mfc": (1, 1, 1, 0.7), "ms": 9}
+PAPER_WORDS = "the paper's value (a ratio: times ours)"
 MISS_MARK: Words = {"marker": "x", "ls": "", "mec": "#c1121f", "mew": 1.6, "ms": 6}
 
 Placed = list[tuple[Panel, pd.DataFrame]]
@@ -303,7 +304,7 @@ def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure
         figure.legend(*handles, **{"loc": "outside right center", "fontsize": 8, **words})
     drawn = {name for panel in panels for name in panel.y if f"{name}{PAPER}" in table}
     if drawn:
-        marks = {"the paper's value": Line2D([], [], **PAPER_MARK, mec="k", mew=1.4)}
+        marks = {PAPER_WORDS: Line2D([], [], **PAPER_MARK, mec="k", mew=1.4)}
         if any(table[f"{name}{MISSED}"].any() for name in drawn):
             marks["missed"] = Line2D([], [], **MISS_MARK)
         where: Words = {"loc": "outside upper right", "frameon": False, "fontsize": 8}

@@ -84,9 +84,8 @@ test-sglang: .venv-test/installed .venv-sglang/installed
 test-systems: .venv-test/installed
 	.venv-test/bin/python -m tests.served_systems
 
-# Selenium comes from the index, the accessibility rules of axe-core from npm; both only for this.
+# The accessibility rules of axe-core come from npm, only for this.
 test-browser: .venv-test/installed
-	.venv-test/bin/python -m pip install --quiet --quiet --disable-pip-version-check "selenium>=4.20,<5"
 	@[ -e node_modules/axe-core ] || npm install --silent --no-save axe-core@4
 	.venv-test/bin/python -m pytest -m "" $(if $(CI),-p no:randomly) tests/browser
 

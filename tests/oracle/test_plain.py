@@ -144,7 +144,7 @@ def test_chunks_while_pages_are_short(policy: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("variant", ["paper", "code"])
+@pytest.mark.parametrize("variant", ["paper", "reading", "code"])
 def test_td_pipe(variant: str, seed: int) -> None:
     rng = Random(seed)
     setting = td_pipe_setting(rng, variant)

@@ -148,7 +148,10 @@ def test_another_policy_may_be_asked(tmp_path: Path) -> None:
             "async_scheduling with runner V1 and stages",
         ),
         ([CONFIG | {"full_isl": False}, *SMALL[1:]], "full_isl: false is not modelled"),
-        ([CONFIG | {"engine": "vllm 0.33.0"}, *SMALL[1:]], "a journal of vllm 0.33.0; 0.32.0 is"),
+        (
+            [CONFIG | {"engine": "vllm 0.34.0"}, *SMALL[1:]],
+            "a journal of vllm 0.34.0; the rules of 0.32.0 and 0.33.0 are known",
+        ),
         ([CONFIG | {"policy": "lottery"}, *SMALL[1:]], "scheduling_policy should be 'fcfs' or"),
         (
             [CONFIG | {"long_prefill_token_threshold": 64}, *SMALL[1:]],

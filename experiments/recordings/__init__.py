@@ -11,25 +11,31 @@ from typing import NamedTuple
 
 from evenflow.errors import UsageError
 from evenflow.experiments.recordings import gllm, sglang, trtllm, vllm
-from evenflow.experiments.recordings.journal import Form, ReplayOutcome, first_line, replay
+from evenflow.experiments.recordings.journal import (
+    Form,
+    ReplayOutcome,
+    first_line,
+    replay,
+    version_of,
+)
 from evenflow.runtime.journal import NAME, journals_in
 from evenflow.runtime.real import replay_folder
 
 
 class RecordedEngine(NamedTuple):
-    """An engine: our policy for it, with the rules of this version, and its journals' form."""
+    """An engine: our policy for it, with the rules of these versions, and its journals' form."""
 
     name: str
-    version: str
+    versions: tuple[str, ...]
     policy: str
     form: Form
 
 
 ENGINES = {
-    vllm.MARK: RecordedEngine("vLLM V1", "0.32.0", "vllm_v1", vllm),
-    sglang.MARK: RecordedEngine("SGLang", "0.5.23", "sglang", sglang),
-    trtllm.MARK: RecordedEngine("TensorRT-LLM", "1.2", "trtllm", trtllm),
-    gllm.MARK: RecordedEngine("gLLM", "0.0.6.post1", "token_throttling, variant: code", gllm),
+    vllm.MARK: RecordedEngine("vLLM V1", ("0.32.0", "0.33.0"), "vllm_v1", vllm),
+    sglang.MARK: RecordedEngine("SGLang", ("0.5.23",), "sglang", sglang),
+    trtllm.MARK: RecordedEngine("TensorRT-LLM", ("1.2",), "trtllm", trtllm),
+    gllm.MARK: RecordedEngine("gLLM", ("0.0.6.post1",), "token_throttling, variant: code", gllm),
 }
 """By a key that the config of their journals has."""
 
@@ -72,17 +78,16 @@ def replay_engines(
 
 
 def engine_of(path: Path) -> RecordedEngine:
-    """Return the engine that wrote a journal; UsageError if it is none of ours.
+    """Return the engine that wrote a journal, in its version; UsageError if it is none of ours.
 
-    A journal may say its `engine` and version, which then has to be that of the rules.
+    A journal may say its `engine` and version, of which the rules have to be known.
     """
     first = first_line(path)
     for mark, engine in ENGINES.items():
         if first.get("kind") == "config" and mark in first:
-            said = str(first.get("engine", ""))
-            version = said.partition(" ")[2] or engine.version
-            if version != engine.version:
-                known = f"{engine.version} is the version whose rules are known"
+            version = version_of(first) or engine.versions[0]
+            if version not in engine.versions:
+                known = f"the rules of {' and '.join(engine.versions)} are known"
                 raise UsageError(f"{path}: a journal of {first['engine']}; {known}")
-            return engine
+            return engine._replace(versions=(version,))
     raise UsageError(f"{path}: neither a journal of evenflow run nor of an engine that it knows")

@@ -277,6 +277,11 @@ def first_line(path: Path) -> Event:
     return next(lines(path), {})
 
 
+def version_of(config: Event) -> str:
+    """Return the version of the engine that wrote a journal, "" if its `config` does not say it."""
+    return str(config.get("engine", "")).partition(" ")[2]
+
+
 def differ(name: str, ours: object, theirs: object) -> str:
     """Describe how a part of an answer differs from the recorded one, and for which request."""
     if isinstance(ours, int | float) or isinstance(theirs, int | float):

@@ -120,18 +120,28 @@ def test_who_preempts_itself_ends_the_decodes_in_0_32_only(
     assert batcher.view.preemptions == 1
 
 
-def test_prompts_go_every_third_micro_batch_unless_some_are_left_over() -> None:
+@pytest.mark.parametrize(
+    ("groups", "stops"),
+    [
+        (1, [[16], [], [], [16], [], [], [15], [16, 14], [], [], [16]]),
+        (2, [[16], [], [], [16], [], [], [15], [16, 14], [], [16], []]),
+    ],
+)
+def test_prompts_go_every_third_micro_batch_unless_some_are_left_over(
+    groups: int, stops: list[list[int]]
+) -> None:
+    """Since the last that had any; with data parallelism one micro-batch in three."""
     params = {"prefill_schedule_interval": 3, "max_num_batched_tokens": 17, "max_num_seqs": 8}
-    batcher = engine_of(create("vllm_v1", params), 100, [(16, 99)], asks_again=False)
-    arrivals, stops = {1: [1], 4: [2, 3]}, []
+    policy = create("vllm_v1", params, data_parallel=groups)
+    batcher = engine_of(policy, 100, [(16, 99)], asks_again=False)
+    arrivals, found = {1: [1], 4: [2, 3]}, []
     for step in range(11):
         for number in arrivals.get(step, ()):
             batcher.add(Request(number, 0.0, 16, 99))
         batch = send(batcher, float(step))
-        stops.append([chunk.stop for chunk in batch.chunks])
+        found.append([chunk.stop for chunk in batch.chunks])
         batcher.complete(batch, step + 0.5)
-    held: list[int] = []
-    assert stops == [[16], held, held, [16], held, held, [15], [16, 14], held, held, [16]]
+    assert found == stops
 
 
 class InParts:

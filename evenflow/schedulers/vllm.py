@@ -118,11 +118,12 @@ class VLLMV1(Policy):
     """Who is first, and preempted last: who came first, or has the lowest `priority`."""
     prefill_schedule_interval: Count = 1
     """Micro-batches from one that prefills to the next that may, while anything decodes and the
-    last that could left no prompt waiting.
+    last that could left no prompt waiting; with `data_parallel` one in so many, in all at once.
     """
     version: Literal["0.32", "0.33"] = "0.33"
     """Whose rules: in 0.32 no more decodes go in a micro-batch if the least urgent lacks a page."""
     depth: int = 1
+    data_parallel: int = 1
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -130,9 +131,10 @@ class VLLMV1(Policy):
             raise ValueError(f"max_num_batched_tokens {limits}: a decode of each has to fit")
         if self.async_scheduling == "v1" and self.depth > 1:
             raise ValueError(f"async_scheduling v1 is for one stage, not {self.depth}; v2 is right")
-        if self.version == "0.32" and self.prefill_schedule_interval > 1:
+        has_cadence = self.version != "0.32" or self.data_parallel > 1
+        if self.prefill_schedule_interval > 1 and not has_cadence:
             interval = f"{self.prefill_schedule_interval} does nothing in version 0.32"
-            raise ValueError(f"prefill_schedule_interval {interval}; 1 is right")
+            raise ValueError(f"prefill_schedule_interval {interval} on one engine; 1 is right")
         self._prefilled = -self.prefill_schedule_interval  # the last micro-batch that did
         self._behind = self._holds = False
         self._skipped: set[int] = set()  # passed over while an output of them was in flight
@@ -151,8 +153,9 @@ class VLLMV1(Policy):
     def schedule(self, view: EngineView) -> Iterator[Plan]:
         preemptions = view.preemptions
         cadence = self.prefill_schedule_interval
-        early = view.sent + 1 - self._prefilled < cadence and not self._behind
-        self._holds = early and view.running > len(view.partials)
+        since = view.sent + 1 - self._prefilled
+        early = (view.asked - 1) % cadence > 0 if self.data_parallel > 1 else since < cadence
+        self._holds = early and not self._behind and view.running > len(view.partials)
         most, tokens = self.limits(view)
         go_on = self._most_urgent if self.rules.by_priority else self._first_come
         tokens = yield from go_on(view, min(most, tokens), tokens)

@@ -35,9 +35,10 @@ DEFAULTS = {
     "vllm": "max_num_batched_tokens=None max_num_seqs=256 watermark=0.01 max_batch_rows=None "
     "max_model_len=None",
     "vllm_v1": "max_num_batched_tokens=2048 max_num_seqs=256 watermark=0.0 async_scheduling=False "
-    "scheduling_policy='fcfs'",
+    "scheduling_policy='fcfs' prefill_schedule_interval=1 version='0.33'",
     "vllm_balanced": "max_num_batched_tokens=2048 max_num_seqs=256 watermark=0.0 "
-    "async_scheduling=False scheduling_policy='fcfs' share='seats'",
+    "async_scheduling=False scheduling_policy='fcfs' prefill_schedule_interval=1 version='0.33' "
+    "share='seats'",
     "sarathi": "token_budget=512 max_num_seqs=256 watermark=0.01 mode='hybrid' "
     "max_batch_rows=None tbt_slo_s=None",
     "sglang": "chunked_prefill_size=8192 max_prefill_tokens=16384 max_running_requests=2048 "

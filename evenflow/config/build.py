@@ -371,6 +371,7 @@ def _scheduler_maker(
     facts = {
         "max_model_len": max_model_len,
         "depth": config.num_stages,
+        "data_parallel": config.data_parallel,
         "page_tokens": config.kv.page_tokens,
         **estimates(costs),
     }

@@ -48,6 +48,7 @@ DEFAULTS = {
     "trtllm": "max_batch_size=2048 max_num_tokens=8192 "
     "capacity_scheduler_policy='GUARANTEED_NO_EVICT' enable_chunked_prefill=False "
     "context_chunking_policy='FIRST_COME_FIRST_SERVED' chunk_unit=None "
+    "batch_wait_timeout_iters=0 batch_wait_max_tokens_ratio=0.0 "
     "disable_overlap_scheduler=False version='1.2'",
     "token_throttling": "iterations=8 max_prefill=2048 min_prefill=32 kv_thresh=0.05 use_wt=True "
     "use_ut=True coupled=False victim='latest' reserve='threshold' max_batch_rows=None "

@@ -70,28 +70,29 @@ def replay_engines(
     """
     for path in paths:
         try:
-            engine, warning = engine_of(path, assumed)
-            yield path, replay(path, engine.form, scheduler)._replace(warning=warning)
+            warning = _doubt(path, assumed)
+            yield path, replay(path, engine_of(path).form, scheduler)._replace(warning=warning)
         except UsageError as error:
             yield path, error
 
 
-def engine_of(path: Path, assumed: str | None = None) -> tuple[RecordedEngine, str]:
-    """Return the engine that wrote a journal, and a warning where that is a later version.
-
-    A journal may say its `engine` and version; `assumed` goes before that. UsageError for an
-    earlier version, and for an engine that is none of ours.
-    """
+def engine_of(path: Path) -> RecordedEngine:
+    """Return the engine that wrote a journal; UsageError if it is none of ours."""
     first = first_line(path)
     for mark, engine in ENGINES.items():
         if first.get("kind") == "config" and mark in first:
-            version = str(first.get("engine", "")).partition(" ")[2]
-            return engine, _doubt(path, engine, assumed or version or engine.version)
+            return engine
     raise UsageError(f"{path}: neither a journal of evenflow run nor of an engine that it knows")
 
 
-def _doubt(path: Path, engine: RecordedEngine, version: str) -> str:
-    """Return a warning where a version is later than that of an engine's rules; "" for that."""
+def _doubt(path: Path, assumed: str | None) -> str:
+    """Return a warning where a journal is of a later version than its engine's rules, else "".
+
+    A journal may say its `engine` and version; `assumed` goes before that. UsageError for an
+    earlier version.
+    """
+    engine, said = engine_of(path), str(first_line(path).get("engine", "")).partition(" ")[2]
+    version = assumed or said or engine.version
     if version == engine.version:
         return ""
     words = f"{path}: a journal of {engine.name} {version}"

@@ -41,7 +41,7 @@ def rows(journals: Iterable[tuple[Path, ReplayOutcome | UsageError]]) -> str:
     for path, outcome in journals:
         config = first_line(path)
         engine = engine_of(path)
-        key = engine.name, *engine.versions, engine.form.mode(config)
+        key = engine.name, engine.versions[0], engine.form.mode(config)
         found[key].append((config, outcome))
     lines = []
     for key, group in sorted(found.items()):

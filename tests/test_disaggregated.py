@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
-from evenflow.engines.handover import Handover, PoolBatcher
+from evenflow.core.loop import Loop
+from evenflow.core.replay import Call, Completed
+from evenflow.engines.handover import Handover, PoolBatcher, RecordingPoolBatcher
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.errors import UsageError
@@ -20,7 +23,10 @@ from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
 from evenflow.sim import simulate
+from evenflow.sim.disaggregated import Disaggregated
+from evenflow.sim.tandem import Tandem
 from evenflow.types import Prefix, Request
+from tests.virtual_run import serve_pools_noisily
 from tests.worlds import send, small_world
 from tools.draw_docs import LINK, pool, pooled_scenario
 
@@ -184,3 +190,29 @@ def test_a_request_that_stays_in_its_pool_keeps_pages_that_it_shares() -> None:
         engine.complete(send(engine, now_s), now_s + 1)
     engine.release(1)
     assert engine.pool.free_pages == 6
+
+
+def test_kv_that_comes_as_a_micro_batch_returns_is_there_after_it() -> None:
+    """As in a real run, where all messages of an instant are heard before KV is looked at."""
+    made: list[RecordingPoolBatcher] = []
+
+    def batcher(*given: Any, **facts: Any) -> RecordingPoolBatcher:
+        made.append(RecordingPoolBatcher(*given, **facts))
+        return made[-1]
+
+    requests = [Request(0, 0.0, 8, 5), Request(1, 1.0, 8, 5)]  # KV takes a second, as all does
+    pools = PooledWorld(requests, small_world([]), small_world([]), link=TransferLink(0, 1.0, 1))
+    Disaggregated(pools, Tandem, batcher=batcher).run()
+    *_, decode = made
+    happened = [entry for entry in decode.journal if isinstance(entry, Call | Completed)]
+    adopted = [index for index, entry in enumerate(happened) if entry == Call("adopt", 1)]
+    assert isinstance(happened[adopted[0] - 1], Completed)
+
+
+@pytest.mark.parametrize("loop", [Loop, EngineLoop])
+def test_in_a_closed_loop_of_pools_a_request_comes_when_one_ends(loop: Any) -> None:
+    requests = [Request(number, 0.0, 8, 1 + number % 3) for number in range(6)]
+    both = [small_world([], depth=2, loop=loop, times_s=(0.01, 0.0)) for _ in range(2)]
+    world = PooledWorld(requests, *both, concurrency=1)
+    for result in (simulate(world), serve_pools_noisily(world)[0].result):
+        assert result.arrival_s[1:].tolist() == result.completion_s[:-1].tolist()

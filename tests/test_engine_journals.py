@@ -33,7 +33,7 @@ def stem(path: Path) -> str:
 @needs_shared
 @pytest.mark.parametrize("path", JOURNALS, ids=stem)
 def test_vllm_decides_as_recorded(path: Path) -> None:
-    outcome = replay(path, vllm)
+    outcome = replay(path, vllm, "0.32.0")
     assert outcome.difference is None
     assert outcome.equal == outcome.steps > 100
 
@@ -63,8 +63,8 @@ def test_the_document_has_our_own_recordings(own: list[tuple[Path, Any]]) -> Non
 @pytest.mark.parametrize("path", LOOPS, ids=stem)
 def test_vllm_times_are_as_recorded(path: Path) -> None:
     """A simulation with the engine's loop gives [arrival, first token, last token] to 1 ns."""
-    events = read(path, vllm.FIELDS)
-    ours = simulated(vllm.world_of(path, events))
+    config, *events = read(path, vllm.FIELDS)
+    ours = simulated(vllm.world_of(path, [config | {"version": "0.32.0"}, *events]))
     times = json.loads(path.with_name(f"{stem(path)}.times.json").read_text())
     assert {str(number) for number in ours} == set(times)
     for number, (_, *expected) in times.items():
@@ -134,6 +134,21 @@ def test_the_first_difference_is_named(
     assert f"one.jsonl.gz: different: {message}" in out
 
 
+def test_a_later_version_is_replayed_with_a_warning_and_any_as_assumed(tmp_path: Path) -> None:
+    def replay_of(engine: str, *options: str) -> tuple[int, str]:
+        path = write(tmp_path / "one.jsonl.gz", [CONFIG | {"engine": engine}, *SMALL[1:]])
+        code, out, err = evenflow("replay", str(path), *options)
+        assert out == "one.jsonl.gz: identical: 1 steps\n"
+        return code, err
+
+    code, warning = replay_of("vllm 0.100.0")
+    assert code == 0
+    assert "a journal of vLLM V1 0.100.0, compared with the rules of 0.33.0" in warning
+    assert len(warning.splitlines()) == 1
+    for engine in ("vllm 0.31.9", "vllm 0.100.0", "vllm nightly"):
+        assert replay_of(engine, "--assume-version", "0.32.0") == (0, "")
+
+
 def test_another_policy_may_be_asked(tmp_path: Path) -> None:
     path = str(write(tmp_path / "one.jsonl.gz", SMALL))
     assert evenflow("replay", path, "--scheduler", "sarathi")[0] == 0
@@ -149,8 +164,12 @@ def test_another_policy_may_be_asked(tmp_path: Path) -> None:
         ),
         ([CONFIG | {"full_isl": False}, *SMALL[1:]], "full_isl: false is not modelled"),
         (
-            [CONFIG | {"engine": "vllm 0.34.0"}, *SMALL[1:]],
-            "a journal of vllm 0.34.0; the rules of 0.32.0 and 0.33.0 are known",
+            [CONFIG | {"engine": "vllm 0.31.9"}, *SMALL[1:]],
+            "a journal of vLLM V1 0.31.9; the",
+        ),
+        (
+            [CONFIG | {"engine": "vllm nightly"}, *SMALL[1:]],
+            "a journal of vLLM V1 nightly; the",
         ),
         ([CONFIG | {"policy": "lottery"}, *SMALL[1:]], "scheduling_policy should be 'fcfs' or"),
         (

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import evenflow as ef
 from evenflow.config.build import load_workload
 from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document
@@ -312,6 +313,53 @@ def test_a_plan_says_which_rows_and_requests_it_leaves_out(
     *_, dropped, tried = sentences(found)
     assert dropped == "dropped 3 rows of the trace: no output tokens."
     assert "on the first 10 requests of the trace (workload.requests says how many), in" in tried
+
+
+def test_a_plan_says_how_many_gpus_are_spare_for_failures(tmp_path: Path) -> None:
+    """Work of 1 s that starts anew after failures takes 3.24 s (docs/processes.md); 2.2 s apart."""
+    times_s = np.cumsum(np.random.default_rng(0).exponential(1 / 0.45, 60))
+    write_trace(tmp_path / "trace.csv", *(f"{at_s},1,1" for at_s in times_s))
+    run = {
+        "stages": 1,
+        "max_model_len": 64,
+        "kv": {"pages": 64},
+        "costs": {"kind": "affine", "base_s": 1.0, "per_token_s": 0.0},
+        "scheduler": {"name": "vllm", "max_num_seqs": 1},
+        "workload": {"trace": str(tmp_path / "trace.csv")},
+    }
+    limit = {"mean_ttft_ms": 15_000}
+    wish: dict[str, Any] = {"schedulers": "vllm", "budgets": "512"}
+
+    def planned_with(gpus: str) -> Planned:
+        return ef.plan(run, limit, gpus, with_=["outage={mtbf_s: 2, restart_s: 3}"], **wish)
+
+    found = planned_with("1,2")
+    assert (found.best.labels["gpus"], found.spare) == (2, 1)
+    deaths = int(found.best.mean("marks"))
+    told = (
+        f"Spare for outage ({deaths} marks here): 1; without, 1 GPU does: 1 x as given, vllm 512."
+    )
+    assert told in sentences(found)
+    assert facts(found)["without"]["gpus"] == facts(found)["spare_gpus"] == 1
+    assert found.winner.data["processes"] == [{"name": "outage", "mtbf_s": 2, "restart_s": 3}]
+    too_few = planned_with("1")
+    assert (too_few.spare, bool(too_few.kept)) == (None, False)
+    assert "Without outage 1 GPU does: 1 x as given, vllm 512." in sentences(too_few)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("outage", "process outage needs a value of 'mtbf_s'"),
+        ("outage=86400", "--with outage=86400: should be PROCESS=KEYS, like outage={mtbf_s: 86400"),
+        ("={mtbf_s: 1}", "--with ={mtbf_s: 1}: should be PROCESS=KEYS"),
+        ("outage={mtbf_s: 0, restart_s: 1}", "process outage: mtbf_s should be greater than 0"),
+        ("outrage={}", "unknown process 'outrage'; did you mean \"outage\"?"),
+    ],
+)
+def test_what_is_no_process_joins_no_plan(given: str, words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        ef.plan(RUN, {"mean_ttft_ms": 1000}, 1, with_=[given])
 
 
 def test_a_change_with_which_fewer_requests_are_completed_helps_nothing() -> None:

@@ -46,7 +46,7 @@ JOURNALS = [path for path in FILES if sglang.MARK in first_line(path)]
 @pytest.mark.parametrize("path", JOURNALS, ids=stem)
 def test_sglang_decides_as_recorded(path: Path) -> None:
     """Step for step and, from arrivals alone, each end in a simulation to 1 ns."""
-    outcome = replay_journal(path, sglang)
+    outcome = replay_journal(path, sglang, "0.5.23")
     assert outcome.difference is None
     assert outcome.equal == outcome.steps > 40
     assert outcome.timed == sum(len(event.get("finished", ())) for event in lines(path))

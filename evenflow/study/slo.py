@@ -235,6 +235,8 @@ def service_levels(outcome: Outcome, *, metrics: Sequence[str], limits: Limits) 
     `gap_attainment` the share of gaps between tokens within the limit on ITL.
     """
     values = dict(outcome.summary)
+    if outcome.result.marks is not None:
+        values["marks"] = len(outcome.result.marks)
     if not set(OF_GPUS).isdisjoint(metrics):
         values |= _per_gpu_and_user(outcome, _num_gpus(outcome))
     result = outcome.result

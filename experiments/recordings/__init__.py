@@ -5,6 +5,7 @@ Here: which engine wrote a journal, and what `evenflow replay` replays at a path
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -67,27 +68,45 @@ def replay_run(path: Path, scheduler: str | None) -> tuple[str | None, str | Non
 
 
 def replay_engines(
-    paths: list[Path], scheduler: str | None
+    paths: list[Path], scheduler: str | None, assumed: str | None = None
 ) -> Iterator[tuple[Path, ReplayOutcome | UsageError]]:
-    """Replay journals of engines; for a journal that cannot be replayed, give the reason."""
+    """Replay journals of engines; for a journal that cannot be replayed, give the reason.
+
+    `assumed` is the version that all are taken to be of, whatever they say.
+    """
     for path in paths:
         try:
-            yield path, replay(path, engine_of(path).form, scheduler)
+            engine, warning = engine_of(path, assumed)
+            outcome = replay(path, engine.form, engine.versions[0], scheduler)
+            yield path, outcome._replace(warning=warning)
         except UsageError as error:
             yield path, error
 
 
-def engine_of(path: Path) -> RecordedEngine:
-    """Return the engine that wrote a journal, in its version; UsageError if it is none of ours.
+def engine_of(path: Path, assumed: str | None = None) -> tuple[RecordedEngine, str]:
+    """Return the engine that wrote a journal, in its version, and a warning for a later one.
 
-    A journal may say its `engine` and version, of which the rules have to be known.
+    A journal may say its `engine` and version; `assumed` goes before that. A later version has the
+    latest rules. UsageError for another version, and for an engine that is none of ours.
     """
     first = first_line(path)
     for mark, engine in ENGINES.items():
         if first.get("kind") == "config" and mark in first:
-            version = version_of(first) or engine.versions[0]
-            if version not in engine.versions:
-                known = f"the rules of {' and '.join(engine.versions)} are known"
-                raise UsageError(f"{path}: a journal of {first['engine']}; {known}")
-            return engine._replace(versions=(version,))
+            version = assumed or version_of(first) or engine.versions[0]
+            if version in engine.versions:
+                return engine._replace(versions=(version,)), ""
+            return engine._replace(versions=engine.versions[-1:]), _doubt(path, engine, version)
     raise UsageError(f"{path}: neither a journal of evenflow run nor of an engine that it knows")
+
+
+def _doubt(path: Path, engine: RecordedEngine, version: str) -> str:
+    """Return a warning that a version is later than all whose rules are known."""
+    words, last = f"{path}: a journal of {engine.name} {version}", engine.versions[-1]
+    if _numbers(version) <= _numbers(last):
+        known = f"the rules of {' and '.join(engine.versions)} are known"
+        raise UsageError(f"{words}; {known}, and --assume-version {last} takes them")
+    return f"{words}, compared with the rules of {last}: what differs may be new"
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(digits) for digits in re.findall(r"\d+", version)]

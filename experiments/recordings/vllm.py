@@ -24,7 +24,6 @@ from evenflow.experiments.recordings.journal import (
     Event,
     refuse,
     tokens_of,
-    version_of,
 )
 from evenflow.schedulers import create, parameters, policy
 from evenflow.sim import World
@@ -78,7 +77,7 @@ def mode(config: Event) -> str:
         words = [f"asynchronous, runner V{1 + bool(config.get('v2_runner'))}"]
     words += ["prefix caching"] * bool(config.get("prefix_caching"))
     words += ["priorities"] * (config.get("policy") == "priority")
-    cadence = version_of(config) != "0.32.0" and config.get("prefill_schedule_interval", 1) > 1
+    cadence = config["version"] != "0.32.0" and config.get("prefill_schedule_interval", 1) > 1
     return ", ".join([*words, *["prefill cadence"] * cadence])
 
 
@@ -91,7 +90,7 @@ def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:
         "watermark": float(config.get("watermark", 0.0)),
         "async_scheduling": False,
         "scheduling_policy": config.get("policy", "fcfs"),
-        "version": "0.32" if version_of(config) in ("", "0.32.0") else "0.33",
+        "version": config["version"].removesuffix(".0"),
     }
     if params["version"] != "0.32":
         params["prefill_schedule_interval"] = config.get("prefill_schedule_interval", 1)

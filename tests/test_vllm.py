@@ -144,6 +144,23 @@ def test_prompts_go_every_third_micro_batch_unless_some_are_left_over(
     assert found == stops
 
 
+def test_who_was_passed_over_for_an_output_in_flight_is_not_left_over() -> None:
+    """Request 1 is preempted in flight; request 2 goes past it, and its rest is held back."""
+    params = {"prefill_schedule_interval": 2, "max_num_batched_tokens": 16, "max_num_seqs": 8}
+    policy, sizes = create("vllm_v1", params), [(16, 99), (16, 99)]
+    batcher = engine_of(policy, 9, sizes, max_in_flight=4, asks_again=False)
+    prompt, _ = send(batcher, 0.0), send(batcher, 0.0)
+    others = batcher.pool.allocate(7)
+    batcher.complete(prompt, 1.0)
+    decode = send(batcher, 1.0)
+    assert (batcher.view.preemptions, batcher.view.lined_up) == (1, [(1, True)])
+    batcher.pool.free(others)
+    batcher.add(Request(2, 1.0, 64, 9))
+    assert decision_of(send(batcher, 1.0)) == (((2, 0, 16),), ())
+    batcher.complete(decode, 2.0)
+    assert decision_of(send(batcher, 2.0)) == ((), (0,))
+
+
 class InParts:
     """Yields the plans it was given, each in answer to one question."""
 

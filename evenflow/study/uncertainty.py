@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from evenflow.config.build import model_of
+from evenflow.config.costs import MEASURED_COSTS
 from evenflow.config.run import RunConfig
 from evenflow.config.yaml_file import Document, Patch
 from evenflow.errors import UsageError
@@ -74,7 +75,7 @@ def stated(config: RunConfig, beside: Path) -> Stated:
     """Return the stated error of a run's costs."""
     kind = config.costs.kind
     model = model_of(config, beside)
-    if kind not in ("roofline", "silicon") or model is None or config.gpu is None:
+    if kind not in ("roofline", *MEASURED_COSTS) or model is None or config.gpu is None:
         known = {"affine": "are given, and taken as exact", "profile": "have no stated error"}
         return Stated(0.0, f"costs {kind} {known.get(kind, 'have no stated error')}")
     layers = "quantised dense" if model.quantization else "dense"
@@ -84,7 +85,7 @@ def stated(config: RunConfig, beside: Path) -> Stated:
         layers = "latent" if config.speculative is None else "speculating"
     share = TABLES[layers]
     words = f"{share:.1%} of {layers} models on measured GPUs"
-    if kind == "silicon":
+    if kind != "roofline":
         return Stated(share, words)
     measured = all(spec.p95_error for spec in config.gpus)
     p95 = max(each.p95_error for each in (config.gpus if measured else gpus()))

@@ -110,7 +110,7 @@ class _Steps:
         self._writer = writer
 
     def freed(self, message: Free) -> None:
-        """Note that stage 0 has computed a micro-batch; the one before may be heard of later."""
+        """Note that stage 0 has computed a micro-batch; news of the one before may come later."""
         self.stage0_free |= not self.sent or message.batch_id == self.sent[-1].number
 
     def take_back(self, message: Returned) -> _Sent:

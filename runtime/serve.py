@@ -101,7 +101,7 @@ class ServedRun:
 
     `failure`: why it ended early, None if it did not; `interrupted`: because the user asked for it.
     `unfinished` requests have no result. `driver_s`: the driver's own seconds on each micro-batch;
-    `heard`: when it received what it answered. `free_pages` were free at the end. `pipelines`: what
+    `heard`: when the driver received messages. `free_pages` were free at the end. `pipelines`: what
     each replica, or pool, came to.
     """
 

@@ -118,7 +118,7 @@ class Joined(NamedTuple):
 
 
 class Fleet(Sequence["ReplicaHandle"]):
-    """The pipelines, also those that were drained or removed; `len` counts them all."""
+    """All pipelines, drained and removed ones too."""
 
     def __init__(self, started: Sequence[Replica], start: Callable[[], Replica], joined: Joined):
         self._start, self._source, self._log = start, joined.source, joined.log
@@ -155,7 +155,7 @@ class Fleet(Sequence["ReplicaHandle"]):
         return handle
 
     def drain(self, number: int) -> None:
-        """Let no more requests into a pipeline, which ends those that it has."""
+        """Let no more requests into a pipeline, which serves what it has."""
         self._close(number)
         self._log("drain", f"replica {number} takes no more requests")
 

@@ -217,6 +217,7 @@ def test_figures_are_drawings(folder: Path) -> None:
     assert {path.name for path in Path("out").iterdir()} >= {"sarathi-6.png", "claims.md"}
 
 
+@pytest.mark.pictures
 def test_a_figure_of_ones_own_compares_policies_and_is_saved_as_a_column_in_pdf() -> None:
     systems = {"a": {"scheduler": OneByOne}, "b": {"scheduler": OneByOne(9)}, "c": "sarathi"}
     panels = [{"kind": "lines", "x": "rate", "y": {y: y}} for y in ("mean_ttft_ms", "mean_tpot_ms")]

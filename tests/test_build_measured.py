@@ -56,6 +56,7 @@ def test_a_run_on_a_profile_says_where_its_seconds_come_from(tmp_path: Path) -> 
     write_profile(tmp_path / "p.csv", profile(dtype="float16"))
     keys = ["model=config.json", "gpu=null", "costs={kind: profile, path: p.csv}"]
     config = measured_config(tmp_path, *keys, "kv.pages=500")
+    assert "PP2, links as the profile has them, of no time where it has none" in config.setup()
     outcome = run_job(Job(config, load_workload(config, tmp_path), tmp_path))
     source = outcome.result.provenance["cost_source"]
     assert source["kind"] == "profile"

@@ -56,6 +56,7 @@ def test_the_bundled_efficiencies_are_the_fit_on_both(profiles: list[Times]) -> 
         assert profile.errors(L20, bundled(L20)).mean <= 0.018
 
 
+@pytest.mark.pictures
 def test_the_figure_and_the_table_are_made(profiles: list[Times], tmp_path: Path) -> None:
     short = [each._replace(sizes=each.sizes[::64], seconds=each.seconds[::64]) for each in profiles]
     draw_l20(short, L20, tmp_path / "figure.png")

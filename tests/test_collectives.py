@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenflow.config.build import build
 from evenflow.config.links import link_spec
-from evenflow.config.run import configured
+from evenflow.config.run import configured, load_config
 from evenflow.config.yaml_file import Document
 from evenflow.costs import AllReduceTimes, Fabric, Ring, TwoLevel
 from evenflow.costs.silicon.tables import load_tables
+from evenflow.errors import UsageError
 from evenflow.specs.gpu import LinkSpec, link
 from tests.command_line import refused
 
@@ -23,6 +25,25 @@ SLOW = LinkSpec(10, 30)
 RING = Ring(FAST)
 DIRECT = Ring(LinkSpec(100, 2, direct=True))
 POINTS = AllReduceTimes([(1e3, 10e-6), (1e6, 100e-6), (2e6, 180e-6)], RING)
+
+
+def test_ranks_that_share_a_wire_have_a_part_of_it_each() -> None:
+    """100 GB/s and 2 us a step, of 4 ranks that send 1 MB each at once; two of them have half."""
+    shared = Ring(LinkSpec(100, 2, shared_by=4))
+    assert shared.all_reduce_s(4e6, 4) == pytest.approx(6 * (2e-6 + 1e6 / 25e9), rel=1e-12)
+    assert shared.all_reduce_s(2e6, 2) == pytest.approx(2 * (2e-6 + 1e6 / 50e9), rel=1e-12)
+    assert shared.all_to_all_s(3e6, 4) == pytest.approx(3 * (2e-6 + 1e6 / 25e9), rel=1e-12)
+    assert shared.all_reduce_s(4e6, 1) == 0.0
+
+
+def test_hops_over_a_shared_wire_queue_for_it_and_it_has_to_be_all_of_the_pipelines(
+    folder: Path,
+) -> None:
+    network = "machine={name: gllm-sockets, network: {name: socket-73g, shared_by: %d}}"
+    four = ["stages=4", "model=Qwen2.5-14B", "gpu=A100-40G", "costs=roofline", network % 4]
+    assert build(load_config(folder / "RUN.yaml", four), [], folder).world.shares_link
+    with pytest.raises(UsageError, match=r"link\.shared_by: 3 of the 4 GPUs of the pipeline; 1 or"):
+        build(load_config(folder / "RUN.yaml", [*four, network % 3]), [], folder)
 
 
 def test_an_all_to_all_sends_a_message_to_each_other_rank() -> None:

@@ -31,6 +31,7 @@ class Slow(Sarathi):
 """
 
 
+@pytest.mark.processes
 def test_a_comparison_that_writes_nothing(tmp_path: Path) -> None:
     config = load_config(tmp_path / "RUN.yaml")
     entries = parse_schedulers("sarathi,{name: sarathi, token_budget: 32},vllm")
@@ -48,6 +49,7 @@ def killer(*_: object) -> None:
     raise SystemExit(9)
 
 
+@pytest.mark.processes
 def test_a_process_that_dies_is_told_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

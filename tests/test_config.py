@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from evenflow.config.build import build
 from evenflow.config.links import LinkConfig
 from evenflow.config.run import RunConfig, SchedulerConfig, load_config, with_
 from evenflow.config.yaml_file import as_patch, read
+from evenflow.core.loop import Loop
+from evenflow.core.world import World
+from evenflow.engines.loop import EngineLoop
 from evenflow.errors import UsageError
 from tests.command_line import mistake
 
@@ -54,7 +58,7 @@ def test_values_and_defaults(run_yaml: Path) -> None:
     config = load_config(run_yaml)
     assert value_at(config, "costs.per_token_s") == 2e-5
     assert value_at(config, "kv.pages") == "auto"
-    assert value_at(config, "dispatch") == "stage0"
+    assert value_at(config, "pipelined_chunks") is None
     assert value_at(config, "workload.seed") == 0
     assert config.scheduler.params == {"iterations": 8}
     assert config.num_stages == 4
@@ -241,6 +245,25 @@ def test_a_file_that_is_no_text(run_yaml: Path) -> None:
 
 def test_the_digest_is_that_of_the_meaning(run_yaml: Path) -> None:
     digest = load_config(run_yaml).digest()
-    run_yaml.write_text(f"# a remark\ndispatch: stage0\n{RUN}", encoding="utf-8")
+    run_yaml.write_text(f"# a remark\nmax_in_flight: null\n{RUN}", encoding="utf-8")
     assert load_config(run_yaml).digest() == digest
     assert load_config(run_yaml, ["workload.seed=1"]).digest() != digest
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "loop"),
+    [
+        ("sglang", EngineLoop),
+        ("trtllm", EngineLoop),
+        ("{name: vllm_v1, async_scheduling: v2}", EngineLoop),
+        ("vllm_v1", Loop),
+        ("sarathi", Loop),
+    ],
+)
+def test_a_policy_that_goes_with_one_loop_only_has_it(
+    run_yaml: Path, scheduler: str, loop: type[Loop]
+) -> None:
+    config = load_config(run_yaml, [f"scheduler={scheduler}"])
+    world = build(config, [], run_yaml.parent).world
+    assert isinstance(world, World)
+    assert (world.loop, world.dispatch) == (loop, "stage0")

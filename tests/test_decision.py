@@ -23,7 +23,6 @@ from evenflow.study.rates import RateFound
 from evenflow.study.slo import Condition, costs, parse_slo
 from evenflow.study.trials import How, Trial
 from tests.command_line import write_trace
-from tests.sweeps import in_this_process
 from tests.test_capacity import QUEUE
 from tests.test_plan import RUN
 
@@ -48,11 +47,8 @@ def shown(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def test_the_page_of_a_capacity_has_the_numbers_of_its_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_of_a_capacity_has_the_numbers_of_its_json(tmp_path: Path) -> None:
     """One server of 0.1 s a request; the name of the trace is a user's, and no HTML."""
-    in_this_process(monkeypatch)
     write_trace(tmp_path / NAME, *["0,1,1"] * 100)
     workload = {**QUEUE["workload"], "trace": NAME}
     config = configured(Document("a.yaml", {**QUEUE, "workload": workload}, {}))
@@ -92,10 +88,7 @@ def test_the_page_of_a_capacity_has_the_numbers_of_its_json(
     }
 
 
-def test_the_page_of_a_plan_has_its_launch_lines_and_alternatives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_this_process(monkeypatch)
+def test_the_page_of_a_plan_has_its_launch_lines_and_alternatives(tmp_path: Path) -> None:
     slo = tuple(parse_slo(["p90_ttft_ms=1000", "p90_tpot_ms=60"]))
     ask = Ask(slo, (1, 2), price=0.8, schedulers=("sarathi",), budgets=(512,))
     run = {**RUN, "link": None, "workload": {**RUN["workload"], "requests": 20}}

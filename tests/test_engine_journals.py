@@ -134,6 +134,21 @@ def test_the_first_difference_is_named(
     assert f"one.jsonl.gz: different: {message}" in out
 
 
+def test_a_later_version_is_replayed_with_a_warning_and_any_as_assumed(tmp_path: Path) -> None:
+    def replay_of(engine: str, *options: str) -> tuple[int, str]:
+        path = write(tmp_path / "one.jsonl.gz", [CONFIG | {"engine": engine}, *SMALL[1:]])
+        code, out, err = evenflow("replay", str(path), *options)
+        assert out == "one.jsonl.gz: identical: 1 steps\n"
+        return code, err
+
+    code, warning = replay_of("vllm 0.100.0")
+    assert code == 0
+    assert "a journal of vLLM V1 0.100.0, compared with the rules of 0.32.0" in warning
+    assert len(warning.splitlines()) == 1
+    for engine in ("vllm 0.31.9", "vllm 0.100.0", "vllm nightly"):
+        assert replay_of(engine, "--assume-version", "0.32.0") == (0, "")
+
+
 def test_another_policy_may_be_asked(tmp_path: Path) -> None:
     path = str(write(tmp_path / "one.jsonl.gz", SMALL))
     assert evenflow("replay", path, "--scheduler", "sarathi")[0] == 0
@@ -148,7 +163,8 @@ def test_another_policy_may_be_asked(tmp_path: Path) -> None:
             "async_scheduling with runner V1 and stages",
         ),
         ([CONFIG | {"full_isl": False}, *SMALL[1:]], "full_isl: false is not modelled"),
-        ([CONFIG | {"engine": "vllm 0.33.0"}, *SMALL[1:]], "a journal of vllm 0.33.0; 0.32.0 is"),
+        ([CONFIG | {"engine": "vllm 0.31.9"}, *SMALL[1:]], "a journal of vLLM V1 0.31.9; 0.32.0"),
+        ([CONFIG | {"engine": "vllm nightly"}, *SMALL[1:]], "a journal of vLLM V1 nightly; 0.32"),
         ([CONFIG | {"policy": "lottery"}, *SMALL[1:]], "scheduling_policy should be 'fcfs' or"),
         (
             [CONFIG | {"long_prefill_token_threshold": 64}, *SMALL[1:]],

@@ -209,14 +209,14 @@ def test_what_is_set_holds_in_every_system_that_has_it(tmp_path: Path) -> None:
         label: study.config(study.system(label), pair).scheduler.params.get("token_budget")
         for label in study.labels
     }
-    assert budgets == {"gLLM": None, "vLLM": 512, "SGLang": None}
+    assert budgets == {"gLLM": None, "vLLM": None, "vLLM V0": 512, "SGLang": None}
     assert {study.system(label)["runtime"] for label in study.labels} == {"ideal"}
 
 
 def test_a_key_of_one_published_system_can_be_set(tmp_path: Path) -> None:
     study = study_of("gllm_12", tmp_path, "systems.vLLM.scheduler.max_num_seqs=7")
     assert study.keys_of("vLLM")["scheduler"]["max_num_seqs"] == 7
-    assert study.keys_of("vLLM")["virtual_engines"] is True
+    assert study.keys_of("vLLM")["dispatch"] == "engine_loop"
 
 
 @pytest.mark.parametrize(
@@ -320,6 +320,7 @@ def test_a_figure_writes_its_files_and_a_claim_is_compared_in_its_own_set_up_onl
     tmp_path: Path,
 ) -> None:
     about, drawing = made("gllm_12", tmp_path, "link=ethernet-100g", "stages=2")
+    assert about["says"].keys() == {"kv.memory_utilization", "systems.vLLM", "machine"}
     assert "set by hand: study.requests=10" in drawing.figure.get_suptitle().replace("\n", " ")
     assert about["facts"]["requests"] == 10
     assert about["facts"]["kv_pages"]
@@ -331,7 +332,24 @@ def test_a_figure_writes_its_files_and_a_claim_is_compared_in_its_own_set_up_onl
     assert found["tdpipe-stealing-example"].verdict == "exact"
     text = (tmp_path / "claims.md").read_text()
     assert "another set-up, so that no claim is compared" in text
-    assert "a coarse pass, --set study.requests" in text, "whoever reads a claim knows of both"
+    assert "not run" not in text
+    assert "nan" not in text
+    assert text.count("tdpipe-stealing-example") == 1
+    assert "31 claims are of figures that were not made." in text
+
+
+def test_a_coarse_pass_has_no_verdict_and_other_readings_stand_beside(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        for requests in ("study.requests=9", "study.requests=10"):
+            plan = plan_of("tdpipe_13", requests, "study.seeds=[0]", quick=requests.endswith("9"))
+            make(plan, tmp_path, Store(tmp_path / "points"), executor)
+            found = [each for each in write_claims(tmp_path) if each.ours is not None]
+            verdicts = {each.verdict for each in found}
+            assert len(found) == 2
+            text = (tmp_path / "claims.md").read_text()
+            assert (verdicts == {"too short to tell"}) == plan.quick
+            assert ("tdpipe-13: a coarse pass, --set study.requests=9" in text) == plan.quick
+    assert "equation 2's bubble on each later stage: " in (tmp_path / "claims.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -341,7 +359,7 @@ def test_a_figure_writes_its_files_and_a_claim_is_compared_in_its_own_set_up_onl
         ("gllm_12", "stages=4", True),  # as it is
         ("gllm_12", "stages=8", False),
         ("gllm_12", "kv.memory_utilization=0.8", False),
-        ("gllm_12", "systems.vLLM=vllm_v1", False),
+        ("gllm_12", "systems.vLLM=pp_hb", False),
         ("sarathi_9", "study.prompt_tokens=[1024]", False),
     ],
 )
@@ -484,7 +502,7 @@ nonsense=1 | nonsense
 study.requests=-1 | study.requests=-1: should be
 kv.pages=-1 | kv.pages=-1
 stages=0 | stages: should be a whole number of at least 1
-scheduler.nope=3 | none of gLLM, vLLM, SGLang has it
+scheduler.nope=3 | none of gLLM, vLLM, vLLM V0, SGLang has it
 scheduler=vllm | give --set systems.LABEL=NAME
 workload.requests=9 | give --set study.requests=..., in place of 4000
 systems.gLLM=nothing | nothing: no such system

@@ -24,7 +24,7 @@ from evenflow.experiments.figures.claims import (
     worst,
 )
 from evenflow.experiments.figures.make import markdown
-from evenflow.experiments.figures.panels import COLORS, colors_of, draw
+from evenflow.experiments.figures.panels import COLORS, PAPER_WORDS, colors_of, draw
 from evenflow.experiments.figures.schema import FigureKeys, Query
 from evenflow.study.uncertainty import COSTS
 from tests.figure_studies import study_of
@@ -38,8 +38,8 @@ from tests.figure_studies import study_of
         ("gllm_13", ("pair", "trace"), (), (6, {"pair": "A100-40G + Qwen2.5-14B"})),
         ("gllm_13", ("pair", "trace"), ("gpu=L20", "model=Mistral-7B", "workload.trace=x"),
          (1, {"pair": "L20 + Mistral-7B", "trace": "x"})),
-        ("tdpipe_11", ("pair", "gpus", "system"), (), (60, {"gpus": 1, "system": "TP+SB"})),
-        ("tdpipe_13", ("pair", "rule"), (), (14, {"rule": "20%"})),
+        ("tdpipe_11", ("pair", "gpus", "system"), (), (72, {"gpus": 1, "system": "TP+SB"})),
+        ("tdpipe_13", ("pair", "rule"), (), (16, {"rule": "20%"})),
         ("sarathi_10", ("deployment", "dataset", "slo"), (), (8, {"slo": "strict"})),
         ("sarathi_12", ("deployment", "slo_s"), ("study.limits=3",), (6, {"slo_s": 0.1})),
         ("gllm_16", ("parameter",), ("study.vary={min_prefill: [8, 16]}",), (2, {"value": 8})),
@@ -180,30 +180,44 @@ def test_a_number_that_an_axis_has_in_words_is_found() -> None:
     assert answer(table, Query.model_validate({"take": "rate", "where": {"order": 0.44}})) == 3.0
 
 
+@pytest.mark.parametrize(
+    ("paper", "query", "marks", "missed"),
+    [
+        ({"s": 9.0, "t": 1.03}, {"where": {"place": "a", "system": {"s": "S", "t": "T"}}},
+         [9, 9, 1.03, 1.03, 0, 0, 0, 0], True),
+        (2.1, {"where": {"place": "b", "load": 0.9, "system": "T"},
+               "over": {"place": "a", "load": 0.5}},
+         [0, 0, 0, 0, 0, 2.1, 0, 0], False),
+        (4.0, {"where": {"system": "S"}, "over": {"system": "T"}, "best": "max"},
+         [0, 0, 0, 0, 0, 2, 0, 0], False),
+        ("<= 5", {"where": {"system": "S", "place": ["a", "b"]}, "then": "max"}, [], False),
+        ("<= 5", {"where": {"system": "T"}, "best": "max"}, [0, 0, 0, 0, 0, 5, 0, 0], False),
+        ("> 5", {"where": {"system": "T", "place": "b"}}, [], False),
+    ],
+)  # fmt: skip
 def test_the_papers_value_stands_where_ours_would_have_to_be(
+    paper: Any, query: dict[str, Any], marks: list[float], missed: bool,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    papers = {"both": {"s": 9.0, "t": 4.0}, "ratio": 3.0, "best": 7.0}
-    monkeypatch.setattr(claims, "published_value", papers.get)
-    load = {"place": "a", "load": 0.5}
-    queries = {
-        "both": {"take": "rate", "where": load | {"system": {"s": "S", "t": "T"}}},
-        "ratio": {"take": "rate", "where": {"place": "b", "system": "S"}, "over": {"system": "T"}},
-        "best": {"take": "rate", "where": {"system": "S"}, "best": "max"},
-    }
-    asked = {name: Query.model_validate(query) for name, query in queries.items()}
-    beside = claims.with_papers(RUNS, asked)
-    assert beside["rate, paper"].fillna(0).tolist() == [9, 9, 4, 4, 6, 0, 0, 0]
+) -> None:  # fmt: skip
+    monkeypatch.setattr(claims, "load_claims", lambda: [claim(paper)])
+    asked = {"one": Query.model_validate({"take": "rate", **query})}
+    told = claims.with_papers(RUNS, asked)
+    if not marks:
+        assert list(told) == list(RUNS)
+        return
+    assert told["rate, paper"].fillna(0).tolist() == marks
+    assert bool(told["rate, missed"].any()) == missed
+    assert not claims.with_papers(RUNS, asked, judged=False)["rate, missed"].any()
     panel = {"kind": "bars", "x": "place", "y": {"rate": "{system}"}, "hue": ["system"]}
-    figure = draw({"panels": [panel]}, beside, {})
-    (axes,) = figure.axes
-    marks = {float(y) for line in axes.lines if line.get_marker() == "D" for y in line.get_ydata()}
-    assert {9.0, 4.0, 6.0} <= marks
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["the paper's value"]
-    other = draw(
-        {"let": {"twice": "2 * rate"}, "panels": [panel | {"y": {"twice": "x"}}]}, beside, {}
-    )
-    assert not other.legends, "no value of the paper's is drawn"
+    figure = draw({"panels": [panel]}, told, {})
+    drawn = {look: {float(y) for line in figure.axes[0].lines if line.get_marker() == look
+                    for y in line.get_ydata() if y > 0} for look in "Dx"}  # fmt: skip
+    assert drawn["D"] == {mark for mark in marks if mark}
+    assert drawn["x"] == ({9.0} if missed else set())
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert words == [PAPER_WORDS, *(["missed"] if missed else [])]
+    twice = {"let": {"twice": "2 * rate"}, "panels": [panel | {"y": {"twice": "x"}}]}
+    assert not draw(twice, told, {}).legends, "no value of the paper's is drawn"
 
 
 def test_a_claim_may_have_a_query_for_each_part() -> None:

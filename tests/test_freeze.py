@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.command_line import done
+from tests.command_line import done, evenflow
 from tools.freeze import FROZEN, QUICK, ROOT, differences, outputs_of
 
 KNOWN = json.loads(FROZEN.read_text(encoding="utf-8")).get(np.__version__)
 
 
+@pytest.mark.pictures
 @pytest.mark.skipif(KNOWN is None, reason=f"nothing is frozen for numpy {np.__version__}")
 @pytest.mark.parametrize("case", QUICK)
-def test_a_command_writes_the_frozen_bytes(case: str) -> None:
+def test_a_command_writes_the_frozen_bytes(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(folder: Path, command: str) -> str:
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("COLUMNS", "100")
+        status, output, errors = evenflow(*shlex.split(command))
+        assert status == 0, errors
+        return output
+
     assert KNOWN is not None
-    assert not list(differences(KNOWN[case], outputs_of(QUICK[case])))
+    assert not list(differences(KNOWN[case], outputs_of(QUICK[case], run)))
 
 
 def test_no_float_is_added_by_what_each_python_rounds_differently(

@@ -16,11 +16,11 @@ from tools.fuzz import CLASSES, wrong_tables
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_what_nobody_sane_gives_it_is_told_in_a_line(name: str) -> None:
-    command = [sys.executable, "-m", "tools.fuzz", "--cases", str(many(30)), "--only", name]
+def test_what_nobody_sane_gives_it_is_told_in_a_line() -> None:
+    command = [sys.executable, "-m", "tools.fuzz", "--cases", str(many(20))]
     fuzz = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert fuzz.stdout == f"{name}: 0 of {many(30)} cases are wrong\n", fuzz.stdout + fuzz.stderr
+    lines = [f"{name}: 0 of {many(20)} cases are wrong" for name in CLASSES]
+    assert fuzz.stdout.splitlines() == lines, fuzz.stdout + fuzz.stderr
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,11 @@ def test_a_policy_of_ours_checks_itself() -> None:
             {"max_num_batched_tokens": 8, "max_num_seqs": 9},
             "max_num_batched_tokens 8 is less than max_num_seqs 9",
         ),
-        ("td_pipe", {"variant": "fast"}, "variant should be 'paper' or 'code', not \"fast\""),
+        (
+            "td_pipe",
+            {"variant": "fast"},
+            "variant should be 'paper', 'reading' or 'code', not \"fast\"",
+        ),
         ("td_pipe", {"future_points": [64, 32]}, "future_points .* in rising order"),
         ("td_pipe", {"future_points": [32, 32]}, "future_points .* in rising order"),
         ("td_pipe", {"kv_occupancy_ratio": 1.5}, "ratio should be at most 1.0, not 1.5"),

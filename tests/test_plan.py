@@ -28,7 +28,7 @@ from evenflow.study.runs import Job, run_job
 from evenflow.study.slo import Condition, parse_slo
 from evenflow.study.trials import How
 from tests.command_line import fits_a_screen, write_trace
-from tests.sweeps import in_this_process, simulator
+from tests.sweeps import simulator
 from tools.launch_plans import config_json, plans
 
 RUN: dict[str, Any] = {
@@ -315,11 +315,8 @@ def test_a_plan_says_which_rows_and_requests_it_leaves_out(
     assert "on the first 10 requests of the trace (workload.requests says how many), in" in tried
 
 
-def test_a_plan_says_how_many_gpus_are_spare_for_failures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_says_how_many_gpus_are_spare_for_failures(tmp_path: Path) -> None:
     """Work of 1 s that starts anew after failures takes 3.24 s (docs/processes.md); 2.2 s apart."""
-    in_this_process(monkeypatch)
     times_s = np.cumsum(np.random.default_rng(0).exponential(1 / 0.45, 60))
     write_trace(tmp_path / "trace.csv", *(f"{at_s},1,1" for at_s in times_s))
     run = {

@@ -22,6 +22,8 @@ from evenflow.report.plots import (
 )
 from evenflow.report.style import PARTS
 
+pytestmark = pytest.mark.pictures
+
 
 def drawn() -> Figure:
     figure, (left, middle, right) = panels(3, 3, 2, columns=2)

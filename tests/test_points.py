@@ -162,6 +162,7 @@ def killed(outcome: Outcome) -> dict[str, Any]:
     return outcome.summary
 
 
+@pytest.mark.processes
 def test_a_worker_that_is_killed_ends_in_one_line_and_loses_nothing(tmp_path: Path) -> None:
     points = [point(), Point(point().config, Path(), killed), point("workload.seed=1")]
     with (

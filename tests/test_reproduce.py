@@ -267,18 +267,26 @@ def test_of_rows_that_say_the_same_the_slower_are_told_from_the_fastest(
         assert [run.metrics["mean_tpot_ms"] for run in runs] == times
 
 
-def test_keys_of_rows_with_the_same_lengths_go_before_those_of_all(
+def test_keys_of_some_rows_and_of_the_clients_go_before_those_of_all(
     folder: Path, tmp_path: Path
 ) -> None:
+    """The row has 8 clients, so one more than 7 seats."""
     (tmp_path / "means.csv").write_text(AICONFIGURATOR)
     keys = given(folder) | {"files": ["means.csv"]}
-    run = keys["run"] | {"scheduler": {"name": "sarathi"}}
-    lengths = {"1024/128": {"tensor_parallel": 1, "scheduler.token_budget": 1152}, "1/2": {"x": 1}}
-    (folder / "MINE.yaml").write_text(yaml.safe_dump(keys | {"run": run, "by_lengths": lengths}))
+    more: dict[str, Any] = {
+        "run": keys["run"] | {"scheduler": {"name": "sarathi"}},
+        "by_clients": {"scheduler.max_num_seqs": -1},
+        "some": [
+            {"where": {"isl": [1024], "tp_size": [2, 4]}, "run": {"scheduler.token_budget": 1152}},
+            {"where": {"isl": [1024], "osl": [128]}, "run": {"tensor_parallel": 1}},
+            {"where": {"isl": [1]}, "run": {"x": 1}},
+        ],
+    }
+    (folder / "MINE.yaml").write_text(yaml.safe_dump(keys | more))
     case = cases_of(load_entry(folder / "MINE.yaml"), tmp_path, tmp_path)[0]
     assert case.measured.run["tensor_parallel"] == 2
     assert case.config.tensor_parallel == 1
-    assert case.config.scheduler.params["token_budget"] == 1152
+    assert case.config.scheduler.params == {"token_budget": 1152, "max_num_seqs": 7}
 
 
 SERVED = {"ttfts": [0.1, 0.2], "itls": [[0.02, 0.02], [0.03]], "input_lens": [10, 20]} | {
@@ -450,7 +458,7 @@ def test_each_entry_is_short_and_says_where_its_data_is() -> None:
     assert len(entries()) >= 8
     for name, entry in entries().items():
         lines = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-        assert len(lines) <= 28, name
+        assert len(lines) <= 36, name
         assert entry.keys.source.commit in entry.where_from()
 
 

@@ -82,16 +82,20 @@ def made_up(requests: Iterable[Request]) -> dict[int, list[int]]:
     }
 
 
-@pytest.mark.parametrize("name", [*POLICIES, "tests.worlds:NamesDecodes"])
-def test_every_policy_serves_and_its_decisions_replay(name: str) -> None:
+def test_every_policy_serves_and_its_decisions_replay() -> None:
+    with pipeline() as workers:
+        for name in [*POLICIES, "tests.worlds:NamesDecodes"]:
+            serves_and_replays(name, workers)
+
+
+def serves_and_replays(name: str, workers: WorkerPipeline) -> None:
     tokens: dict[int, list[int]] = defaultdict(list)
     world = world_of(name)
     owner = world.batcher(RecordingBatcher)
-    with pipeline() as workers:
-        driver = driver_of(workers, world, owner, on_token=lambda i, token: tokens[i].append(token))
-        driver.run()
+    driver = driver_of(workers, world, owner, on_token=lambda i, token: tokens[i].append(token))
+    driver.run()
     result = driver.result()
-    assert replay(owner.journal, world.batcher()) is None
+    assert replay(owner.journal, world.batcher()) is None, name
     assert result.status == ["completed"] * len(REQUESTS)
     assert tokens == made_up(REQUESTS)
     check_integrity(owner.pool, [])

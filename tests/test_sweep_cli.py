@@ -11,7 +11,7 @@ import pytest
 
 from evenflow.study.points import HEADER
 from tests.command_line import done, evenflow, killed, refusal, rows_of
-from tests.sweeps import RUN, in_this_process, write
+from tests.sweeps import RUN, write
 
 ROOT = Path(__file__).parent.parent
 TABLES = ("points.csv", "summary.csv", "main_effects.svg", "sensitivity.png")
@@ -45,14 +45,8 @@ def records(out: str) -> dict[Path, tuple[int, int]]:
     return {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in paths}
 
 
-@pytest.fixture
-def at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work in a folder, and simulate in this process."""
-    in_this_process(monkeypatch)
-    return folder
-
-
 @pytest.mark.long
+@pytest.mark.processes
 def test_every_executor_writes_the_same_bytes(folder: Path) -> None:
     pytest.importorskip("distributed")
     write(folder)
@@ -88,8 +82,8 @@ def test_a_killed_sweep_goes_on_and_repeats_nothing(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_fresh_simulates_everything_again(at_once: Path) -> None:
-    write(at_once, replications=1, parameters={"scheduler.token_budget": [64, 128]})
+def test_fresh_simulates_everything_again(folder: Path) -> None:
+    write(folder, replications=1, parameters={"scheduler.token_budget": [64, 128]})
     sweep("out")
     before = records("out")
     Path("out/store/notes.txt").write_text("mine")
@@ -99,19 +93,19 @@ def test_fresh_simulates_everything_again(at_once: Path) -> None:
     assert not set(records("out").values()) & set(before.values())
 
 
-def test_failed_points_are_told_and_counted(at_once: Path) -> None:
+def test_failed_points_are_told_and_counted(folder: Path) -> None:
     tight = {**RUN, "model": "Qwen2.5-32B", "gpu": "L20", "kv": {"pages": "auto"}}
-    write(at_once, run=tight, parameters={"stages": [1, 4]}, replications=1)
+    write(folder, run=tight, parameters={"stages": [1, 4]}, replications=1)
     _, errors = sweep("out")
     assert errors.startswith(
         "1 of 3 points failed, the first of them point 1: Qwen2.5-32B does not"
     )
     assert errors.count("\n") == 1
-    assert "does not fit" in (at_once / "out/points.csv").read_text()
+    assert "does not fit" in (folder / "out/points.csv").read_text()
 
 
-def test_a_sweep_of_which_all_points_fail_is_written_and_ends_with_1(at_once: Path) -> None:
-    write(at_once, run={**RUN, "model": "Qwen2.5-32B", "gpu": "L20", "kv": {"pages": "auto"}})
+def test_a_sweep_of_which_all_points_fail_is_written_and_ends_with_1(folder: Path) -> None:
+    write(folder, run={**RUN, "model": "Qwen2.5-32B", "gpu": "L20", "kv": {"pages": "auto"}})
     status, output, _ = evenflow("sweep", "SWEEP.yaml", "--set", "run.stages=1", "--out", "out")
     assert status == 1
     assert "No point was completed within the limits" in output
@@ -119,10 +113,10 @@ def test_a_sweep_of_which_all_points_fail_is_written_and_ends_with_1(at_once: Pa
 
 
 @pytest.mark.long
-def test_a_search_for_two_goals_draws_its_front(at_once: Path) -> None:
+def test_a_search_for_two_goals_draws_its_front(folder: Path) -> None:
     pytest.importorskip("optuna")
     write(
-        at_once,
+        folder,
         parameters={"scheduler.token_budget": {"low": 16, "high": 512, "integer": True}},
         method={"kind": "optuna", "trials": 6, "sampler": "nsga2", "batch": 3},
         objectives=[
@@ -134,12 +128,12 @@ def test_a_search_for_two_goals_draws_its_front(at_once: Path) -> None:
     assert errors == ""
     assert "on the Pareto front" in output
     assert {"pareto_front.png", "pareto_front.svg"} <= set(os.listdir("out"))
-    assert json.loads((at_once / "out/sweep.json").read_text())["pareto_front"]
+    assert json.loads((folder / "out/sweep.json").read_text())["pareto_front"]
 
 
-def test_a_dry_run_counts_points_and_writes_nothing(at_once: Path) -> None:
+def test_a_dry_run_counts_points_and_writes_nothing(folder: Path) -> None:
     tight = {**RUN, "model": "Qwen2.5-32B", "gpu": "L20", "kv": {"pages": "auto"}}
-    write(at_once, run=tight, parameters={"stages": [1, 4]}, replications=2)
+    write(folder, run=tight, parameters={"stages": [1, 4]}, replications=2)
     lines = done("sweep", "SWEEP.yaml", "--dry-run", "--out", "out").splitlines()
     assert lines[:2] == ["3 points, 2 replications each: 6 simulations", "2 of the 3 fit in memory"]
     assert lines[2].startswith("1 not, such as point 1 (PP=1): Qwen2.5-32B does not fit")
@@ -151,10 +145,10 @@ def test_a_dry_run_counts_points_and_writes_nothing(at_once: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_a_gpu_gives_and_a_user_gets_may_decide(at_once: Path) -> None:
+def test_what_a_gpu_gives_and_a_user_gets_may_decide(folder: Path) -> None:
     names = ("output_throughput_per_gpu", "output_speed_per_user")
     goals = [{"metric": name, "goal": "maximize"} for name in names]
-    write(at_once, parameters={"stages": [1, 2, 4]}, objectives=goals, replications=1)
+    write(folder, parameters={"stages": [1, 2, 4]}, objectives=goals, replications=1)
     sweep("out")
     for row in rows_of("out/points.csv"):
         given, got = (float(row[name]) for name in names)
@@ -168,18 +162,18 @@ def test_what_a_gpu_gives_and_a_user_gets_may_decide(at_once: Path) -> None:
     ("budgets", "told"),
     [([8, 16, 256], "budget=256 is the most"), ([128, 256], ""), ([64, 4096, 8192], "")],
 )
-def test_a_best_point_on_the_edge_is_told(at_once: Path, budgets: list[int], told: str) -> None:
-    write(at_once, parameters={"scheduler.token_budget": budgets}, replications=1)
+def test_a_best_point_on_the_edge_is_told(folder: Path, budgets: list[int], told: str) -> None:
+    write(folder, parameters={"scheduler.token_budget": budgets}, replications=1)
     output, _ = sweep("out")
     assert ("on the edge of what was tried" in output) == bool(told)
     assert told in output
 
 
 @pytest.mark.long
-def test_tables_fit_into_80_columns(at_once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_fit_into_80_columns(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     both = [{"name": "sarathi", "token_budget": size} for size in (64, 256)]
-    write(at_once, parameters={"scheduler": both, "max_in_flight": [1, 2], "stages": [2, 4]})
+    write(folder, parameters={"scheduler": both, "max_in_flight": [1, 2], "stages": [2, 4]})
     output, _ = sweep("out")
     table = [line for line in output.splitlines() if line[:1] in "│┃"]
     assert max(map(len, table)) == 80
@@ -188,25 +182,25 @@ def test_tables_fit_into_80_columns(at_once: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.long
-def test_a_gain_is_checked_where_there_is_something_unseen(at_once: Path) -> None:
+def test_a_gain_is_checked_where_there_is_something_unseen(folder: Path) -> None:
     budgets = {"scheduler.token_budget": [64, 256]}
-    write(at_once, parameters=budgets, replications=1)
+    write(folder, parameters=budgets, replications=1)
     output, _ = sweep("out", "--check")
     assert re.search(r"^fresh seeds: .* HOLD: |^fresh seeds: the gain holds: ", output, re.M)
     assert Path("out/check.csv").exists()
     told = "3 points, 1 replication each, which says nothing of chance: 3 simulations"
     assert done("sweep", "SWEEP.yaml", "--dry-run", "--check").splitlines()[0].startswith(told)
     front = [{"metric": "mean_ttft_ms"}, {"metric": "mean_tpot_ms"}]
-    write(at_once, parameters=budgets, objectives=front)
+    write(folder, parameters=budgets, objectives=front)
     assert refusal("sweep", "SWEEP.yaml", "--check").startswith("--check: one objective is right")
-    write(at_once, parameters=budgets, run="RUN.yaml")
+    write(folder, parameters=budgets, run="RUN.yaml")
     assert refusal("sweep", "SWEEP.yaml", "--check", "--set", "replications=1").startswith(
         "--check: nothing is left that the sweep does not see"
     )
 
 
-def test_refused_requests_are_allowed_by_an_option(at_once: Path) -> None:
-    write(at_once, run={**RUN, "kv": {"pages": 1}}, parameters={"kv.pages": [60]}, replications=1)
+def test_refused_requests_are_allowed_by_an_option(folder: Path) -> None:
+    write(folder, run={**RUN, "kv": {"pages": 1}}, parameters={"kv.pages": [60]}, replications=1)
     output, _ = sweep("out")
     assert "No point serves nine tenths of its requests (2 points" in " ".join(output.split())
     output, _ = sweep("out", "--allow-refused")

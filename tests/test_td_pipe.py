@@ -80,7 +80,7 @@ def test_the_example_of_figure_9() -> None:
     st.lists(st.tuples(st.integers(1, 150), st.integers(1, 60)), min_size=1, max_size=20),
     st.sampled_from([14, 20, 400]),
     st.sampled_from([0.0, 0.001, 0.02, 0.3]),
-    st.sampled_from(["paper", "code"]),
+    st.sampled_from(["paper", "reading", "code"]),
     st.sampled_from([None, 0.05]),
 )
 def test_all_are_served_also_where_the_public_code_dies(
@@ -115,17 +115,19 @@ def test_what_came_with_its_kv_decodes_in_even_batches() -> None:
 # -- decisions ------------------------------------------------------------------------------------
 
 
-def deciding(policy: Any, outputs: list[int], *, predicted: int = 90, pages: int = 1000) -> Any:
-    """Two stages; prompts of 16 tokens have decoded one round, and the first batch has returned."""
+def deciding(
+    policy: Any, outputs: list[int], *, predicted: int = 90, pages: int = 1000, depth: int = 2
+) -> Any:
+    """Prompts of 16 tokens have decoded one round, and the first batch has returned."""
     asked = [(16, output, predicted) for output in outputs]
-    batcher = batcher_of(policy, asked, depth=2, pages=pages)
+    batcher = batcher_of(policy, asked, depth=depth, pages=pages)
     prefills = []
     while (batch := batcher.next(0.0)) is not None and batch.chunks:
         prefills.append(batch)
     assert batch is None
     for prefill in prefills:
         batcher.complete(prefill, 1.0)
-    first, _ = send(batcher, 1.0), send(batcher, 1.0)
+    first, *_ = [send(batcher, 1.0) for _ in range(depth)]
     batcher.complete(first, 2.0)
     return batcher
 
@@ -149,20 +151,26 @@ def odd_peak(rows: int, context_tokens: int) -> float:
     return 100.0 if rows == 256 else max(1.0, rows / 64)
 
 
+def flat_until_4(rows: int, context_tokens: int) -> float:
+    return max(1.0, rows / 4)
+
+
 @pytest.mark.parametrize(
-    ("variant", "decode_s", "prefill_s", "answer"),
+    ("variant", "decode_s", "depth", "prefill_s", "answer"),
     [
-        ("paper", flat, 1.0, "P"),  # far from saturated, and no bubble
-        ("paper", linear, 1.0, "D"),  # every batch is saturated
-        ("paper", odd_peak, 10.0, "P"),  # 2 / 64 < 1 - 9 / 21
-        ("code", odd_peak, 10.0, "D"),  # 2 * 100 / 256 > 1 - 9 / 21
+        ("paper", flat, 2, 1.0, "P"),  # far from saturated, and no bubble
+        ("paper", linear, 2, 1.0, "D"),  # every batch is saturated
+        ("paper", odd_peak, 2, 10.0, "P"),  # 2 / 64 < 1 - 9 / 21
+        ("code", odd_peak, 2, 10.0, "D"),  # 2 * 100 / 256 > 1 - 9 / 21
+        ("paper", flat_until_4, 3, 10.0, "P"),  # 2 / 4 < 1 - 9 / 22
+        ("reading", flat_until_4, 3, 10.0, "D"),  # 2 / 4 > 1 - 18 / 31
     ],
 )
 def test_decode_ends_when_spatial_is_below_temporal_intensity(
-    variant: str, decode_s: Any, prefill_s: float, answer: str
+    variant: str, decode_s: Any, depth: int, prefill_s: float, answer: str
 ) -> None:
     policy = TDPipe(variant=variant, decode_s=decode_s, prefill_s=lambda tokens: prefill_s)
-    assert after_an_arrival(deciding(policy, [90] * 4)) == answer
+    assert after_an_arrival(deciding(policy, [90] * 2 * depth, depth=depth)) == answer
 
 
 def test_the_prefills_that_pend_are_as_full_as_a_micro_batch_may_be() -> None:
@@ -300,8 +308,9 @@ def test_spatial_intensity_is_achieved_over_peak() -> None:
 
 
 def test_temporal_intensity_counts_the_bubble_of_the_longest_prefill() -> None:
-    # Prefills of 3, 5, 4 s after steps of 1 s on 4 stages: bubble (5 - 1) * 3, total 12 + 4 + 12.
-    assert temporal_intensity([3.0, 5.0, 4.0], 1.0, 4) == pytest.approx(1 - 12 / 28)
+    # Prefills of 3, 5, 4 s after steps of 1 s on 4 stages: bubble 5 - 1, total 12 + 4 + 4; or on
+    # each of the three stages that wait.
+    assert temporal_intensity([3.0, 5.0, 4.0], 1.0, 4) == pytest.approx(1 - 4 / 20)
+    assert temporal_intensity([3.0, 5.0, 4.0], 1.0, 4, waits=3) == pytest.approx(1 - 12 / 28)
     assert temporal_intensity([0.5], 1.0, 4) == 1
-    assert temporal_intensity([3.0], 1.0, 1) == 1
     assert temporal_intensity([0.0], 0.0, 4) == 1, "what costs nothing"

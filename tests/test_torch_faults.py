@@ -140,7 +140,6 @@ def test_a_damaged_file_is_one_line_of_the_command(torch_run: Path) -> None:
         ("workers={kind: torch, start_limit_s: 0.01}", "within 0.01 s (workers.start_limit_s)"),
         ("workers={kind: torch, threads: 4096}", "workers.threads: 4096, and there are "),
         ("workers={kind: torch, transport: nccl}", "nccl is for GPUs; gloo, ipc or one_process is"),
-        ("workers={kind: torch, transport: sm_partition}", "sm_partition is for GPUs; gloo, ipc"),
         ("workers={kind: torch, device: cuda}", "torch finds no CUDA device here; cpu is right"),
         ("workers={kind: torch, dtype: int8}", "workers.dtype: "),
         ("workers={kind: torch, sampling: {top_p: 0}}", "workers.sampling.top_p: "),

@@ -80,6 +80,8 @@ def loads(draw: st.DrawFn) -> list[Event]:
         "capacity_policy": draw(st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"])),
         "chunking": chunking,
         "chunk_unit": draw(st.sampled_from([block, 2 * block])),
+        "batch_wait_timeout_iters": draw(st.sampled_from([0, 0, 1, 3, 20])),
+        "batch_wait_max_tokens_ratio": draw(st.sampled_from([0.0, 0.5, 0.9])),
         "max_num_requests": rows * stages,
         "two_step_lookahead": stages > 1,
         "chunks_fly": first or stages == 1,
@@ -169,6 +171,21 @@ def test_of_two_that_grow_into_the_last_page_the_younger_computes_all_again() ->
     assert result.prefill_tokens.tolist() == [32, 0, 0, 17, 0]
 
 
+def test_prompts_wait_twenty_steps_or_until_nine_tenths_of_the_tokens_are_there() -> None:
+    """One decodes with steps of a second; who comes at 0.5 s is seen at 1 s, and starts at 21 s.
+    Beside a decode 143 tokens of prompts are nine tenths of 160, so the third brings them along.
+    """
+    waiting = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9}
+    params = {"disable_overlap_scheduler": True, "max_num_tokens": 160, "pages": 100} | waiting
+    asked = [Request(0, 0.0, 16, 40), Request(1, 0.5, 100, 2), Request(2, 2.5, 42, 2)]
+    assert served(asked[:2], **params).first_token_s.tolist() == [1.0, 22.0]
+    assert served(asked, **params).first_token_s.tolist() == [1.0, 22.0, 22.0]
+    more = [*asked[:2], Request(2, 2.5, 43, 2)]
+    assert served(more, **params).first_token_s.tolist() == [1.0, 4.0, 4.0]
+    alone = [Request(0, 0.0, 16, 3), Request(1, 0.5, 100, 2)]
+    assert served(alone, **params).first_token_s.tolist() == [1.0, 4.0]
+
+
 def test_a_pool_that_runs_dry_in_a_pipeline_ends_the_run_in_one_line() -> None:
     asked = [Request(number, 0.0, 16, 30) for number in range(3)]
     with refused("needs 1 KV pages and 0 are free: MAX_UTILIZATION in a pipeline frees nothing"):
@@ -209,7 +226,7 @@ def test_replicas_of_attention_step_together_in_its_loop() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["scheduler={name: trtllm}"], "which goes with dispatch: engine_loop"),
+        (["scheduler={name: trtllm}", "dispatch=stage0"], "which goes with dispatch: engine_loop"),
         (
             ["scheduler={name: trtllm}", "dispatch=engine_loop", "kv.prefix_cache=true"],
             "policy TRTLLM goes without kv.prefix_cache, kv.swap, speculative",

@@ -40,7 +40,7 @@ def rows(journals: Iterable[tuple[Path, ReplayOutcome | UsageError]]) -> str:
     )
     for path, outcome in journals:
         config = first_line(path)
-        engine = engine_of(path)
+        engine, _ = engine_of(path)
         key = engine.name, engine.version, engine.form.mode(config)
         found[key].append((config, outcome))
     lines = []

@@ -63,7 +63,7 @@ class Drained(Exception):  # noqa: N818
 
 
 class Silent:
-    """Stands in for what only reports: it takes whatever it is told."""
+    """Stands in for what only reports: it accepts all calls."""
 
     num_generated_tokens = forward_ct_decode = 0
 
@@ -277,7 +277,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         super()._add_request_to_queue(req, is_retracted)
 
     def send_abort_output(self, abort_req: object, req: Req) -> None:
-        """Note who is aborted."""
+        """Note the request that is aborted."""
         self.aborted.append(_id(req))
 
     def get_next_batch_to_run(self, running_batch: Any, last_batch: Any) -> Any:

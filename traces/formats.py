@@ -203,10 +203,10 @@ class TraceTable(NamedTuple):
     """A format with one request a row, in named columns, or at paths of keys (`usage.tokens`).
 
     All of `columns` must be in the file: `time`, the column of arrival times (None: the format has
-    none), `ticks_per_s` its unit; the lengths; and `marks`, by which the format is told from
-    others. `no_output` says why a row without output tokens is dropped. `blocks` is the column, if
-    there is one, that names the content of each `block_tokens` tokens of the prompt. A file of any
-    such format may have the columns `max_new`, the output that the client allows, and `priority`.
+    none), `ticks_per_s` its unit; the lengths; and `marks`, by which the format is
+    recognised. `no_output` says why a row without output tokens is dropped. `blocks`, if any, is
+    the column that names the content of each `block_tokens` tokens of the prompt. A file of any of
+    these formats may have the columns `max_new`, the output that the client allows, and `priority`.
     """
 
     prompt: str

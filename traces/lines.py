@@ -28,15 +28,14 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 MOST_UNPACKED = 100
 FREE_BYTES = 64 * 2**20
-"""A gzip may unpack to so many times its size, and to so much whatever its size; a trace's is 3 to
-20 times."""
+"""A gzip may unpack to MOST_UNPACKED times its size, or to FREE_BYTES; a trace's takes 3 to 20."""
 
 PARQUET_MAGIC = b"PAR1"
 HEAD_CHARACTERS = 65536
 CHUNK_CHARACTERS = 2**20
 DELIMITERS = ",;\t|"
 NAMED_BAD_ROWS = 5
-"""So many rows that cannot be read are named, where they are skipped."""
+"""Unreadable rows that are named, where they are skipped."""
 
 MOST_DIGITS = 300
 JSON = json.JSONDecoder(

@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SKIPPED = "skipped as asked"
-"""Why the first requests of a trace are dropped where whoever loads it skips some."""
+"""Why the first requests of a trace are dropped where a run skips some."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -330,7 +330,7 @@ class Columns:
     def prefixes(self) -> tuple[list[Prefix], list[str]]:
         """Return what prompts have in common, and a doubt where blocks are not of the usual size.
 
-        ValueError where their sizes cannot be told.
+        ValueError where the sizes of blocks are not known.
         """
         if not self.blocks:
             return [], []

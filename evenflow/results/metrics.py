@@ -29,7 +29,7 @@ SAMPLED = 1 << 12
 """Values between which the others are counted, to find one at a rank."""
 
 Summary = dict[str, float | int | None]
-"""Numbers by vLLM's keys; None: of no requests, or not to be told."""
+"""Numbers by vLLM's keys; None: of no requests, or not known."""
 
 Limit = Literal["ttft", "tpot", "e2el", "queue"]
 """A latency of a request that may have a limit for goodput."""

@@ -103,8 +103,8 @@ def given_process(process: object) -> tuple[object, UserProcess | None]:
 class Job(NamedTuple):
     """One configuration to simulate on requests already made; `beside` is its file's folder.
 
-    `policy` stands in for the one that the configuration names, `name` for that one's in tables,
-    `processes` for those that it names, each that is given in Python.
+    `policy`, given in Python, replaces the configuration's, `name` its name in tables; `processes`
+    given in Python replace the configuration's at the same positions.
     """
 
     config: RunConfig

@@ -5,6 +5,7 @@ Here: which engine wrote a journal, and what `evenflow replay` replays at a path
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -61,28 +62,44 @@ def replay_run(path: Path, scheduler: str | None) -> tuple[str | None, str | Non
 
 
 def replay_engines(
-    paths: list[Path], scheduler: str | None
+    paths: list[Path], scheduler: str | None, assumed: str | None = None
 ) -> Iterator[tuple[Path, ReplayOutcome | UsageError]]:
-    """Replay journals of engines; for a journal that cannot be replayed, give the reason."""
+    """Replay journals of engines; for a journal that cannot be replayed, give the reason.
+
+    `assumed` is the version that all are taken to be of, whatever they say.
+    """
     for path in paths:
         try:
-            yield path, replay(path, engine_of(path).form, scheduler)
+            engine, warning = engine_of(path, assumed)
+            yield path, replay(path, engine.form, scheduler)._replace(warning=warning)
         except UsageError as error:
             yield path, error
 
 
-def engine_of(path: Path) -> RecordedEngine:
-    """Return the engine that wrote a journal; UsageError if it is none of ours.
+def engine_of(path: Path, assumed: str | None = None) -> tuple[RecordedEngine, str]:
+    """Return the engine that wrote a journal, and a warning where that is a later version.
 
-    A journal may say its `engine` and version, which then has to be that of the rules.
+    A journal may say its `engine` and version; `assumed` goes before that. UsageError for an
+    earlier version, and for an engine that is none of ours.
     """
     first = first_line(path)
     for mark, engine in ENGINES.items():
         if first.get("kind") == "config" and mark in first:
-            said = str(first.get("engine", ""))
-            version = said.partition(" ")[2] or engine.version
-            if version != engine.version:
-                known = f"{engine.version} is the version whose rules are known"
-                raise UsageError(f"{path}: a journal of {first['engine']}; {known}")
-            return engine
+            version = str(first.get("engine", "")).partition(" ")[2]
+            return engine, _doubt(path, engine, assumed or version or engine.version)
     raise UsageError(f"{path}: neither a journal of evenflow run nor of an engine that it knows")
+
+
+def _doubt(path: Path, engine: RecordedEngine, version: str) -> str:
+    """Return a warning where a version is later than that of an engine's rules; "" for that."""
+    if version == engine.version:
+        return ""
+    words = f"{path}: a journal of {engine.name} {version}"
+    if _numbers(version) <= _numbers(engine.version):
+        known = f"{engine.version} is the version whose rules are known"
+        raise UsageError(f"{words}; {known}, and --assume-version {engine.version} takes them")
+    return f"{words}, compared with the rules of {engine.version}: what differs may be new"
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(digits) for digits in re.findall(r"\d+", version)]

@@ -25,12 +25,14 @@ class ReplayOutcome(NamedTuple):
     """Number of steps in a journal, of equal ones before the first `difference`, and that.
 
     `timed` requests, of a journal that has times, were simulated too, with times equal to 1 ns.
+    `warning`: what weakens the comparison; "" for nothing.
     """
 
     steps: int
     equal: int
     difference: str | None = None
     timed: int = 0
+    warning: str = ""
 
 
 Ask = Callable[[], MicroBatch | None]

@@ -13,20 +13,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from evenflow.config.run import RunConfig
-from evenflow.experiments.validation import validate
-from evenflow.runtime.real import real_workload
-from evenflow.study.runs import Job
+if TYPE_CHECKING:  # workers import this module as they start
+    from evenflow.study.runs import Job
 
 REQUESTS = 20
 FAULTS = {
     "none": {"name": "real_faults.py:nothing"},
     "worker 2 stopped at 5 s for 2 s": {"name": "real_faults.py:pause"},
-    "killed at 5 s, back after 8 s": {"name": "real_faults.py:die"},
+    "killed at 5 s, back after 20 s": {"name": "real_faults.py:die"},
 }
 
 
@@ -43,7 +39,7 @@ def pause(world: Any, at_s: float = 5.0, lasts_s: float = 2.0) -> Iterator[Any]:
     world.stages[2].start()
 
 
-def die(world: Any, at_s: float = 5.0, restart_s: float = 8.0) -> Iterator[Any]:
+def die(world: Any, at_s: float = 5.0, restart_s: float = 20.0) -> Iterator[Any]:
     """Let the engine die, and serve again."""
     yield world.env.timeout(at_s)
     world.replicas[0].fail(restart_s)
@@ -51,6 +47,12 @@ def die(world: Any, at_s: float = 5.0, restart_s: float = 8.0) -> Iterator[Any]:
 
 def job(folder: Path, fault: dict[str, Any]) -> Job:
     """Return a run of 20 requests, two a second, with micro-batches of 0.2 s and more."""
+    import numpy as np
+
+    from evenflow.config.run import RunConfig
+    from evenflow.runtime.real import real_workload
+    from evenflow.study.runs import Job
+
     rng = np.random.default_rng(1)
     times_s = np.cumsum(rng.exponential(0.5, REQUESTS))
     sizes = rng.integers(40, 200, REQUESTS), rng.integers(2, 12, REQUESTS)
@@ -73,6 +75,8 @@ def job(folder: Path, fault: dict[str, Any]) -> Job:
 
 
 def main(runs: int) -> None:
+    from evenflow.experiments.validation import validate
+
     with TemporaryDirectory() as folder:
         for name, fault in FAULTS.items():
             found = validate(job(Path(folder), fault), runs, REQUESTS).found

@@ -44,7 +44,6 @@ from evenflow.types import Request
 from tests.amounts import ALL
 from tests.command_line import complaint, done, evenflow, write_inputs
 from tests.properties.test_invariants import check_requests_and_tokens, check_stages, check_times
-from tests.sweeps import in_this_process
 from tests.virtual_run import VirtualPipeline
 from tests.worlds import assert_same, running_ahead, small_world, worlds
 
@@ -668,10 +667,7 @@ def test_a_process_that_breaks_ends_the_command_with_a_line_and_status_1(mine: P
     assert not (mine / "out").exists()
 
 
-def test_a_sweep_whose_points_all_break_says_the_first_of_them(
-    mine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_this_process(monkeypatch)
+def test_a_sweep_whose_points_all_break_says_the_first_of_them(mine: Path) -> None:
     points = "run: RUN.yaml\nparameters: {processes: [['my_faults.py:breaks']]}\n"
     (mine / "sweep.yaml").write_text(points, encoding="utf-8")
     status, _, line = evenflow("sweep", str(mine / "sweep.yaml"), "--out", str(mine / "out"))
@@ -709,7 +705,7 @@ def test_a_process_of_the_run_stops_a_real_worker(mine: Path) -> None:
 def test_a_process_of_the_run_kills_real_workers_which_go_on_anew(mine: Path) -> None:
     found = acted_on(mine, "dies")
     assert found["decisions"][0] > 20
-    assert found["end_to_end"]["duration"]["measured"] > 0.4 + 12.0
+    assert found["end_to_end"]["duration"]["measured"] > 0.4 + 30.0
     with pytest.raises(
         UserProcessError, match=r"its workers were back after .* s, not 0 s \(my_fa"
     ):
@@ -723,7 +719,7 @@ def stops(world):
     yield world.env.timeout(0.4)
     world.stages[1].start()
 
-def dies(world, restart_s=12.0):
+def dies(world, restart_s=30.0):
     yield world.env.timeout(0.4)
     world.replicas[0].fail(restart_s)
 

@@ -103,6 +103,12 @@ class _Steps:
         self.driver_s.append(done_s - self.asked_s)
         self.asked_s = done_s
 
+    def lose(self, writer: StepWriter) -> None:
+        """Forget what is on its way; `writer` writes the steps from now on."""
+        self.sent.clear()
+        self.stage0_free = True
+        self._writer = writer
+
     def freed(self, message: Free) -> None:
         """Note that stage 0 has computed a micro-batch; news of the one before may come later."""
         self.stage0_free |= not self.sent or message.batch_id == self.sent[-1].number

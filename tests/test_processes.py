@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,19 +24,27 @@ import evenflow as ef
 from evenflow.config.processes import processes_of
 from evenflow.config.run import ProcessConfig
 from evenflow.core.replay import RecordingBatcher, replay
+from evenflow.engines.recovery import Lives
 from evenflow.errors import UsageError, UserProcessError
+from evenflow.experiments.validation import validate
+from evenflow.experiments.validation.faults import JoinedProcesses
 from evenflow.results.bubbles import attribute
 from evenflow.results.run import merged
+from evenflow.runtime.journal import _entry, _line
+from evenflow.runtime.mortal import MortalDriver
+from evenflow.runtime.real import job_of
 from evenflow.sim import Link, World, simulate, simulate_replicas
 from evenflow.sim.arrivals import let_in
+from evenflow.sim.autoscaler import autoscaler, desired
 from evenflow.sim.clock import SimClock
-from evenflow.sim.faults import outage, straggler
+from evenflow.sim.faults import contended_link, outage, straggler
 from evenflow.sim.processes import Processes, UserProcess
 from evenflow.sim.replica import Replica
 from evenflow.types import Request
 from tests.amounts import ALL
 from tests.command_line import complaint, done, evenflow, write_inputs
 from tests.properties.test_invariants import check_requests_and_tokens, check_stages, check_times
+from tests.virtual_run import VirtualPipeline
 from tests.worlds import assert_same, running_ahead, small_world, worlds
 
 ROOT = Path(__file__).parent.parent
@@ -122,6 +130,10 @@ def test_a_stopped_stage_goes_on_where_it_was() -> None:
     stop = at(1.25, lambda w: w.stages[1].stop(), 11.25, lambda w: w.stages[1].start())
     result = simulate(THREE, processes=[stop])
     assert result.returned_s.tolist() == [13.0, 16.0, 19.0]
+    device = at(1.25, lambda w: w.stages[1].stop(finish=True), 11.25, lambda w: w.stages[1].start())
+    finished = simulate(THREE, processes=[device])
+    assert finished.returned_s.tolist() == [12.25, 15.25, 18.25]
+    assert finished.disturbed.stopped_s[0].tolist() == [0.0, 9.25, 0.0]
     idle = attribute(result)
     assert idle.totals()["outage"] == 20.0  # ten seconds of two stages
     assert idle.idle_s + (result.end_s - result.start_s).sum() == 3 * 19.0
@@ -235,6 +247,22 @@ def test_a_straggler_makes_the_pipeline_as_slow_as_it_is() -> None:
     assert attribute(result).shares()["slow_stage"] == pytest.approx(3 / 4 * 0.6 / 1.6, abs=0.03)
 
 
+def test_a_contended_link_has_the_bandwidth_that_is_left_over() -> None:
+    """16 tokens of 0.1 s, of which a quarter of the bandwidth is left, take 6.4 s: the bottleneck.
+
+    Of a link at work u alone and v in spells, (u + v (1 - share)) / (u + v) is left.
+    """
+    asked = [Request(number, 0.0, 16, 1) for number in range(40)]
+    facts: dict[str, Any] = {"depth": 2, "times_s": (0.5, 0.0), "link": Link(0.1, 0.0)}
+    world = small_world(asked, "sarathi", {"token_budget": 16}, **facts)
+    result = simulate(world, processes=[partial(contended_link, hop=0, share=0.75)])
+    assert np.diff(result.returned_s) == pytest.approx(6.4)
+    many = replace(world, requests=[Request(number, 0.0, 16, 1) for number in range(2000)])
+    spells = partial(contended_link, hop=0, share=0.75, every_s=30.0, lasts_s=10.0)
+    took_s = simulate(many, processes=[spells], seed=1).returned_s[-1]
+    assert 2000 * 1.6 / took_s == pytest.approx((30 + 10 / 4) / 40, rel=0.05)
+
+
 def test_spells_of_a_straggler_cost_their_share_of_the_time() -> None:
     """Of a stage at work u at full speed and v in spells, (u + v / f) / (u + v) is left."""
     world = queue_of_one([0.0] * 3000)
@@ -288,6 +316,55 @@ def test_work_that_is_lost_is_done_again() -> None:
     assert took_s / count == pytest.approx(expected_s, rel=0.05 if ALL else 0.1)
 
 
+@pytest.mark.parametrize(
+    ("current", "metric", "target", "replicas"),
+    [
+        (50, 90, 75, 60),  # the example of the Kubernetes blog on its tolerance
+        (3, 200, 100, 6),  # and those of its documentation: twice as much, half as much
+        (4, 50, 100, 2),
+        (10, 109, 100, 10),  # within a tenth of the target
+        (10, 91, 100, 10),
+        (10, 111, 100, 12),
+        (3, 0, 100, 0),
+    ],
+)
+def test_the_autoscaler_asks_for_as_many_as_kubernetes(
+    current: int, metric: float, target: float, replicas: int
+) -> None:
+    assert desired(current, metric, target) == replicas
+
+
+def test_a_fleet_follows_its_requests_up_at_once_and_down_after_the_window() -> None:
+    """64 requests, of which the first replica ends four every 100 s; 8 a replica are wanted.
+
+    At 200 s 56 are left, which is more than a tenth below 8 x 8: the last wish of 8 is of 195 s.
+    """
+    asked = [Request(number, 0.0, 8, 100) for number in range(64)]
+    world = small_world(asked, "vllm", {"max_num_seqs": 4})
+    scales = partial(autoscaler, target=8.0, max_replicas=8, start_s=20.0)
+    (mark, *_), *_ = [result.marks for result in simulate_replicas(world, processes=[scales])]
+    assert mark == (15.0, "scale", "64 requests ask for 5 replicas of 1; 0.00 replica-hours so far")
+    marks = simulate_replicas(world, processes=[scales])[0].marks or ()
+    changes = [(mark.kind, mark.time_s) for mark in marks if mark.kind != "scale"]
+    assert changes[:8] == [("add", 35.0)] * 4 + [("add", 50.0)] * 3 + [("drain", 495.0)]
+
+
+def test_a_fleet_never_leaves_its_bounds() -> None:
+    asked = [Request(number, 0.7 * number, 8, 30) for number in range(200)]
+    world = small_world(asked, "vllm", {"max_num_seqs": 4}, replicas=2)
+    seen: list[int] = []
+
+    def watch(world: Any) -> Iterator[Any]:
+        while True:
+            yield world.env.timeout(5.0)
+            seen.append(len(world.replicas.open))
+
+    scales = partial(autoscaler, target=3.0, min_replicas=2, max_replicas=5, start_s=7.0)
+    results = simulate_replicas(world, processes=[scales, watch])
+    assert merged(results).status == ["completed"] * 200
+    assert (min(seen), max(seen)) == (2, 5)
+
+
 def with_requests(world: World) -> World:
     """Return the world with requests that overlap, so that a death meets many."""
     asked = [Request(number, 0.002 * number, 5 + 7 * number, 23) for number in range(6)]
@@ -329,6 +406,45 @@ def test_a_disturbed_run_replays_the_same_decisions() -> None:
     (engine,) = replica.engines
     assert isinstance(engine, RecordingBatcher)
     assert replay(engine.journal, world.batcher(RecordingBatcher)) is None
+
+
+class Restarting(VirtualPipeline):
+    """Stages on a virtual clock whose workers may all be killed, and are there again at once."""
+
+    def restart(self) -> None:
+        self.coming.clear()
+        self.free_s = [0.0] * len(self.free_s)
+
+
+@pytest.mark.parametrize("policy", ["sarathi", "vllm_v1", "token_throttling"])
+def test_an_engine_that_dies_is_served_as_it_is_simulated_and_its_journal_replays(
+    policy: str,
+) -> None:
+    asked = [Request(number, 0.3 * number, 40, 9) for number in range(8)]
+    world = small_world(asked, policy, depth=3, times_s=(0.1, 0.01), total_pages=30)
+    dies = at(1.2345, lambda w: w.replicas[0].fail(2.0), 5.4321, lambda w: w.replicas[0].fail(0.5))
+    journal: list[Any] = []
+
+    def engines() -> list[Any]:
+        return [world.batcher(partial(RecordingBatcher, record=journal.append))]
+
+    joins = partial(JoinedProcesses, depth=3, made=[dies], seed=0)
+    pipeline = Restarting(3)
+    driver = MortalDriver(
+        world, engines(), pipeline, joins=joins, make_engines=engines, clock=pipeline.clock
+    )
+    driver.run()
+    served, simulated = driver.result(), simulate(world, processes=[dies])
+    assert served.preemptions.sum() > 3
+    for name in ("request_id", "decode_tokens", "free_pages", "preemptions"):
+        np.testing.assert_array_equal(getattr(served, name), getattr(simulated, name), name)
+    for name in ("start_s", "end_s", "first_token_s", "completion_s"):
+        np.testing.assert_allclose(getattr(served, name), getattr(simulated, name), err_msg=name)
+    assert replay(journal, cast("Any", Lives(world.batcher))) is None
+    again = [_entry(json.loads(json.dumps(_line(entry, False)))) for entry in journal]
+    assert replay(again, cast("Any", Lives(world.batcher))) is None
+    without = [entry for entry in journal if getattr(entry, "verb", "") != "restart"]
+    assert replay(without, cast("Any", Lives(world.batcher))) is not None
 
 
 def start(world: Any) -> None:
@@ -409,6 +525,25 @@ def takes_no_world() -> Iterator[Any]:
 async def is_async(world: Any) -> None: ...
 
 
+class IsAClass:
+    def __init__(self, world: Any) -> None: ...
+
+
+def waits_for_another_clock(world: Any) -> Iterator[Any]:
+    yield simpy.Environment().timeout(1)
+
+
+def steps_the_environment(world: Any) -> Iterator[Any]:
+    yield world.env.timeout(1)
+    for _ in range(9):
+        world.env.step()
+
+
+def lets_an_event_fail(world: Any) -> Iterator[Any]:
+    world.env.event().fail(ValueError("too late"))
+    yield world.env.timeout(1)
+
+
 @pytest.mark.parametrize(
     ("process", "words"),
     [
@@ -418,12 +553,16 @@ async def is_async(world: Any) -> None: ...
         (sleeps_into_the_past, "raised ValueError: Negative delay -1 (test_processes.py:LINE: y"),
         (sleeps_for_no_number, "raised ValueError: a delay of nan s; 0 or more is right (test_pr"),
         (runs_the_environment, "RuntimeError: a process waits by yielding an event; the run goes"),
-        (stops_for_ever, "the run cannot end: no process goes on; 1 requests wait, stopped: stag"),
+        (stops_for_ever, "the run cannot end: no process goes on (test_processes.py:LINE); 1 req"),
         (wakes_for_ever, "woke 101 times while nothing came or returned (test_processes.py:LINE)"),
         (has_a_child_that_raises, "raised KeyError: 'no such stage' (test_processes.py:LINE: "),
         (leaves_a_child_that_raises, "a process of a process raised KeyError: 'no such stage' ("),
         (takes_no_world, "process takes_no_world does not take a world alone (test_processes.py:"),
         (is_async, "process is_async never yields (test_processes.py:LINE); yield world.env.time"),
+        (IsAClass, "process IsAClass never yields (test_processes.py:LINE); yield world.env.time"),
+        (waits_for_another_clock, "yields an event of another clock (test_processes.py:LINE); y"),
+        (steps_the_environment, "moved the clock before it waits (test_processes.py:LINE); yield"),
+        (lets_an_event_fail, "raised ValueError: too late (test_processes.py:LINE)"),
     ],
 )
 def test_a_bad_process_is_one_line(
@@ -448,9 +587,7 @@ def test_an_example_does_what_its_marks_say(file: Path) -> None:
     example = processes_of([ProcessConfig(name=f"{file}:{file.stem}")], ROOT)
     results = simulate_replicas(world, processes=example, seed=1)
     assert merged(results).status == ["completed"] * 100
-    kinds = {"autoscaler": {"scale", "add"}}
-    marks = results[0].marks or ()
-    assert {mark.kind for mark in marks} == kinds.get(file.stem, {"slow"})
+    assert {mark.kind for mark in results[0].marks or ()} == {"slow"}
 
 
 # -- in a run -------------------------------------------------------------------------------------
@@ -503,7 +640,7 @@ def test_a_process_in_a_run_has_parameters(mine: Path) -> None:
 @pytest.mark.parametrize(
     ("process", "words"),
     [
-        ("stragler", "unknown process 'stragler'; did you mean \"straggler\"? known: outage, st"),
+        ("stragler", "unknown process 'stragler'; did you mean \"straggler\"? known: autosc"),
         ("my_faults.py:nope", "my_faults.py has no function 'nope' of a world"),
         ("nowhere.py:nope", "process nowhere.py: no such file"),
         ({"name": "my_faults.py:straggler", "stge": 1}, "no parameter 'stge'; did you mean"),
@@ -511,6 +648,8 @@ def test_a_process_in_a_run_has_parameters(mine: Path) -> None:
         ({"name": "straggler", "stage": 2}, "replica 0, stage 2: there are 1 replicas of 2 stages"),
         ({"name": "straggler", "stage": 0, "every_s": 1.0}, "give both or none"),
         ({"name": "straggler"}, "process straggler needs a value of 'stage'"),
+        ({"name": "contended_link", "hop": 0, "share": 0.5}, "hop 0: there are 1 replicas of 0 h"),
+        ({"name": "contended_link", "hop": 0, "share": 1.0}, "share should be less than 1"),
         ({"name": "outage", "mtbf_s": 0, "restart_s": 1}, "mtbf_s should be greater than 0"),
     ],
 )
@@ -528,6 +667,14 @@ def test_a_process_that_breaks_ends_the_command_with_a_line_and_status_1(mine: P
     assert not (mine / "out").exists()
 
 
+def test_a_sweep_whose_points_all_break_says_the_first_of_them(mine: Path) -> None:
+    points = "run: RUN.yaml\nparameters: {processes: [['my_faults.py:breaks']]}\n"
+    (mine / "sweep.yaml").write_text(points, encoding="utf-8")
+    status, _, line = evenflow("sweep", str(mine / "sweep.yaml"), "--out", str(mine / "out"))
+    assert (status, line.count("\n")) == (0, 1)
+    assert line.startswith("1 of 2 points failed, the first of them point 1: process breaks raised")
+
+
 def test_only_a_simulation_has_processes(mine: Path) -> None:
     line = complaint("run", str(mine / "run.yaml"), "--out", str(mine / "out"))
     assert "processes" in line
@@ -539,3 +686,43 @@ def test_processes_join_no_recurrence_and_no_pools(mine: Path) -> None:
         ef.simulate(mine / "run.yaml", pipeline="recurrence")
     with pytest.raises(UsageError, match="processes: not with a system of pools"):
         ef.simulate(ROOT / "examples/systems/distserve.yaml", set=FEW, processes=[nothing])
+
+
+def acted_on(mine: Path, process: str) -> dict[str, Any]:
+    """Return what a validation of one run on two emulated workers found."""
+    (mine / "my_faults.py").write_text(MORE, encoding="utf-8")
+    changes = [f"processes=[my_faults.py:{process}]", "workers=emulated"]
+    return validate(job_of(mine / "run.yaml", changes, joined=True), 1).found
+
+
+def test_a_process_of_the_run_stops_a_real_worker(mine: Path) -> None:
+    found = acted_on(mine, "stops")
+    assert found["decisions"][0] > 20
+    assert found["end_to_end"]["duration"]["measured"] > 0.4 + 0.4
+
+
+@pytest.mark.long
+def test_a_process_of_the_run_kills_real_workers_which_go_on_anew(mine: Path) -> None:
+    found = acted_on(mine, "dies")
+    assert found["decisions"][0] > 20
+    assert found["end_to_end"]["duration"]["measured"] > 0.4 + 30.0
+    with pytest.raises(
+        UserProcessError, match=r"its workers were back after .* s, not 0 s \(my_fa"
+    ):
+        acted_on(mine, "is_back_too_soon")
+
+
+MORE = """
+def stops(world):
+    yield world.env.timeout(0.4)
+    world.stages[1].stop(finish=True)
+    yield world.env.timeout(0.4)
+    world.stages[1].start()
+
+def dies(world, restart_s=30.0):
+    yield world.env.timeout(0.4)
+    world.replicas[0].fail(restart_s)
+
+def is_back_too_soon(world):
+    yield from dies(world, 0.0)
+"""

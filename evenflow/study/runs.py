@@ -144,12 +144,13 @@ class Job(NamedTuple):
             world,
             on_done,
             pipeline=self.config.pipeline,
-            processes=self._joining(),
+            processes=self.joining(),
             seed=self.config.workload.seed,
             whole=whole,
         )
 
-    def _joining(self) -> list[UserProcess]:
+    def joining(self) -> list[UserProcess]:
+        """Return the processes that join the run, as functions of a world."""
         named = self.config.processes or []
         if not named:
             return []

@@ -38,7 +38,7 @@ test: .venv-test/installed
 	.venv-test/bin/python -m pytest -n 2 --dist loadfile --nbmake $(if $(CI),-p no:randomly) \
 		$(addprefix notebooks/,1-tour.ipynb 2-pp-brings-nothing.ipynb 9-write-a-policy.ipynb) tests
 	@$(if $(compiler),$(MAKE) --no-print-directory test-compiled OPT=0 \
-		TESTS="tests/test_freeze.py tests/properties -k 'not capacity and not sweep'",echo "$(no_compiler)")
+		TESTS="tests/tools/test_freeze.py tests/properties -k 'not capacity and not sweep'",echo "$(no_compiler)")
 
 # What `make test` leaves out too: tests that are long, all notebooks, examples of properties and documents.
 test-all: .venv-test/installed
@@ -107,7 +107,7 @@ test-vllm: .venv-test/installed .venv-vllm/installed
 	.venv-test/bin/evenflow replay "$$folder" && \
 	.venv-test/bin/python -m tools.launch_plans "$$folder/plans" && \
 	.venv-vllm/bin/python -m tools.launch_check vllm "$$folder/plans" && \
-	.venv-vllm/bin/python -m pytest tests/test_vllm_engine.py
+	.venv-vllm/bin/python -m pytest tests/runtime/test_vllm_engine.py
 
 # On a machine with nothing else to do; the table is OUT/table.md.
 vllm-table: OUT ?= out/vllm-table
@@ -115,7 +115,7 @@ vllm-table: .venv-vllm/installed
 	.venv-vllm/bin/python -W ignore -m tools.vllm_table --out $(OUT)
 
 # The tests of the sdist, unpacked elsewhere; TESTS=tests for all of them.
-test-sdist: TESTS ?= tests/oracle tests/test_readme.py tests/test_imports.py tests/test_mistakes.py
+test-sdist: TESTS ?= tests/oracle tests/test_readme.py tests/test_imports.py tests/cli/test_mistakes.py
 test-sdist: .venv-test/installed
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	.venv-test/bin/python -m build --sdist --outdir "$$folder" >/dev/null && \
@@ -124,8 +124,8 @@ test-sdist: .venv-test/installed
 
 # The core compiled. TESTS=tests for all of them; OPT=0 compiles sooner what is slower.
 test-compiled: OPT ?= 3
-test-compiled: TESTS ?= tests/test_freeze.py tests/properties tests/oracle tests/test_batcher.py tests/test_kv.py \
-	tests/test_policies.py tests/test_replicas.py tests/test_disaggregated.py tests/test_engine_journals.py
+test-compiled: TESTS ?= tests/tools/test_freeze.py tests/properties tests/oracle tests/core/test_batcher.py tests/core/test_kv.py \
+	tests/schedulers/test_policies.py tests/sim/test_replicas.py tests/engines/test_disaggregated.py tests/experiments/test_engine_journals.py
 test-compiled: .venv-test/installed
 	@$(MAKE) --no-print-directory .venv-compiled-$(OPT)/installed
 	cd .venv-compiled-$(OPT)/src/evenflow-*/ && ../../bin/python -c "from evenflow.core import batcher; \
@@ -177,8 +177,8 @@ pythons:
 		.venv-$$name/bin/python -m tools.freeze --quick || exit 1; done
 
 # The lowest versions that pyproject.toml allows; a warning of what is to come fails nothing there.
-OLDEST = tests/test_config.py tests/test_cli.py tests/test_mistakes.py tests/test_outputs.py tests/test_metrics.py \
-	tests/test_specs.py tests/test_batcher.py tests/test_traces.py
+OLDEST = tests/config/test_config.py tests/cli/test_cli.py tests/cli/test_mistakes.py tests/report/test_outputs.py tests/results/test_metrics.py \
+	tests/specs/test_specs.py tests/core/test_batcher.py tests/traces/test_traces.py
 oldest:
 	@rm -rf .venv-oldest && python3.11 -m venv .venv-oldest
 	@.venv-oldest/bin/python -m pip install --quiet --quiet --disable-pip-version-check uv

@@ -1,13 +1,13 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
-.PHONY: help demo docs test test-all test-twice test-sdist mutants newest constraints reference test-gllm test-sglang test-vllm test-browser vllm-table \
+.PHONY: help demo docs test pytest test-all test-twice test-sdist mutants newest constraints reference test-gllm test-sglang test-vllm test-browser vllm-table \
 	test-compiled test-serve-long test-fuzz test-systems freeze freeze-update pythons oldest bench gpu-report clean lint
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   compare three schedulers on a simulated 4-GPU pipeline; ends with the report's path"
-	@echo "make test   ruff, mypy, pytest, notebooks, some tests compiled; with TORCH=torch==2.13.0 also what needs torch"
-	@echo "make test-all  the same and what takes long: all examples, real processes, all documents"
+	@echo "make test   ruff, mypy, pytest, three notebooks; with TORCH=torch==2.13.0 also what needs torch"
+	@echo "make test-all  the same and what takes long: all examples, real processes, all documents, the core compiled"
 	@echo "make test-sdist  build the sdist, and run some of its tests where it is unpacked"
 	@echo "make test-compiled  run the core's tests with what mypyc makes of it (two minutes to build)"
 	@echo "make test-twice  run the tests twice in one process, in two random orders"
@@ -32,20 +32,22 @@ demo: .venv-demo/installed
 	@.venv-demo/bin/evenflow compare examples/quickstart.yaml \
 		--schedulers token_throttling,sarathi,vllm --out demo-out
 
-# Ruff and mypy take one core, and the compiler the other.
+# mypy takes one core and has an end; the tests take both.
 test: .venv-test/installed
-	@$(MAKE) --no-print-directory -j 2 lint $(if $(compiler),.venv-compiled-0/installed)
+	@$(MAKE) --no-print-directory -j 2 lint pytest
+
+pytest: .venv-test/installed
 	.venv-test/bin/python -m pytest -n 2 --dist loadfile --nbmake $(if $(CI),-p no:randomly) \
 		$(addprefix notebooks/,1-tour.ipynb 2-pp-brings-nothing.ipynb 9-write-a-policy.ipynb) tests
-	@$(if $(compiler),$(MAKE) --no-print-directory test-compiled OPT=0 \
-		TESTS="tests/tools/test_freeze.py tests/properties -k 'not capacity and not sweep'",echo "$(no_compiler)")
 
-# What `make test` leaves out too: tests that are long, all notebooks, examples of properties and documents.
+# What `make test` leaves out too: tests that are long, all notebooks, examples of properties and documents,
+# the core compiled.
 test-all: .venv-test/installed
 	@$(MAKE) --no-print-directory lint
 	TEST_ALL=1 .venv-test/bin/python -m pytest -n 2 --dist loadfile -m "" $(if $(CI),-p no:randomly)
 	.venv-test/bin/python -m pytest -n 2 --nbmake notebooks
 	.venv-test/bin/python -m tests.served_systems
+	@$(if $(compiler),$(MAKE) --no-print-directory test-compiled OPT=0,echo "$(no_compiler)")
 
 # EVENFLOW_REPOSITORY is the address of the sources; without it links to them are words.
 docs: .venv-docs/installed

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_run import REASON, nothing_ran, synthetic_run
 
 from evenflow.report.data import (
     binned,
@@ -33,6 +32,7 @@ from evenflow.results.bubbles import CAUSES
 from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
 from evenflow.results.run import merged
+from tests.synthetic_run import REASON, nothing_ran, synthetic_run
 
 SUMMARY = {
     "output_throughput": 400.0,

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from synthetic_run import nothing_ran, synthetic_run
 
 from evenflow.report.timeline import PIPELINE, REQUESTS, write_timeline
 from evenflow.results.bubbles import CAUSES, attribute
+from tests.synthetic_run import nothing_ran, synthetic_run
 
 Event = dict[str, Any]
 DEPTH = 3

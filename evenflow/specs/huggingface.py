@@ -17,7 +17,7 @@ from typing import Any
 
 from evenflow.errors import UsageError, instead_of, is_count, once
 from evenflow.files import require_file
-from evenflow.specs.hybrids import READERS
+from evenflow.specs.hybrids import READERS, layers_of
 from evenflow.specs.precision import DTYPE_BYTES
 from evenflow.specs.quantization import kv_format, mapping, spares_attention, weights_format
 
@@ -212,7 +212,7 @@ def read_config(
     shape = _falcon_shape(config) if family == "falcon" else _llama_shape(config, family)
     shape |= _experts(config, family) | _windows(config, family, shape["num_layers"])
     if family in READERS:
-        shape["layers"] = READERS[family](config, shape["num_layers"])
+        shape["layers"] = layers_of(family, config, shape["num_layers"], config.path)
     heads, hidden = shape["num_heads"], config.count("hidden_size")
     vocabulary = config.count("vocab_size")
     config.require_all()
@@ -288,7 +288,8 @@ def _formats(
 def _layers(config: _Config) -> int:
     """Return the number of layers; lists of them stand for it where it is left out."""
     said = config.get("layers_block_type", "hybrid_override_pattern")
-    return config.count("num_hidden_layers", default=len(said) if said else None)
+    listed = len(said) if isinstance(said, list | str) and said else None
+    return config.count("num_hidden_layers", default=listed)
 
 
 def _llama_shape(config: _Config, family: str) -> dict[str, Any]:

@@ -8,8 +8,10 @@ of Kimi-K3 of its published layout. What a layer says here replaces what the mod
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
+from evenflow.errors import UsageError, is_count
 from evenflow.specs.mixer import Matrix, Mixer
 
 Layer = dict[str, Any]
@@ -26,6 +28,24 @@ NO_MLP: Layer = {
     "shared_intermediate_size": 0,
     "intermediate_size": 0,
 }
+
+
+def layers_of(family: str, config: ConfigKeys, layers: int, where: Path) -> list[Layer]:
+    """Return what each layer of a model has of its own; UsageError where it cannot be told."""
+    try:
+        found = READERS[family](config, layers)
+    except (AttributeError, KeyError, OverflowError, TypeError) as error:
+        raise UsageError(f"{where}: the layers cannot be read, for {error}") from None
+    if len(found) != layers:
+        raise UsageError(f"{where}: says {len(found)} layers one by one, and has {layers}")
+    return found
+
+
+def _of(said: dict[str, Any], key: str) -> int:
+    """Return a whole number above 0 of a mapping."""
+    if not is_count(said[key]):
+        raise TypeError(f'"{key}" is {said[key]!r}; a whole number, 1 or above, is right')
+    return int(said[key])
 
 
 class ConfigKeys(Protocol):
@@ -145,7 +165,9 @@ def _kimi(config: ConfigKeys, layers: int) -> list[Layer]:
     Experts work on latents of the hidden state where `routed_expert_hidden_size` says so.
     """
     hidden, said = config.count("hidden_size"), config.get("linear_attn_config") or {}
-    heads, size, kernel = said["num_heads"], said["head_dim"], said["short_conv_kernel_size"]
+    heads, size, kernel = (
+        _of(said, key) for key in ("num_heads", "head_dim", "short_conv_kernel_size")
+    )
     wide, latent = heads * size, config.whole("routed_expert_hidden_size")
     around = (Matrix(hidden, latent), Matrix(latent, hidden)) if latent else ()
     gated = config.flag("mla_use_output_gate", default=False)
@@ -204,14 +226,15 @@ def _nemotron(config: ConfigKeys, layers: int) -> list[Layer]:
         "moe": {"mixer": Mixer("no attention", around)},
     }
     pattern = config.get("hybrid_override_pattern")
-    types = [*map(NEMOTRON.get, pattern)] if isinstance(pattern, str) else None
-    return [kinds[kind] for kind in types or config.listed("layers_block_type", kinds, layers)]
+    if isinstance(pattern, str):
+        return [kinds[NEMOTRON[letter]] for letter in pattern]
+    return [kinds[kind] for kind in config.listed("layers_block_type", kinds, layers)]
 
 
 def _minimax(config: ConfigKeys, layers: int) -> list[Layer]:
     """Attention to blocks of tokens that an indexer picks, after dense layers (MiniMax-M3)."""
     said, hidden = config.get("sparse_attention_config") or {}, config.count("hidden_size")
-    heads, size = said.get("sparse_num_index_heads", 4), said.get("sparse_index_dim", 128)
+    heads, size = _of(said, "sparse_num_index_heads"), _of(said, "sparse_index_dim")
     indexer = Mixer(
         "indexer",
         (Matrix(hidden, heads * size, "outputs"), Matrix(hidden, size)),
@@ -221,10 +244,10 @@ def _minimax(config: ConfigKeys, layers: int) -> list[Layer]:
     )
     dense = _dense(config.count("dense_intermediate_size"))
     experts = config.listed("moe_layer_freq", (0, 1), layers)
-    sparse = said.get("sparse_attention_freq") or [1] * layers
+    sparse = said["sparse_attention_freq"]
     return [
-        ({} if has else dense) | ({"mixer": indexer} if picks else {})
-        for has, picks in zip(experts, sparse, strict=True)
+        ({} if has else dense) | ({"mixer": indexer} if sparse[layer : layer + 1] == [1] else {})
+        for layer, has in enumerate(experts)
     ]
 
 
@@ -260,7 +283,10 @@ def _step(config: ConfigKeys, layers: int) -> list[Layer]:
     other, hidden = config.get("attention_other_setting") or {}, config.count("hidden_size")
     heads = {
         "full_attention": config.count("num_attention_heads"),
-        "sliding_attention": other.get("num_attention_heads", config.count("num_attention_heads")),
+        "sliding_attention": _of(
+            {"num_attention_heads": config.count("num_attention_heads")} | other,
+            "num_attention_heads",
+        ),
     }
     kinds: dict[str, Layer] = {
         name: {
@@ -272,7 +298,8 @@ def _step(config: ConfigKeys, layers: int) -> list[Layer]:
     kinds["sliding_attention"]["sliding_window"] = config.count("sliding_window")
     listed = str(config.get("moe_layers_enum", default=""))
     dense, plain = config.whole("first_k_dense_replace"), _dense(config.count("intermediate_size"))
-    experts = {int(each) for each in listed.split(",") if each} or {*range(dense, layers)}
+    experts = {int(each) for each in listed.split(",") if each.strip().isdigit()}
+    experts = experts or {*range(dense, layers)}
     types = config.listed("layer_types", SLIDING, layers)
     return [kinds[kind] | ({} if i in experts else plain) for i, kind in enumerate(types)]
 
@@ -299,11 +326,11 @@ def _blocks(config: ConfigKeys, layers: int) -> list[Layer]:
 
     def layer(block: dict[str, Any]) -> Layer:
         attention, mlp = block["attention"], block["ffn"]
-        columns = 0 if mlp["no_op"] else round(2 * mlp["ffn_mult"] * hidden / 3)
+        columns = 0 if mlp["no_op"] else round(2 * float(mlp["ffn_mult"]) * hidden / 3)
         found = _dense(-(-columns // 256) * 256)
         if attention["no_op"]:
             return found | {"mixer": Mixer("no attention")}
-        found["num_kv_heads"] = heads // attention["n_heads_in_group"]
+        found["num_kv_heads"] = heads // _of(attention, "n_heads_in_group")
         return found if columns else found | {"mixer": Mixer("", beside=True)}
 
     return [layer(block) for block in config.listed("block_configs", None, layers)]

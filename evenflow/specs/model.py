@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from evenflow.errors import (
     Count,
@@ -180,7 +180,8 @@ class ModelSpec:
     def kinds(self, start: int = 0, stop: int | None = None) -> dict[Self, int]:
         """Return how many of the layers [start, stop) are of each kind: models of such layers."""
         if self.parts:
-            return dict(Counter(self.parts[part] for part in self.pattern[start:stop]))
+            parts = cast("tuple[Self, ...]", self.parts)
+            return dict(Counter(parts[part] for part in self.pattern[start:stop]))
         layers = range(start, self.num_layers if stop is None else stop)
         if not self.dense_layers and not self.full_every:
             return {self: len(layers)}

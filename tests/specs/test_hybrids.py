@@ -110,6 +110,33 @@ def test_a_kind_that_is_not_known_is_named(tmp_path: Path) -> None:
         read(tmp_path, wrong)
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"layer_types": ["full_attention"] * 7}, "says 7 layers one by one, and has 8"),
+        ({"layer_types": 3}, "the layers cannot be read"),
+        ({"linear_num_key_heads": "2"}, "linear_num_key_heads.*whole number"),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "MXMMMMMM"}
+            | dict.fromkeys(("mamba_num_heads", "mamba_head_dim", "n_groups"), 1)
+            | dict.fromkeys(("ssm_state_size", "conv_kernel"), 1),
+            "the layers cannot be read, for 'X'",
+        ),
+        (
+            {"model_type": "kimi_linear", "linear_attn_config": {"num_heads": "4"}}
+            | dict.fromkeys(("v_head_dim", "num_experts", "num_experts_per_token"), 1),
+            '"num_heads" is .4.; a whole number',
+        ),
+    ],
+)
+def test_layers_that_make_no_sense_are_a_line(
+    tmp_path: Path, values: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words) as refused:
+        read(tmp_path, LINEAR | values)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_roofline_names_the_layers_that_it_has_no_formula_for(tmp_path: Path) -> None:
     from evenflow.costs import RooflineCost
 

@@ -1,6 +1,6 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
-.PHONY: help demo docs test pytest test-all test-twice test-sdist mutants newest constraints reference test-gllm test-sglang test-vllm test-browser vllm-table \
+.PHONY: help demo docs test pytest test-all test-twice test-sdist mutants newest constraints reference engines test-gllm test-sglang test-vllm test-browser vllm-table \
 	test-compiled test-serve-long test-fuzz test-systems freeze freeze-update pythons oldest bench gpu-report clean lint
 .DEFAULT_GOAL := help
 
@@ -17,6 +17,7 @@ help:
 	@echo "make newest  test with the newest packages; make constraints then writes them down"
 	@echo "make test-gllm  record what gLLM's own scheduler decides, and compare (fetches its package)"
 	@echo "make test-sglang  record what SGLang's own scheduler decides, and compare (2.3 GB of packages)"
+	@echo "make engines  the same for the newest release of each, and a table of it in docs/engines.md"
 	@echo "make test-browser  the page of explore in Chromium, with chromium-driver (five minutes)"
 	@echo "make test-systems  every system from its own file, by torch workers on tiny models"
 	@echo "make test-fuzz  odd values, files, figures, HTTP clients and random worlds, CASES of each (half an hour)"
@@ -81,6 +82,10 @@ test-sglang: .venv-test/installed .venv-sglang/installed
 	.venv-test/bin/evenflow replay "$$folder" && \
 	.venv-test/bin/python -m tools.launch_plans "$$folder/plans" && \
 	.venv-sglang/bin/python -W ignore -m tools.launch_check sglang "$$folder/plans"
+
+# The newest release of each engine on the index: is what it decides still what is decided here?
+engines: .venv-test/installed .venv-vllm/installed .venv-sglang/installed
+	.venv-test/bin/python -m tools.engines_today
 
 # Every system from its own file, by torch workers: tokens of transformers, decisions that replay.
 test-systems: .venv-test/installed

@@ -133,7 +133,7 @@ def test_a_plan_simulates_few_points_and_again_finds_all_of_them(tmp_path: Path)
 
 def test_no_bound_is_of_a_policy_that_computes_prompts_in_part() -> None:
     slo = tuple(parse_slo(["p50_ttft_ms=10"]))
-    mixed = {"name": "sglang", "page_tokens": 16, "mixed_chunk": True}
+    mixed = {"name": "sglang", "mixed_chunk": True}
     for policy, refuted in ({"name": "sglang"}, True), (mixed, False):
         run = {**RUN, "scheduler": policy, "dispatch": "engine_loop"}
         assert bool(asked(run, slo, gpus=(1,), schedulers=("sglang",)).bounds) == refuted

@@ -92,10 +92,12 @@ def test_the_hub_s_gemma_3_is_the_table_s(case: Callable[[str], Path]) -> None:
     assert read.max_position_embeddings == 131072
 
 
-def test_linear_attention_is_named_and_no_other_model_is(case: Callable[[str], Path]) -> None:
-    with refused("48 of 64 layers are linear_attention, which is not modelled") as raised:
-        model(case("k9a"))
-    assert "did you mean" not in str(raised.value)
+def test_linear_attention_keeps_a_state_and_no_tokens(case: Callable[[str], Path]) -> None:
+    kinds = model(case("k9a")).kinds()
+    assert [(n, k.kv_token_bytes() > 0, k.state_bytes() > 0) for k, n in kinds.items()] == [
+        (48, False, True),
+        (16, True, False),
+    ]
 
 
 UNLIKE = {

@@ -31,6 +31,7 @@ from evenflow.experiments.figures.measures import (
     stalls,
     within,
 )
+from evenflow.experiments.figures.micro_batches import communication
 from evenflow.experiments.figures.own import steps_of_prompt
 from evenflow.experiments.figures.schema import load_plan
 from evenflow.results.metrics import summarize
@@ -182,6 +183,13 @@ def test_an_iteration_is_stages_links_and_cpu(tmp_path: Path) -> None:
     assert seconds(prefill_work(10)) == pytest.approx(0.5 + 1.1 * 2 * 0.02 + 100e-6 + 10e-6)
     hidden = layers | {"runtime": {"schedule_s": 0.5, "prepare_share": 0.1, "overlapped": True}}
     assert iteration(world_of(study, hidden))(prefill_work(10)) == pytest.approx(0.54011)
+
+
+def test_free_messages_are_free_of_a_named_machine_too(tmp_path: Path) -> None:
+    table = communication(study_of("tdpipe_6", tmp_path, "study.all_tokens=[2048]"))
+    shares = table[table.gpus > 1].set_index(["pair", "gpus"]).share.round(3)
+    assert shares["L20 + Llama-30B"].to_dict() == {2: 0.259, 4: 0.504}
+    assert shares["A100-80G-PCIe + Llama-30B"].to_dict() == {2: 0.416, 4: 0.674}
 
 
 def test_chunks_cover_a_prompt_and_only_the_last_samples() -> None:

@@ -35,9 +35,10 @@ DEFAULTS = {
     "vllm": "max_num_batched_tokens=None max_num_seqs=256 watermark=0.01 max_batch_rows=None "
     "max_model_len=None",
     "vllm_v1": "max_num_batched_tokens=2048 max_num_seqs=256 watermark=0.0 async_scheduling=False "
-    "scheduling_policy='fcfs'",
+    "scheduling_policy='fcfs' prefill_schedule_interval=1 version='0.33'",
     "vllm_balanced": "max_num_batched_tokens=2048 max_num_seqs=256 watermark=0.0 "
-    "async_scheduling=False scheduling_policy='fcfs' share='seats'",
+    "async_scheduling=False scheduling_policy='fcfs' prefill_schedule_interval=1 version='0.33' "
+    "share='seats'",
     "sarathi": "token_budget=512 max_num_seqs=256 watermark=0.01 mode='hybrid' "
     "max_batch_rows=None tbt_slo_s=None",
     "sglang": "chunked_prefill_size=8192 max_prefill_tokens=16384 max_running_requests=2048 "
@@ -47,6 +48,7 @@ DEFAULTS = {
     "trtllm": "max_batch_size=2048 max_num_tokens=8192 "
     "capacity_scheduler_policy='GUARANTEED_NO_EVICT' enable_chunked_prefill=False "
     "context_chunking_policy='FIRST_COME_FIRST_SERVED' chunk_unit=None "
+    "batch_wait_timeout_iters=0 batch_wait_max_tokens_ratio=0.0 "
     "disable_overlap_scheduler=False version='1.2'",
     "token_throttling": "iterations=8 max_prefill=2048 min_prefill=32 kv_thresh=0.05 use_wt=True "
     "use_ut=True coupled=False victim='latest' reserve='threshold' max_batch_rows=None "

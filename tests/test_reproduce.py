@@ -211,15 +211,14 @@ def test_rows_of_aiconfigurator_are_closed_loops(tmp_path: Path) -> None:
     assert (second.facts["engine"], second.run["gpu"]) == ("TensorRT-LLM 1.0", "b100_sxm")
 
 
-def test_the_file_of_aiconfigurator_itself_tells_the_clients_in_words(tmp_path: Path) -> None:
-    table = pd.read_csv(io.StringIO(AICONFIGURATOR)).drop(columns="concurrency")
-    table["silicon_data_source"] = ["dump; silicon_concurrency=64; measured=2026", "a.csv"] * 2
-    (tmp_path / "silicon_sample.csv").write_text(
-        table.assign(batch_size=4, attention_dp_size=2, silicon_ttft_ms=[1, 2, 3, 4]).to_csv()
-    )
-    runs = read_results(tmp_path / "silicon_sample.csv")
-    loops = [run.run["workload.arrivals"]["concurrency"] for run in runs]
-    assert loops == [64, 8, 8]
+def test_the_sample_inside_the_package_is_neither_found_nor_read(tmp_path: Path) -> None:
+    path = tmp_path / "systems" / "silicon_sample.csv"
+    path.parent.mkdir()
+    table = pd.read_csv(io.StringIO(AICONFIGURATOR)).rename(columns={"concurrency": "batch_size"})
+    table.assign(silicon_data_source="dump; silicon_concurrency=64").to_csv(path)
+    assert not [entry.name for entry in entries().values() if entry.files(tmp_path)]
+    with pytest.raises(UsageError, match="concurrency"):
+        read_results(path)
 
 
 def test_lengths_of_a_closed_loop_are_drawn_from_the_shortest_on(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenflow.core.decodes import Sequence
+from evenflow.core.decodes import ONE_TOKEN, Sequence
 from evenflow.core.replay import replay
 from evenflow.engines.loop import EngineLoop
+from evenflow.engines.speculation import Speculation
 from evenflow.engines.swap import SwapCache
 from evenflow.engines.view import DecodeRow, EnginePrompt
 from evenflow.experiments.recordings import sglang
@@ -45,7 +46,7 @@ JOURNALS = [path for path in FILES if sglang.MARK in first_line(path)]
 @pytest.mark.parametrize("path", JOURNALS, ids=stem)
 def test_sglang_decides_as_recorded(path: Path) -> None:
     """Step for step and, from arrivals alone, each end in a simulation to 1 ns."""
-    outcome = replay_journal(path, sglang)
+    outcome = replay_journal(path, sglang, "0.5.23")
     assert outcome.difference is None
     assert outcome.equal == outcome.steps > 40
     assert outcome.timed == sum(len(event.get("finished", ())) for event in lines(path))
@@ -69,6 +70,32 @@ def test_nothing_is_lost_but_what_is_chosen_too_early(world: World) -> None:
     assert_same(result, SimDriver(world, Tandem).run())
     bubbles = attribute(result)
     assert sum(bubbles.totals().values()) == pytest.approx(bubbles.idle_s, abs=1e-9)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+@pytest.mark.parametrize("speculates", [False, True])
+def test_of_a_pipelines_speculative_decodes_one_fewer_than_stages_are_in_flight(
+    stages: int, *, speculates: bool
+) -> None:
+    """A request a slot, a second a stage: SGLang verifies once an older slot is back."""
+    requests = [Request(number, 0.0, 8, 40) for number in range(stages)]
+    params = {"pp_max_micro_batch_size": 1, "chunked_prefill_size": 16}
+    world = small_world(
+        requests,
+        "sglang",
+        params,
+        depth=stages,
+        max_in_flight=stages,
+        loop=EngineLoop,
+        page_tokens=16,
+        decoding=Speculation((0.0,)) if speculates else ONE_TOKEN,
+    )
+    result = simulate(world)
+    sent_s = result.scheduled_s[result.prefill_tokens == 0][stages : stages * 20]
+    in_flight = stages - speculates
+    assert (sent_s[in_flight:] - sent_s[:-in_flight]).tolist() == [stages] * (
+        19 * stages - in_flight
+    )
 
 
 @pytest.mark.parametrize(("chunk", "computed"), [(48, 51), (64, 67)])

@@ -20,7 +20,7 @@ from evenflow.specs.deployment import split_layers
 from evenflow.specs.gpu import GIB, GpuSpec, LinkSpec, gpu, gpus, link
 from evenflow.specs.model import ModelSpec, in_precision, listed, model, models
 from evenflow.specs.precision import FORMATS
-from evenflow.specs.tables import read_rows, read_table
+from evenflow.specs.tables import read_rows
 from tests.command_line import refused
 from tests.profiles import deployed
 
@@ -147,7 +147,7 @@ PUBLISHED_BILLIONS = {
 against files at hand are the shapes: `aiconfigurator_keeps`, below."""
 
 
-@pytest.mark.parametrize("name", models())
+@pytest.mark.parametrize("name", [name for name, spec in models().items() if not spec.parts])
 def test_parameter_counts_are_those_published(name: str) -> None:
     billions = PUBLISHED_BILLIONS[name]
     assert model(name).num_parameters / 1e9 == pytest.approx(billions, rel=1e-3)
@@ -208,8 +208,8 @@ def test_the_table_has_the_shapes_of_the_config_files_that_aiconfigurator_keeps(
         beside = path.with_name(path.name.replace("_config", "_hf_quant_config"))
         if beside.exists():  # where NVIDIA's checkpoints said it first
             said = json.loads(beside.read_text())["quantization"]["quant_algo"]
-            spec = replace(spec, quantization=said.lower())
-        assert replace(spec, name=model(name).name) == model(name)
+            spec = spec.changed(quantization=said.lower())
+        assert spec.changed(name=model(name).name) == model(name)
 
 
 def test_kv_of_llama_30b_is_what_td_pipe_states() -> None:
@@ -316,7 +316,7 @@ def test_the_text_of_a_model_that_sees_is_read_with_its_own_defaults(tmp_path: P
     assert model(file).sliding_window == 0  # null is no default
 
 
-HYBRID = QWEN3_MOE | {"num_hidden_layers": 4, "model_type": "qwen3_next"}
+HYBRID = QWEN3_MOE | {"num_hidden_layers": 4, "model_type": "zamba2"}
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ HYBRID = QWEN3_MOE | {"num_hidden_layers": 4, "model_type": "qwen3_next"}
         ({"full_attention_interval": 4}, "(3 of 4 layers are linear_attention, which is not"),
         ({"attn_type_list": [0, 1, 1, 0]}, "(2 of 4 layers are linear_attention, which is not"),
         ({"mamba_d_state": 16}, '(has layers with "mamba_d_state", which is not modelled)'),
-        ({"model_type": "deepseek_v32", "index_topk": 2048}, 'has layers with "index_topk"'),
+        ({"model_type": "deepseek_v9", "index_topk": 2048}, 'has layers with "index_topk"'),
         (
             {"model_type": "qwen3_moe", "layer_types": ["mamba"] * 4},
             "4 of 4 layers are mamba",
@@ -668,7 +668,7 @@ def test_a_transfer_takes_latency_and_bytes_over_bandwidth() -> None:
 )
 def test_no_name_is_twice_in_a_table(table: str, kind: type[Any]) -> None:
     names = [row["name"] for row in read_rows(table, kind)]
-    assert names == list(read_table(table, kind))
+    assert len(names) == len(set(names))
 
 
 def test_a_wrong_link_is_refused() -> None:

@@ -43,7 +43,7 @@ QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart.yaml"
 @pytest.mark.parametrize("path", JOURNALS, ids=stem)
 def test_tensorrt_llm_decides_as_recorded(path: Path) -> None:
     """Step for step and, from arrivals alone, each end in a simulation to 1 ns."""
-    outcome = replay_journal(path, trtllm)
+    outcome = replay_journal(path, trtllm, "1.2")
     assert outcome.difference is None
     assert outcome.equal == outcome.steps > 150
     assert outcome.timed or "dies" in path.name

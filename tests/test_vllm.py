@@ -97,6 +97,70 @@ def test_runner_v1_runs_ahead_on_one_stage_only() -> None:
         create("vllm_v1", {"async_scheduling": "v1"}, depth=2)
 
 
+def test_a_policy_of_0_32_has_no_prefill_cadence() -> None:
+    with pytest.raises(UsageError, match="prefill_schedule_interval 2 does nothing in version"):
+        create("vllm_v1", {"version": "0.32", "prefill_schedule_interval": 2})
+
+
+@pytest.mark.parametrize(("version", "decodes"), [("0.32", ()), ("0.33", (1,))])
+def test_who_preempts_itself_ends_the_decodes_in_0_32_only(
+    version: str, decodes: tuple[int, ...]
+) -> None:
+    """Two prompts fill two pages; the less urgent, which started first, lacks the next one."""
+    policy = create("vllm_v1", {"scheduling_policy": "priority", "version": version})
+    batcher = engine_of(policy, 2, depth=2, asks_again=False)
+    prompts = []
+    for number, priority in enumerate((5, 0)):
+        batcher.add(Request(number, 0.0, 16, 2, priority=priority))
+        prompts.append(send(batcher, 0.0))
+    for batch in prompts:
+        batcher.complete(batch, 1.0)
+    batch = batcher.next(1.0)
+    assert ((), decodes) == (((), ()) if batch is None else decision_of(batch))
+    assert batcher.view.preemptions == 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "stops"),
+    [
+        (1, [[16], [], [], [16], [], [], [15], [16, 14], [], [], [16]]),
+        (2, [[16], [], [], [16], [], [], [15], [16, 14], [], [16], []]),
+    ],
+)
+def test_prompts_go_every_third_micro_batch_unless_some_are_left_over(
+    groups: int, stops: list[list[int]]
+) -> None:
+    """Since the last that had any; with data parallelism one micro-batch in three."""
+    params = {"prefill_schedule_interval": 3, "max_num_batched_tokens": 17, "max_num_seqs": 8}
+    policy = create("vllm_v1", params, data_parallel=groups)
+    batcher = engine_of(policy, 100, [(16, 99)], asks_again=False)
+    arrivals, found = {1: [1], 4: [2, 3]}, []
+    for step in range(11):
+        for number in arrivals.get(step, ()):
+            batcher.add(Request(number, 0.0, 16, 99))
+        batch = send(batcher, float(step))
+        found.append([chunk.stop for chunk in batch.chunks])
+        batcher.complete(batch, step + 0.5)
+    assert found == stops
+
+
+def test_who_was_passed_over_for_an_output_in_flight_is_not_left_over() -> None:
+    """Request 1 is preempted in flight; request 2 goes past it, and its rest is held back."""
+    params = {"prefill_schedule_interval": 2, "max_num_batched_tokens": 16, "max_num_seqs": 8}
+    policy, sizes = create("vllm_v1", params), [(16, 99), (16, 99)]
+    batcher = engine_of(policy, 9, sizes, max_in_flight=4, asks_again=False)
+    prompt, _ = send(batcher, 0.0), send(batcher, 0.0)
+    others = batcher.pool.allocate(7)
+    batcher.complete(prompt, 1.0)
+    decode = send(batcher, 1.0)
+    assert (batcher.view.preemptions, batcher.view.lined_up) == (1, [(1, True)])
+    batcher.pool.free(others)
+    batcher.add(Request(2, 1.0, 64, 9))
+    assert decision_of(send(batcher, 1.0)) == (((2, 0, 16),), ())
+    batcher.complete(decode, 2.0)
+    assert decision_of(send(batcher, 2.0)) == ((), (0,))
+
+
 class InParts:
     """Yields the plans it was given, each in answer to one question."""
 

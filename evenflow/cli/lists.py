@@ -13,6 +13,7 @@ from evenflow.errors import UsageError
 from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
+    from evenflow.specs.model import ModelSpec
     from evenflow.traces import Trace
 
 TEMPLATE = Path(__file__).parent.parent / "config" / "template.yaml"
@@ -74,11 +75,20 @@ def schedulers_command() -> None:
     echo("Your own: a class with schedule(view) -> Plan, named as FILE.py:Class.")
 
 
-def models_command() -> None:
+FromConfig = Annotated[
+    Path | None,
+    typer.Option("--from-config", metavar="FILE", help="Print what a config.json is read as."),
+]
+
+
+def models_command(from_config: FromConfig = None) -> None:
     """List the models that a run may name; any other is a path to its config.json."""
     from evenflow.report.tables import print_numbers
-    from evenflow.specs.model import models
+    from evenflow.specs.model import ModelSpec, models
 
+    if from_config is not None:
+        _print_model(ModelSpec.from_config_json(from_config))
+        return
     rows = [
         (
             name,
@@ -90,6 +100,33 @@ def models_command() -> None:
         for name, spec in models().items()
     ]
     print_numbers(("model", "1e9 parameters", "layers", "KV KiB/token", "most tokens"), rows)
+
+
+def _print_model(spec: ModelSpec) -> None:
+    """Print a model as it was read: its layers by kind, what they keep, and its formats."""
+    from evenflow.report.tables import print_numbers
+
+    rows = [
+        (
+            kind.kind_words(),
+            str(count),
+            f"{kind.layer_parameters() / 1e6:.1f}",
+            f"{kind.kv_token_bytes():g}",
+            f"{kind.state_bytes():,}",
+        )
+        for kind, count in spec.kinds().items()
+    ]
+    heads = ("layers of", "layers", "1e6 parameters", "KV bytes/token", "state bytes/request")
+    print_numbers(heads, rows)
+    billions = f"{spec.num_parameters / 1e9:.2f}e9 parameters"
+    active = f"{spec.active_parameters / 1e9:.2f}e9 of them a token"
+    echo(f"{spec.name}: {spec.num_layers} layers, {billions}, {active}.")
+    kept = sum(count * kind.state_bytes() for kind, count in spec.kinds().items())
+    echo(f"KV: {spec.kv_bytes_per_token():,} bytes a token, {kept:,} a request.")
+    own = f"{8 * spec.dtype_bytes} bits"
+    parts = "experts" if spec.quantized_experts_only else "matrices of layers"
+    weights = f"{parts} {spec.quantization}, all else {own}" if spec.quantization else own
+    echo(f"Precision: {weights}; keys and values {spec.kv_dtype or own}.")
 
 
 def gpus_command() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evenflow.config.costs import Hardware, MadeCosts
+from evenflow.config.costs import MEASURED_COSTS, Hardware, MadeCosts
 from evenflow.config.files import make_importable
 from evenflow.config.run import RunConfig
 from evenflow.config.workload import Workload
@@ -269,7 +269,7 @@ def _hardware(config: RunConfig, beside: Path) -> Hardware:
     """Return the model on the GPUs that the configuration names."""
     spec = model_of(config, beside)
     kinds = set(config.gpus)  # refuses what is none, whether these costs need it or not
-    if len(kinds) > 1 and config.costs.kind in ("profile", "silicon"):
+    if len(kinds) > 1 and config.costs.kind in ("profile", *MEASURED_COSTS):
         raise UsageError(
             f"gpu: {config.gpu_words} in one pipeline: costs: {config.costs.kind} are of one GPU; "
             "costs: roofline is right"
@@ -371,6 +371,7 @@ def _scheduler_maker(
     facts = {
         "max_model_len": max_model_len,
         "depth": config.num_stages,
+        "data_parallel": config.data_parallel,
         "page_tokens": config.kv.page_tokens,
         **estimates(costs),
     }

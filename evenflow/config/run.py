@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from evenflow.config import yaml_file
-from evenflow.config.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
+from evenflow.config.costs import MEASURED_COSTS, Costs, Hardware, RooflineCosts, SpeculativeConfig
 from evenflow.config.links import (
     MachineConfig,
     NameOrLink,
@@ -551,10 +551,10 @@ class RunConfig(Keys):
                 yield f"{link_words(nodes.link)} between nodes of {nodes.gpus}"
         elif self.num_stages > 1:
             yield f"{self.unnamed_links} (default)"
-        if self.stage_gpus > 1 and self.costs.kind in ("roofline", "silicon"):
+        if self.stage_gpus > 1 and self.costs.kind in ("roofline", *MEASURED_COSTS):
             given = getattr(self.costs, "all_reduce", None)
             words = "over the same" if all_reduce is None else link_words(all_reduce) or "as given"
-            measured = given is None and self.costs.kind == "silicon"
+            measured = given is None and self.costs.kind in MEASURED_COSTS
             default = " (default)" if given is None else ""
             yield f"all-reduce {'as measured' if measured else words}{default}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,7 +30,7 @@ from evenflow.study.plan_search import (
     PlanQuestion,
     at_rates,
     climb,
-    contenders,
+    equals,
     name_of,
     nearest,
     prepare,
@@ -58,7 +58,7 @@ class Planned(Shown):
     `misses` are the nearest points where none does, and `changed` these with changes, the
     best first. `rates`: up to how many requests/s a point keeps the SLO. `seconds`: how long it
     took. `calm`: the plan without the processes that were asked for. `prediction`: how far the
-    numbers of the best may be off, where that was asked or a page is written.
+    numbers of the best may be off, where that was asked.
     """
 
     question: PlanQuestion
@@ -144,7 +144,7 @@ class Planned(Shown):
         if lost := [trial for trial in self.trials if trial.errors]:
             first = f"{lost[0].labels['setting']}: {lost[0].errors[0]}"
             yield Aside(f"{len(lost)} simulations failed, the first of them {first}")
-        if self.prediction is not None and self.question.ask.intervals:
+        if self.prediction is not None:
             yield from self.prediction.told()
 
 
@@ -161,7 +161,7 @@ def plan(document: Document, beside: Path, ask: Ask, how: How) -> Planned:
         if ask.joining:
             planned = replace(planned, calm=answered(_calm(question, document), who))
         require_served({"": planned.best.served}, allowed=ask.allow_refused)
-        if ask.intervals or how.out is not None:
+        if ask.intervals:
             planned = replace(planned, prediction=_predicted(planned, who))
         planned = replace(planned, seconds=time.perf_counter() - started)
         how.write(lambda folder: _write(folder, planned, how.out or folder))
@@ -196,10 +196,11 @@ def answered(question: PlanQuestion, who: Simulator) -> Planned:
         changed = [each for each in tried if CHANGE in each.labels and not each.errors]
         changed.sort(key=lambda each: (question.excess(each), each.labels["gpus"]))
         return Planned(question, every, (), misses, changed, up_to(question, tried))
+    more = run(study, who, climb(question, equals(question, trials)))
+    climbed = list({str(each.labels): each for each in [*trials, *more]}.values())
+    kept = ranked(question, climbed)
     if question.rate is None:
-        return Planned(question, trials, kept)
-    best = contenders(question, kept)
-    climbed = [*trials, *run(study, who, climb(question, best))]
+        return Planned(question, climbed, kept)
     rates = up_to(question, climbed)
     kept = sorted(kept, key=lambda t: (t.labels["gpus"], -rates[name_of(t)], -question.margin(t)))
     return Planned(question, climbed, kept, rates=rates)
@@ -292,6 +293,7 @@ def facts(planned: Planned) -> dict[str, Any]:
         **({} if planned.calm is None else _spare_facts(planned, planned.calm)),
         "decision": planned.decision.facts,
         "effort": effort(planned),
+        "pruned": pruned(question),
         "left_out": [{"layout": each.label, "reason": each.reason} for each in question.left_out],
     }
 
@@ -300,6 +302,17 @@ def _spare_facts(planned: Planned, calm: Planned) -> dict[str, Any]:
     joining = list(planned.question.ask.joining)
     without = facts_of(calm, calm.best)
     return {"with": joining, "spare_gpus": planned.spare, "without": without}
+
+
+def pruned(question: PlanQuestion) -> list[dict[str, Any]]:
+    """Return which points bounds refuted: of each setting, with up to how many replicas and why."""
+    most: dict[str, int] = {}
+    for name, count in question.bounds:
+        most[name] = max(count, most.get(name, 0))
+    return [
+        {"setting": name, "up_to_replicas": count, **asdict(question.bounds[name, count])}
+        for name, count in most.items()
+    ]
 
 
 def effort(planned: Planned) -> dict[str, int]:
@@ -313,6 +326,7 @@ def effort(planned: Planned) -> dict[str, int]:
 
     return {
         "points": question.num_points,
+        "refuted_by_bounds": len(question.bounds),
         "simulated": count(plain),
         "on_all_requests": count(whole),
         "simulations": len({r.key for each in planned.trials for r in each.records}),

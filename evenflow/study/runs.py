@@ -37,6 +37,7 @@ from evenflow.study.told import runs_told
 if TYPE_CHECKING:
     from evenflow.core.world import World
     from evenflow.engines.pools import PooledWorld
+    from evenflow.sim.driver import Watch
     from evenflow.sim.processes import UserProcess
 
 Save = Literal["summary", "requests", "all"]
@@ -138,6 +139,7 @@ class Job(NamedTuple):
         on_done: Callable[[int], None] | None = None,
         *,
         whole: bool = True,
+        watch: Watch | None = None,
     ) -> list[RunResult]:
         """Simulate a world with the pipeline and the processes of the configuration."""
         return simulate_replicas(
@@ -147,6 +149,7 @@ class Job(NamedTuple):
             processes=self.joining(),
             seed=self.config.workload.seed,
             whole=whole,
+            watch=watch,
         )
 
     def joining(self) -> list[UserProcess]:
@@ -181,15 +184,17 @@ def run_job(
     *,
     whole: bool = True,
     built: Built | None = None,
+    watch: Watch | None = None,
 ) -> Outcome:
     """Simulate a job. `on_done` is called with the number of requests done.
 
-    If not `whole`, only what a summary and the requests need is kept (see `simulate_replicas`).
+    If not `whole`, only what a summary and the requests need is kept; `watch` may end the run (see
+    `simulate_replicas`).
     `built`: what the job has built already.
     """
     started = time.perf_counter()
     built = built or job.built()
-    results = job.simulate(built.world, on_done, whole=whole)
+    results = job.simulate(built.world, on_done, whole=whole, watch=watch)
     asked, joining = job.config.pipeline, job.config.processes or ()
     source = job.source(built, pipeline=pipeline_of(built.world, asked, joining))
     replicas = tuple(replace(result, provenance=source) for result in results)

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from evenflow.config.build import model_of
+from evenflow.config.costs import MEASURED_COSTS
 from evenflow.config.run import RunConfig
 from evenflow.config.yaml_file import Document, Patch
 from evenflow.errors import UsageError
@@ -74,12 +75,12 @@ class Stated:
 def stated(config: RunConfig, beside: Path) -> Stated:
     """Return the stated error of a run's costs."""
     kind, layers = config.costs.kind, kind_of_model(config, beside)
-    if kind not in ("roofline", "silicon") or not layers or config.gpu is None:
+    if kind not in ("roofline", *MEASURED_COSTS) or not layers or config.gpu is None:
         known = {"affine": "are given, and taken as exact", "profile": "have no stated error"}
         return Stated(0.0, f"costs {kind} {known.get(kind, 'have no stated error')}")
     share = TABLES[layers]
     words = f"{share:.1%} of {layers} models on measured GPUs"
-    if kind == "silicon":
+    if kind != "roofline":
         return Stated(share, words)
     measured = all(spec.p95_error for spec in config.gpus)
     p95 = max(each.p95_error for each in (config.gpus if measured else gpus()))

@@ -33,7 +33,14 @@ from evenflow.experiments.figures.claims import (
     worst,
 )
 from evenflow.experiments.figures.formulas import filled
-from evenflow.experiments.figures.panels import annotate, checked_plot, draw, fit
+from evenflow.experiments.figures.panels import (
+    MARKS,
+    annotate,
+    checked_plot,
+    draw,
+    fit,
+    marks_paper,
+)
 from evenflow.experiments.figures.schema import PLAIN, FigurePlan, Look, load_plan
 from evenflow.experiments.figures.study import Drawing, FigureStudy, footnote
 from evenflow.report.folder import staged
@@ -114,7 +121,8 @@ def _written(study: FigureStudy, drawing: Drawing, folder: Path) -> Drawing:
     with staged(folder, force=True, adds=True) as scratch:
         if plan.look.width is not None:
             fit(drawing.figure, plan.look.width)
-        annotate(drawing.figure, f"{title}  [{source}]", footnote(facts, keys.differs))
+        note = f"{footnote(facts, keys.differs)} {MARKS if marks_paper(drawing.figure) else ''}"
+        annotate(drawing.figure, f"{title}  [{source}]", note)
         save(drawing.figure, scratch / plan.name, plan.look.formats)
         write_table(scratch / f"{plan.name}.csv", drawing.table)
         write_json(scratch / f"{plan.name}.json", about)

@@ -210,6 +210,7 @@ def _reference_row(study: FigureStudy, one: ServedModel) -> dict[str, object]:
 FREE = {
     "link": {"bandwidth_gb_s": 1e12, "latency_us": 0.0},
     "nodes": None,
+    "machine": None,
     "costs": {"all_reduce": None},
 }
 """Keys of a run with free messages between its GPUs."""

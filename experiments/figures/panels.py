@@ -263,7 +263,11 @@ class PanelLine(NamedTuple):
 
 
 PAPER_MARK: Words = {"marker": "D", "ls": "", "mfc": (1, 1, 1, 0.7), "ms": 9}
-PAPER_WORDS = "the paper's value (a ratio: times ours)"
+PAPER_WORDS = "paper"
+MARKS = (
+    "Diamonds are the paper's values, of a ratio times ours; crossed are those that ours misses by "
+    "more than 25 %."
+)
 MISS_MARK: Words = {"marker": "x", "ls": "", "mec": "#c1121f", "mew": 1.6, "ms": 6}
 
 Placed = list[tuple[Panel, pd.DataFrame]]
@@ -311,6 +315,11 @@ def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure
         figure.legend([*marks.values()], [*marks], ncols=len(marks), **where)
     grid_lines(figure.axes)
     return figure
+
+
+def marks_paper(figure: Figure) -> bool:
+    """Say whether a figure shows values of the paper's."""
+    return any(text.get_text() == PAPER_WORDS for one in figure.legends for text in one.get_texts())
 
 
 def checked_plot(plot: Mapping[str, Any]) -> tuple[Plot, list[Panel]]:

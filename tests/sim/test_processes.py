@@ -420,9 +420,11 @@ class Restarting(VirtualPipeline):
 def test_an_engine_that_dies_is_served_as_it_is_simulated_and_its_journal_replays(
     policy: str,
 ) -> None:
-    asked = [Request(number, 0.3 * number, 40, 9) for number in range(8)]
+    asked = [Request(number, 0.3 * number, 40, 2 + 3 * number) for number in range(8)]
     world = small_world(asked, policy, depth=3, times_s=(0.1, 0.01), total_pages=30)
-    dies = at(1.2345, lambda w: w.replicas[0].fail(2.0), 5.4321, lambda w: w.replicas[0].fail(0.5))
+    again = 5.4321, lambda w: w.replicas[0].fail(0.5)
+    ends = 18.3456, lambda w: w.replicas[0].fail(0.5, reject=True)
+    dies = at(1.2345, lambda w: w.replicas[0].fail(2.0), *again, *ends)
     journal: list[Any] = []
 
     def engines() -> list[Any]:
@@ -436,13 +438,15 @@ def test_an_engine_that_dies_is_served_as_it_is_simulated_and_its_journal_replay
     driver.run()
     served, simulated = driver.result(), simulate(world, processes=[dies])
     assert served.preemptions.sum() > 3
+    assert served.status == simulated.status
+    assert {"completed", "aborted"} == set(served.status)
     for name in ("request_id", "decode_tokens", "free_pages", "preemptions"):
         np.testing.assert_array_equal(getattr(served, name), getattr(simulated, name), name)
     for name in ("start_s", "end_s", "first_token_s", "completion_s"):
         np.testing.assert_allclose(getattr(served, name), getattr(simulated, name), err_msg=name)
     assert replay(journal, cast("Any", Lives(world.batcher))) is None
-    again = [_entry(json.loads(json.dumps(_line(entry, False)))) for entry in journal]
-    assert replay(again, cast("Any", Lives(world.batcher))) is None
+    written = [_entry(json.loads(json.dumps(_line(entry, False)))) for entry in journal]
+    assert replay(written, cast("Any", Lives(world.batcher))) is None
     without = [entry for entry in journal if getattr(entry, "verb", "") != "restart"]
     assert replay(without, cast("Any", Lives(world.batcher))) is not None
 

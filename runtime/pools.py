@@ -1,8 +1,8 @@
 """Pools of workers in real time: `evenflow.engines.pools` by the clock of this machine.
 
-A pool is a driver with a pipeline of its own; one thread turns all of them. Emulated, KV crosses
-for as long as the link's cost says. Where workers compute, its pages are read in the processes of
-one pool and written in those of the other, and it has crossed when the last of them reports so.
+A pool is a driver with a pipeline; one thread turns all of them. Emulated, KV crosses for as long
+as the link's cost says. Where workers compute, processes of one pool read its pages and those of
+the other write them; it has crossed when the last of these reports so.
 """
 
 from __future__ import annotations

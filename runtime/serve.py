@@ -154,13 +154,13 @@ def serve(
 ) -> ServedRun:
     """Serve the requests of a world by its workers in real time, or those of the clients of `live`.
 
-    Of several pipelines, replicas or pools, `workers` are those of each by its name. `on_done` is
-    called with the number of requests done, `record` gives what takes the journal of an engine (of
-    the only one for None), `on_token` takes the tokens, `blocks` gives what takes each second what
-    has happened in a pipeline (in the only one for "", and of pools what the clients have for
-    REQUESTS), `joins` acts on the workers of the only one. A worker that dies by itself ends the
-    run, and so does the first Ctrl-C (of a server the second: the first sends new clients away):
-    what is finished is returned. UsageError where the workers do not start.
+    Of several pipelines, replicas or pools, `workers` has an entry by name. `on_done` is called
+    with the number of requests done, `on_token` with the tokens. `record` gives the journal of an
+    engine, of the only one for None. `blocks` gives what is written each second, by pipeline: ""
+    is the only one, REQUESTS what the clients of pools have. `joins` acts on the
+    workers of the only pipeline. A worker that dies by itself ends the run, and so does Ctrl-C; of
+    a server the second one, as the first sends new clients away. What is finished is returned.
+    UsageError where the workers do not start.
     """
     from evenflow.runtime.mortal import MortalDriver
     from evenflow.runtime.pools import PoolDriver

@@ -28,9 +28,9 @@ from evenflow.experiments.figures.panels import checked_plot
 from evenflow.report.echo import STEERS
 from evenflow.report.tables import print_numbers, print_table, read_table, write_table
 from tests.command_line import complaint
-from tests.test_figures import MINE
+from tests.experiments.test_figures import MINE
+from tests.places import ROOT
 
-ROOT = Path(__file__).parent.parent
 TABLE = pd.DataFrame({"speed": [1, 2, 4], "label": ["a", None, "b"], "odd name": [0.5, 1.5, 2.5]})
 NUMBERS = {"kept": [1, 4], "reference": {"batch": 2}, "gpus": 8, "words": "'touch ran'"}
 

@@ -45,12 +45,12 @@ def read(path: Path) -> pd.DataFrame:
 
 def sets_of(table: pd.DataFrame) -> list[MeasuredSet]:
     """Return the sets of the runs that are not scored."""
-    groups = table[~table["even"]].groupby([*FACTS, "metric"])["log"]
-    return [
-        MeasuredSet(*key, len(logs), round(logs.mean(), 4), round(logs.std(), 4))
-        for key, logs in groups
-        if len(logs) >= FEWEST
-    ]
+    sets = []
+    for key, logs in table[~table["even"]].groupby([*FACTS, "metric"])["log"]:
+        engine, gpu, model, ranks, metric = map(str, key)
+        spread = len(logs), round(float(logs.mean()), 4), round(float(logs.std()), 4)
+        sets.append(MeasuredSet(engine, gpu, model, int(ranks), metric, *spread))
+    return [each for each in sets if each.runs >= FEWEST]
 
 
 def scores(
@@ -74,7 +74,7 @@ def coverage(table: pd.DataFrame, sets: Sequence[MeasuredSet]) -> str:
     for distance in KEPT:
         for metric, name in METRICS.items():
             if found := list(scores(table, sets, metric, distance)):
-                share = np.mean([each.inside for each in found])
+                share = float(np.mean([each.inside for each in found]))
                 half = float(np.median([each.half_width for each in found]))
                 cells = (percent(share, 0, sign=False), percent(half, 0, sign=False))
                 rows.append([distance, name, str(len(found)), *cells])

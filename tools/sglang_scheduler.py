@@ -36,6 +36,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 Event = dict[str, Any]
 END_TOKEN, TOKEN = 2, 7
+MOST_BATCHES = 50_000
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -328,6 +329,8 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         """Let a batch pass all stages, as soon as each is free."""
         self.spins = 0
         self.forward_ct += 1
+        if self.forward_ct > MOST_BATCHES:
+            raise RuntimeError(f"{len(self.outputs)} requests need over {MOST_BATCHES} batches")
         batch.forward_iter = self.forward_ct
         batch.input_ids = batch.prefill_input_ids_cpu = batch.mix_running_indices = None
         base, per_token = self.costs

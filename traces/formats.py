@@ -4,10 +4,10 @@ A format knows which columns hold what, in which unit, and how to tell it from t
 nothing of layouts, filters, limits or arrival processes. A new format of the usual kind is one line
 in FORMATS; a log with other names of columns is read by a mapping, or by usual names (`ROLES`).
 
-ShareGPT is a JSON array of conversations, as text to be tokenized or as lengths, in two shapes of
-entry: `conversations: [{from, value}, ...]`, of which the first turn is the prompt and the second
-the reply whatever their roles (as vLLM's benchmark takes them), and `input_token_length` with
-`output_token_length` (as TD-Pipe's predictor writes them). The array is never in memory as a whole.
+ShareGPT is a JSON array of conversations, which is never in memory as a whole. Its entries are
+texts to be tokenized, `conversations: [{from, value}, ...]`: the first turn is the prompt, the
+second the reply, whatever their roles (as in vLLM's benchmark). Or they are lengths,
+`input_token_length` and `output_token_length`, as TD-Pipe's predictor writes them.
 """
 
 from __future__ import annotations

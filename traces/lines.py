@@ -146,8 +146,8 @@ class _Unpacked(gzip.GzipFile):
 def fingerprint(path: Path) -> str:
     """Return the SHA-256 of a file's bytes as they lie on disk, in hexadecimal.
 
-    A file over 256 MiB is hashed by its size (in decimal) and its first 64 MiB, so that a few rows
-    of a huge trace are read at once; the result then starts with "size+64MiB:".
+    A file over 256 MiB is hashed by its size (in decimal) and its first 64 MiB, as a few rows of a
+    huge trace should be read at once. The result then starts with "size+64MiB:".
     """
     size = path.stat().st_size
     with path.open("rb") as raw:

@@ -195,8 +195,8 @@ def replay_command(
         return
     status = 0
     for file, outcome in recordings.replay_engines(journals, scheduler, assume_version):
-        if isinstance(outcome, recordings.ReplayOutcome) and outcome.warning:
-            echo(f"warning: {outcome.warning}", err=True)
+        if warning := getattr(outcome, "warning", ""):
+            echo(f"warning: {warning}", err=True)
         if isinstance(outcome, UsageError):
             echo(f"error: {outcome}", err=True)
             status = status or 2

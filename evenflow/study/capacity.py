@@ -1,8 +1,8 @@
 """The capacity of a deployment: the largest request rate that keeps its SLO, and what it costs.
 
-All rates see the same requests and the same draws of arrivals, stretched (common random numbers);
-a replication is another seed, of a trace file also its next rows, and has a search of its own. The
-answer's files, words and picture are here too.
+All rates see the same requests and the same draws of arrivals, stretched (common random numbers).
+Each replication has a search: of another seed, and of the next rows of a trace file. The answer's
+files, words and picture are here too.
 """
 
 from __future__ import annotations

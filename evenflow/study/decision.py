@@ -254,7 +254,8 @@ def _kernels(config: RunConfig, trial: Trial, prediction: Prediction | None) -> 
         how += f"; {percent(share, 0, sign=False)} of the time rests on no measurement"
     if prediction is not None:
         how += f"; stated error, one standard deviation: {prediction.error.source}"
-        how += f"; TPOT and TTFT at least as {prediction.measured}"
+        if prediction.measured:
+            how += f"; TPOT and TTFT at least as {prediction.measured}"
     return Basis("time of kernels", what, how)
 
 

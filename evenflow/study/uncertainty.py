@@ -216,10 +216,13 @@ def predicted(study: Study, who: Simulator, metrics: Iterable[str] = METRICS) ->
         for message in trial.errors:
             raise UsageError(message)
     values = [record.values for trial in others for record in trial.records]
-    like = likeness(config, kind_of_model(config, study.beside))
-    ranges = widened(ranges_of(values, metrics), base.records[0].values, like)
-    known = deviation(like, "mean_ttft_ms")
-    return Prediction(error, base, ranges, "" if known is None else known.words)
+    ranges, words = ranges_of(values, metrics), ""
+    if error.share:  # else the costs are given, or measured for this run
+        like = likeness(config, kind_of_model(config, study.beside))
+        ranges = widened(ranges, base.records[0].values, like)
+        known = deviation(like, "mean_ttft_ms")
+        words = "" if known is None else known.words
+    return Prediction(error, base, ranges, words)
 
 
 def ranges_of(
@@ -248,9 +251,10 @@ def told(prediction: Prediction) -> Addition:
     ]
     sentence = (
         "The last column: per cent of the variance. "
-        f"Stated error of the costs, one standard deviation: {prediction.error.source}. "
-        f"Mean TPOT and TTFT: at least as wide as {prediction.measured} are off."
+        f"Stated error of the costs, one standard deviation: {prediction.error.source}."
     )
+    if prediction.measured:
+        sentence += f" Mean TPOT and TTFT: at least as wide as {prediction.measured} are off."
     heads = ["90 % interval", "value", "from", "to", "±", "costs:host:seeds"]
 
     def write(folder: Path) -> None:

@@ -161,5 +161,5 @@ def _print_claims(found: Sequence[Answer]) -> None:
     ]
     if rows:
         print_table(("claim", "paper", "ours", "verdict"), rows)
-    counts = Counter(worst(group) for group in by_claim(found))
+    counts = Counter(worst(group) for group in groups)
     echo("; ".join(f"{count} {verdict}" for verdict, count in counts.items()))

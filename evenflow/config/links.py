@@ -21,7 +21,7 @@ class LinkKeys(Keys):
     """A link: GB/s (1e9 bytes) and microseconds, or a `name` with what differs from it."""
 
     KEY: ClassVar[str]
-    """The key of the run that holds such a link, for the error messages."""
+    """The run's key for the link, in error messages."""
     ELSE: ClassVar[str] = ", or a name"
 
     name: str | None = None
@@ -30,6 +30,10 @@ class LinkKeys(Keys):
     """1e9 bytes a second, one direction."""
     latency_us: NonNegative | None = None
     """Microseconds that a transfer takes on top; 0 where no name is given."""
+    shared_by: Count | None = None
+    """GPUs that share the wire: in an all-reduce its ranks divide the bandwidth, and all hops
+    between stages queue for it; null: the name's, or 1.
+    """
 
     @model_validator(mode="after")
     def _something_is_known(self) -> Self:
@@ -49,7 +53,7 @@ def link_spec(given: str | LinkKeys) -> LinkSpec:
             raise UsageError(f'link "{given}": {words}')
         return link(given)
     keys = {"latency_us": 0.0} if given.name is None else {}
-    known = {"name", "bandwidth_gb_s", "latency_us"}
+    known = {"name", "bandwidth_gb_s", "latency_us", "shared_by"}
     return link(keys | given.model_dump(include=known, exclude_none=True))
 
 
@@ -73,7 +77,9 @@ class LinkConfig(LinkKeys):
 
     KEY = "link"
     shared: bool = False
-    """Whether all neighbouring stages queue for one link; else each pair has its own."""
+    """Whether all neighbouring stages queue for one link, as under `shared_by`; an all-reduce does
+    not share it.
+    """
 
 
 def _is_pair(value: object) -> bool:
@@ -163,7 +169,12 @@ def link_words(link: str | LinkKeys) -> str:
     """Return a link in words: its name, and what is given of it."""
     if isinstance(link, str):
         return link
-    units = {"name": "{}", "bandwidth_gb_s": "{:g} GB/s", "latency_us": "{:g} us"}
+    units = {
+        "name": "{}",
+        "bandwidth_gb_s": "{:g} GB/s",
+        "latency_us": "{:g} us",
+        "shared_by": "shared by {}",
+    }
     given = {name: getattr(link, name) for name in units}
     return " ".join(units[name].format(value) for name, value in given.items() if value is not None)
 
@@ -223,16 +234,25 @@ class Wires(NamedTuple):
         if self.link is None:
             return None, None
 
-        def timed(spec: LinkSpec, shared: bool = False) -> Link:
-            return Link(token_bytes / (spec.bandwidth_gb_s * 1e9), spec.latency_s, shared)
-
-        shared = isinstance(self.link, LinkConfig) and self.link.shared
-        within = timed(link_spec(self.link), shared)
+        within = self._hop(self.link, stages * ranks, token_bytes)
         if self.nodes is None:
             return within, None
-        if shared:
+        across = self._hop(self.nodes.link, stages * ranks, token_bytes)
+        crossed = self.nodes.crossed(stages, ranks)
+        hops = tuple(across if leaves else within for leaves in crossed)
+        shared = {each for each in (within, across) if each.shared}
+        if hops and shared and shared != set(hops):
             where = "there is no one link for all stages where there are nodes"
             raise UsageError(f"link.shared: {where}")
-        crossed = self.nodes.crossed(stages, ranks)
-        across = timed(link_spec(self.nodes.link))
-        return None, tuple(across if leaves else within for leaves in crossed)
+        return None, hops
+
+    @staticmethod
+    def _hop(given: str | LinkConfig, gpus: int, token_bytes: float) -> Link:
+        spec = link_spec(given)
+        if 1 < spec.shared_by < gpus:
+            raise UsageError(
+                f"link.shared_by: {spec.shared_by} of the {gpus} GPUs of the pipeline; 1 or at "
+                f"least {gpus} is right"
+            )
+        shared = spec.shared_by > 1 or (isinstance(given, LinkConfig) and given.shared)
+        return Link(token_bytes / (spec.bandwidth_gb_s * 1e9), spec.latency_s, shared)

@@ -33,7 +33,8 @@ class Ring:
     """A ring over one kind of link; the slowest link of the ring where there are several kinds.
 
     All-reduce: 2 (n - 1) steps, each of which sends 1/n of the data: 2 (n - 1)/n x bytes /
-    bandwidth, plus 2 (n - 1) latencies. All-to-all: n - 1 messages, one after the other.
+    bandwidth, plus 2 (n - 1) latencies. All-to-all: n - 1 messages, one after the other. All n
+    ranks send at once, and where they share a wire each has 1/n of it.
     Over direct links the fastest of that and of what engines launch for messages up to some MB
     (vLLM's custom all-reduce): one shot, in which every rank reads all of the others' data, and two
     shots, in which each reads and then shares its part: 2 and 4 latencies, a barrier a transfer.
@@ -46,8 +47,8 @@ class Ring:
 
     def all_reduce_s(self, size_bytes: float, ranks: int) -> float:
         """Return the seconds of a ring all-reduce, or of a faster one over direct links."""
-        ring_s = 2 * (ranks - 1) * self.link.transfer_s(size_bytes / ranks)
-        if not self.link.direct or ranks < 3:
+        ring_s = 2 * (ranks - 1) * self.link.transfer_s(size_bytes / ranks, ranks)
+        if not self.link.direct or self.link.shared_by > 1 or ranks < 3:
             return ring_s
         latency_s, byte_s = self.link.latency_s, 1e-9 / self.link.bandwidth_gb_s
         one_shot_s = 2 * latency_s + (ranks - 1) * size_bytes * byte_s
@@ -58,7 +59,7 @@ class Ring:
         """Return the seconds of n - 1 messages of 1/(n - 1) of the data."""
         if ranks == 1:
             return 0.0
-        return (ranks - 1) * self.link.transfer_s(size_bytes / (ranks - 1))
+        return (ranks - 1) * self.link.transfer_s(size_bytes / (ranks - 1), ranks)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

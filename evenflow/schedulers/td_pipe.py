@@ -101,25 +101,24 @@ def spatial_intensity(
     return (rows * saturated_s) / (saturated_rows * step_s) if step_s else 1.0
 
 
-def temporal_intensity(prefill_s: Sequence[float], decode_step_s: float, depth: int) -> float:
+def temporal_intensity(
+    prefill_s: Sequence[float], decode_step_s: float, depth: int, waits: int = 1
+) -> float:
     """Return 1 - bubble / total, for a switch to these prefill micro-batches now.
 
-    All times are seconds on one stage. Behind a decode step each later stage waits the longer for
-    the prefill that follows: bubble = (longest prefill - decode step) * (depth - 1) on the last
-    one. total = all prefills + a decode step of each of `depth` batches + bubble. TD-Pipe, section
-    3.4.
+    All times are seconds on one stage: bubble = longest prefill - decode step, counted `waits`
+    times; total = all prefills + a decode step of each of `depth` batches + bubble. TD-Pipe,
+    section 3.5, equation 2, which counts the bubble once.
     """
-    bubble_s = max(max(prefill_s) - decode_step_s, 0.0) * (depth - 1)
+    bubble_s = max(max(prefill_s) - decode_step_s, 0.0) * waits
     total_s = plain_sum(prefill_s) + depth * decode_step_s + bubble_s
     return 1 - bubble_s / total_s if total_s else 1.0
 
 
 # -- the policy ---------------------------------------------------------------------------------
 
-FUTURE_POINTS = {
-    "paper": tuple(range(32, 1025, 32)),
-    "code": (5, 8, *(2**power for power in range(4, 13))),
-}
+PRINTED_POINTS = tuple(range(32, 1025, 32))
+CODE_POINTS = (5, 8, *(2**power for power in range(4, 13)))
 CODE_SATURATED_ROWS = 192
 CODE_PEAK_ROWS = 256
 CODE_FULL = 0.9
@@ -150,8 +149,10 @@ class TDPipe(Policy):
     latest-arrived ready request. A request without a prediction counts as outliving every future
     point. Prefill micro-batches hold whole prompts.
 
-    Ablations: `kv_occupancy_ratio`, `work_stealing`, `request_finish_ratio`. `variant: code` is the
-    public code: prefill ends at a predicted use of 90 %; future points 5, 8, 16, 32, 64, ... 4096;
+    Ablations: `kv_occupancy_ratio`, `work_stealing`, `request_finish_ratio`. `variant: paper`
+    counts the bubble of equation 2 once, as printed; `reading` counts it on each stage after the
+    first, as each waits the longer behind a decode step; `code` does so too, and is the public code
+    otherwise: prefill ends at a predicted use of 90 %; future points 5, 8, 16, 32, 64, ... 4096;
     the even split takes the rows that arrived first; peak decode speed is that of 256 rows, and 192
     count as saturated; the end of decode is looked for at one batch a round.
     """
@@ -175,9 +176,9 @@ class TDPipe(Policy):
     """The share of the pages in use that ends prefill; null: the prediction."""
     request_finish_ratio: Share | None = None
     """The share of its requests that have ended which ends decode; null: the intensities."""
-    variant: Literal["paper", "code"] = "paper"
-    """`paper`: as printed; `code`: as the authors' package; `reading`: the paper with the package's
-    integer rules.
+    variant: Literal["paper", "reading", "code"] = "paper"
+    """`paper`: as printed; `reading`: the bubble of equation 2 times (stages - 1); `code`: as the
+    authors' package.
     """
     max_num_batched_tokens: Count = 2048
     """Most tokens of a micro-batch; null: `max_model_len`."""
@@ -192,7 +193,8 @@ class TDPipe(Policy):
         self.rules = Rules(uncapped=True, predictor=self.predictor)
         self._prefill_s = self.prefill_s or (lambda tokens: 0.0)
         self._decode_s = self.decode_s or (lambda rows, context_tokens: 0.0)
-        self.points = tuple(self.future_points or FUTURE_POINTS[self.variant])
+        points = CODE_POINTS if self.variant == "code" else PRINTED_POINTS
+        self.points = tuple(self.future_points or points)
         self._most_rows = self.max_batch_rows or UNLIMITED
         self._saturated_rows = 0
         self._prefilling = True
@@ -317,8 +319,9 @@ class TDPipe(Policy):
             self._saturated_rows = CODE_PEAK_ROWS if in_code else saturating_rows(self._decode_s)
         spatial = spatial_intensity(rows, context_tokens, self._saturated_rows, self._decode_s)
         seconds = [self._prefill_s(sum(prompt.tokens for prompt in batch)) for batch, _ in pending]
+        waits = 1 if self.variant == "paper" else view.depth - 1
         better = [
-            spatial < temporal_intensity(seconds[:stop], step_s, view.depth)
+            spatial < temporal_intensity(seconds[:stop], step_s, view.depth, waits)
             for stop in range(1, len(seconds) + 1)
         ]
         if not any(better):

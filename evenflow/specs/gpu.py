@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from typing import Any, TypeVar
 
-from evenflow.errors import NonNegative, Positive, UsageError, instead_of, require_declared
+from evenflow.errors import Count, NonNegative, Positive, UsageError, instead_of, require_declared
 from evenflow.specs.precision import Arithmetic
 from evenflow.specs.tables import read_table
 
@@ -110,6 +110,7 @@ class LinkSpec:
     """Describe a link between two GPUs, one direction: 1e9 bytes a second, microseconds.
 
     `direct`: each GPU of a machine reads the memory of every other one (NVLink with a switch).
+    `shared_by`: GPUs that divide the bandwidth among those of them that send at once.
     """
 
     bandwidth_gb_s: Positive
@@ -117,6 +118,7 @@ class LinkSpec:
     name: str = "link"
     source: str = "given"
     direct: bool = False
+    shared_by: Count = 1
 
     def __post_init__(self) -> None:
         require_declared(self.name, self)
@@ -125,9 +127,10 @@ class LinkSpec:
     def latency_s(self) -> float:
         return self.latency_us * 1e-6
 
-    def transfer_s(self, size_bytes: float) -> float:
-        """Return the seconds that `size_bytes` take, latency + bytes / bandwidth."""
-        return self.latency_s + size_bytes / (self.bandwidth_gb_s * 1e9)
+    def transfer_s(self, size_bytes: float, senders: int = 1) -> float:
+        """Return the seconds of `size_bytes` from each of the senders: latency + bytes / share."""
+        share_gb_s = self.bandwidth_gb_s / min(senders, self.shared_by)
+        return self.latency_s + size_bytes / (share_gb_s * 1e9)
 
 
 @dataclass(frozen=True, slots=True)

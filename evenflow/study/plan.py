@@ -57,7 +57,8 @@ class Planned(Shown):
 
     `misses` are the nearest points where none does, and `changed` these with changes, the
     best first. `rates`: up to how many requests/s a point keeps the SLO. `seconds`: how long it
-    took. `prediction`: how far the numbers of the best may be off, where that was asked.
+    took. `calm`: the plan without the processes that were asked for. `prediction`: how far the
+    numbers of the best may be off, where that was asked.
     """
 
     question: PlanQuestion
@@ -67,12 +68,21 @@ class Planned(Shown):
     changed: Sequence[Trial] = ()
     rates: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    calm: Planned | None = None
     prediction: Prediction | None = None
 
     @property
     def best(self) -> Trial:
         """The best point that keeps the SLO, or else the one that misses least."""
         return (*self.kept, *self.misses)[0]
+
+    @property
+    def spare(self) -> int | None:
+        """GPUs beyond the cheapest plan without the processes; None where one keeps no SLO."""
+        if self.calm is None or not (self.kept and self.calm.kept):
+            return None
+        gpus: int = self.best.labels["gpus"] - self.calm.best.labels["gpus"]
+        return gpus
 
     @property
     def winner(self) -> Document:
@@ -148,12 +158,20 @@ def plan(document: Document, beside: Path, ask: Ask, how: How) -> Planned:
     question = prepare(document, beside, ask)
     with how.simulator("simulations", None) as who:
         planned = answered(question, who)
+        if ask.joining:
+            planned = replace(planned, calm=answered(_calm(question, document), who))
         require_served({"": planned.best.served}, allowed=ask.allow_refused)
         if ask.intervals:
             planned = replace(planned, prediction=_predicted(planned, who))
         planned = replace(planned, seconds=time.perf_counter() - started)
         how.write(lambda folder: _write(folder, planned, how.out or folder))
     return planned
+
+
+def _calm(question: PlanQuestion, document: Document) -> PlanQuestion:
+    """Return the question without the processes that were asked for."""
+    own = {"processes": document.data.get("processes")}
+    return replace(question, document=patched(question.document, own))
 
 
 def _predicted(planned: Planned, who: Simulator) -> Prediction:
@@ -272,11 +290,18 @@ def facts(planned: Planned) -> dict[str, Any]:
         **(planned.best.served.facts if planned.best.served.failed else {}),
         "rows_left_out": rows_left_out(question.trace),
         "best": facts_of(planned, planned.best),
+        **({} if planned.calm is None else _spare_facts(planned, planned.calm)),
         "decision": planned.decision.facts,
         "effort": effort(planned),
         "pruned": pruned(question),
         "left_out": [{"layout": each.label, "reason": each.reason} for each in question.left_out],
     }
+
+
+def _spare_facts(planned: Planned, calm: Planned) -> dict[str, Any]:
+    joining = list(planned.question.ask.joining)
+    without = facts_of(calm, calm.best)
+    return {"with": joining, "spare_gpus": planned.spare, "without": without}
 
 
 def pruned(question: PlanQuestion) -> list[dict[str, Any]]:
@@ -322,6 +347,7 @@ def sentences(planned: Planned, *, timed: bool = True) -> list[str]:
     """
     told = [*refusals({"": planned.best.served}), _what(planned), _how_near(planned)]
     first = {name_of(trial): trial for trial in planned.kept[:2]}
+    told += [] if planned.calm is None else [_spare(planned, planned.calm)]
     told += [] if planned.kept else [_what_would(planned)]
     told += [f"{line}." for line in rows_left_out(planned.question.trace)]
     seconds = f", in {planned.seconds:.0f} s" if timed else ""
@@ -358,6 +384,16 @@ def _how_near(planned: Planned) -> str:
     busy = percent(trial.mean("busy_share"), 0, sign=False)
     words = metric_words(binding(question, trial).metric)
     return f"{at}{', '.join(told)}; {words} binds, GPUs are {busy} busy{holds}."
+
+
+def _spare(planned: Planned, calm: Planned) -> str:
+    """Say how many GPUs are there for the processes alone, and how often these did something."""
+    names = ", ".join(each["name"] for each in planned.question.ask.joining)
+    gpus, acts = calm.best.labels["gpus"], planned.best.mean("marks")
+    enough = f"{gpus} GPU{'s do' if gpus > 1 else ' does'}: {name_of(calm.best)}"
+    if planned.spare is None:
+        return f"Without {names} {enough if calm.kept else 'nothing keeps it either'}."
+    return f"Spare for {names} ({acts:g} marks here): {planned.spare}; without, {enough}."
 
 
 def _what_would(planned: Planned) -> str:

@@ -23,7 +23,7 @@ from evenflow.config.build import Workload, build, load_workload
 from evenflow.config.files import make_importable
 from evenflow.config.pools import defaults
 from evenflow.config.run import RunConfig, configured, memory_of_all, with_
-from evenflow.config.yaml_file import Document, Patch, patched
+from evenflow.config.yaml_file import Document, Patch, patched, value_of
 from evenflow.core.world import World
 from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError
@@ -115,6 +115,7 @@ class Ask:
     """The options of a plan, beside the run. None: chosen here.
 
     `rate`: requests/s, or a multiple of the run's own ("2x"); `price`: dollars of a GPU an hour.
+    `joining`: processes for each simulation, as the key `processes` has them.
     `allow_refused`: answer though too many requests are refused. `intervals`: say them, too.
     """
 
@@ -124,6 +125,7 @@ class Ask:
     price: float | None = None
     schedulers: Sequence[str] | None = None
     budgets: Sequence[int] | None = None
+    joining: Sequence[Mapping[str, Any]] = ()
     replications: int = 1
     exhaustive: bool = False
     allow_refused: bool = False
@@ -144,7 +146,7 @@ class Setting:
     """A pipeline of `gpus` GPUs with a policy, and the numbers of replicas that there may be."""
 
     candidate: Candidate
-    dispatch: str
+    dispatch: str | None
     gpus: int
     counts: tuple[int, ...]
 
@@ -296,8 +298,27 @@ def parse_budgets(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
+def parse_with(given: Mapping[str, Mapping[str, Any]] | Sequence[str]) -> list[dict[str, Any]]:
+    """Return the processes of `name={key: value}` texts; UsageError for what is none."""
+    if isinstance(given, Mapping):
+        return [{"name": name, **keys} for name, keys in given.items()]
+    return [_process(text) for text in ([given] if isinstance(given, str) else given)]
+
+
+def _process(text: str) -> dict[str, Any]:
+    name, _, keys = text.partition("=")
+    params = value_of(keys or "{}", f"--with {text}")
+    if not name.strip() or not isinstance(params, dict):
+        right = "outage={mtbf_s: 86400, restart_s: 120}"
+        raise UsageError(f"--with {text}: should be PROCESS=KEYS, like {right}")
+    return {"name": name.strip(), **params}
+
+
 def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
     """Return the checked question; UsageError naming what is wrong with the run or `ask`."""
+    if ask.joining:
+        own = [each.written for each in configured(document).processes or ()]
+        document = patched(document, {"processes": [*own, *ask.joining]})
     make_importable([document.data, list(ask.schedulers or ())], Path.cwd(), beside)
     document, is_cut = _with_requests(document, beside, ask.replications)
     config = configured(document)

@@ -31,6 +31,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 import evenflow
 from evenflow.children import end_with_parent
 from evenflow.config.build import Workload, reads_text
+from evenflow.config.costs import MEASURED_COSTS
 from evenflow.config.files import files_of
 from evenflow.config.provenance import code_version
 from evenflow.config.run import RunConfig
@@ -81,7 +82,7 @@ class Point:
         parts = [
             resolved,
             sorted(_digest_of(path) for path in files_of(resolved, self.beside)),
-            _silicon_version() if self.config.costs.kind == "silicon" else None,
+            _silicon_version() if self.config.costs.kind in MEASURED_COSTS else None,
             [self.measure.__module__, self.measure.__qualname__, self.more],
             _digest_of(Path(inspect.getfile(self.measure))),
             *self.allowed,

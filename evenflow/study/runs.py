@@ -104,8 +104,8 @@ def given_process(process: object) -> tuple[object, UserProcess | None]:
 class Job(NamedTuple):
     """One configuration to simulate on requests already made; `beside` is its file's folder.
 
-    `policy` stands in for the one that the configuration names, `name` for that one's in tables,
-    `processes` for those that it names, each that is given in Python.
+    `policy`, given in Python, replaces the configuration's, `name` its name in tables; `processes`
+    given in Python replace the configuration's at the same positions.
     """
 
     config: RunConfig
@@ -146,13 +146,14 @@ class Job(NamedTuple):
             world,
             on_done,
             pipeline=self.config.pipeline,
-            processes=self._joining(),
+            processes=self.joining(),
             seed=self.config.workload.seed,
             whole=whole,
             watch=watch,
         )
 
-    def _joining(self) -> list[UserProcess]:
+    def joining(self) -> list[UserProcess]:
+        """Return the processes that join the run, as functions of a world."""
         named = self.config.processes or []
         if not named:
             return []

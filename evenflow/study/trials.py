@@ -412,6 +412,7 @@ def seed_matters(config: RunConfig) -> bool:
         config.workload.is_drawn
         or config.workload.arrivals.kind not in ("replay", "offline", "closed")
         or config.speculative is not None
+        or bool(config.processes)
         or "predictor" in config.scheduler.params
     )
 

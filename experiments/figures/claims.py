@@ -17,15 +17,19 @@ import pandas as pd
 import yaml
 
 from evenflow.errors import UsageError, instead_of
-from evenflow.experiments.figures.schema import PAPER, Asked, Query
+from evenflow.experiments.figures.schema import MISSED, PAPER, Asked, Query
 from evenflow.keys import shown
 from evenflow.study.uncertainty import range_of
 
 CLAIMS = Path(__file__).parent / "claims.yaml"
 MISSES = Path(__file__).parent / "misses.yaml"
 
-Verdict = Literal["exact", "holds", "within 10 %", "within 25 %", "right order", "wrong", "not run"]
+Verdict = Literal[
+    "exact", "holds", "within 10 %", "within 25 %", "right order", "wrong", "too short to tell",
+    "not run",
+]  # fmt: skip
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+UNJUDGED: tuple[Verdict, ...] = ("too short to tell", "not run")
 """From best to worst: a claim of several values gets the worst of theirs. What is near is a value,
 and of a comparison its effect."""
 
@@ -93,15 +97,12 @@ def load_claims() -> list[Claim]:
     return [Claim(**entry) for entry in yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))]
 
 
-def published_value(claim_id: str) -> Any:
-    """Return the paper's value of a claim, for a figure that draws it beside ours.
-
-    UsageError for a claim that is none.
-    """
-    values = {claim.id: claim.value for claim in load_claims()}
-    if claim_id not in values:
-        raise UsageError(f"claims: unknown {shown(claim_id)}; {instead_of(claim_id, values)}")
-    return values[claim_id]
+def claim_of(claim_id: str) -> Claim:
+    """Return the claim of that id; UsageError for one that is none."""
+    known = {claim.id: claim for claim in load_claims()}
+    if claim_id not in known:
+        raise UsageError(f"claims: unknown {shown(claim_id)}; {instead_of(claim_id, known)}")
+    return known[claim_id]
 
 
 def load_misses() -> dict[str, str]:
@@ -173,20 +174,28 @@ def _parts(asked: Asked) -> Mapping[str, Query] | list[Query] | Query:
     return asked
 
 
-def with_papers(table: pd.DataFrame, queries: Mapping[str, Asked]) -> pd.DataFrame:
+def with_papers(
+    table: pd.DataFrame, queries: Mapping[str, Asked], *, judged: bool = True
+) -> pd.DataFrame:
     """Return a table with a column `COLUMN, paper` beside each column that a claim is about.
 
-    It has the paper's value where the claim is about one point; of a ratio, times our value of what
-    it is over, so that it stands where ours would have to be.
+    It has the paper's value, or bound, where the claim is about one point, or the best one. That of
+    a ratio is times our value of what it is over, so that it stands where ours would have to be; of
+    one system over another it stands at the other. `COLUMN, missed` is 1 where ours is further off
+    than 25 %, unless nothing is `judged`.
     """
     table = table.copy()
     for name, query in queries.items():
-        for one, value in _leaves(query, published_value(name)):
-            _put(table, one, value)
+        claim = claim_of(name)
+        for one, value in _leaves(query, claim.value):
+            verdict = _leaf(claim, "", value, answer(table, one)).verdict
+            number = float(value.split()[-1]) if isinstance(value, str) else value
+            _put(table, one, number, judged and verdict in ("right order", "wrong"))
     return table
 
 
-def _leaves(asked: Asked, paper: Any) -> Iterator[tuple[Query, float]]:
+def _leaves(asked: Asked, paper: Any) -> Iterator[tuple[Query, Any]]:
+    """Yield the queries whose answer is one number, with the paper's; no directions as > 1."""
     pairs: list[tuple[Query, Any]] = []
     match _parts(asked), paper:
         case Mapping() as parts, Mapping():
@@ -195,17 +204,32 @@ def _leaves(asked: Asked, paper: Any) -> Iterator[tuple[Query, float]]:
             pairs = list(zip(parts, paper, strict=False))
         case Query() as query, int() | float():
             yield query, paper
+        case Query() as query, str() if "=" in paper:
+            yield query, paper
     for part, value in pairs:
         yield from _leaves(part, value)
 
 
-def _put(table: pd.DataFrame, query: Query, value: float) -> None:
-    found = _means(table, query, query.where)
+def _put(table: pd.DataFrame, query: Query, value: float, missed: bool) -> None:
+    where, means = query.where, _means(table, query, query.where)
+    heights, compared = means * 0 + value, means
     if query.over:
-        value *= float(_means(table, query, query.where | query.over).mean())
-    if len(found) == 1 and math.isfinite(value) and query.take in table:
-        rows = _rows(table, query.where).index
-        table.loc[rows, f"{query.take}{PAPER}"] = value
+        others = _means(table, query, where | query.over)
+        heights, compared = others * value, (means / others)[others > 0]
+        if "system" in query.over:
+            where, heights = where | query.over, means / value
+    compared = compared.dropna()
+    if query.best in ("max", "min") and len(compared):
+        best = compared.idxmax() if query.best == "max" else compared.idxmin()
+        heights = heights[heights.index == best]
+    if len(heights) != 1 or not math.isfinite(heights.iloc[0]) or query.take not in table:
+        return
+    rows = _rows(table, where)
+    place = heights.index[0] if isinstance(heights.index, pd.MultiIndex) else [heights.index[0]]
+    for name, at in zip(heights.index.names, place, strict=True):
+        rows = rows if name is None else rows[rows[name] == at]
+    table.loc[rows.index, f"{query.take}{PAPER}"] = heights.iloc[0]
+    table.loc[rows.index, f"{query.take}{MISSED}"] = float(missed)
 
 
 def _value(table: pd.DataFrame, query: Query) -> float:

@@ -16,10 +16,12 @@ from evenflow.errors import UsageError, instead_of
 from evenflow.experiments.figures import FOLDER, names
 from evenflow.experiments.figures.cases import exploded, function, table_of
 from evenflow.experiments.figures.claims import (
+    UNJUDGED,
     Answer,
     answer,
     answers,
     by_claim,
+    claim_of,
     ends,
     load_claims,
     load_misses,
@@ -31,7 +33,14 @@ from evenflow.experiments.figures.claims import (
     worst,
 )
 from evenflow.experiments.figures.formulas import filled
-from evenflow.experiments.figures.panels import annotate, checked_plot, draw, fit
+from evenflow.experiments.figures.panels import (
+    MARKS,
+    annotate,
+    checked_plot,
+    draw,
+    fit,
+    marks_paper,
+)
 from evenflow.experiments.figures.schema import PLAIN, FigurePlan, Look, load_plan
 from evenflow.experiments.figures.study import Drawing, FigureStudy, footnote
 from evenflow.report.folder import staged
@@ -103,14 +112,17 @@ def _written(study: FigureStudy, drawing: Drawing, folder: Path) -> Drawing:
         "source": keys.source,
         "run": plan.run.data,
         "differs": keys.differs,
+        "says": keys.says,
         "facts": facts,
         # A verdict on a claim holds for the set-up of its paper only.
         "claims": dict(drawing.claims) if plan.published else {},
+        "beside": dict(drawing.beside),
     }
     with staged(folder, force=True, adds=True) as scratch:
         if plan.look.width is not None:
             fit(drawing.figure, plan.look.width)
-        annotate(drawing.figure, f"{title}  [{source}]", footnote(facts, keys.differs))
+        note = f"{footnote(facts, keys.differs)} {MARKS if marks_paper(drawing.figure) else ''}"
+        annotate(drawing.figure, f"{title}  [{source}]", note)
         save(drawing.figure, scratch / plan.name, plan.look.formats)
         write_table(scratch / f"{plan.name}.csv", drawing.table)
         write_json(scratch / f"{plan.name}.json", about)
@@ -160,16 +172,24 @@ def from_keys(study: FigureStudy) -> Drawing:
     keys = study.plan.keys
     table = table_of(study)
     words = {"gpus": study.gpus, "first": next(iter(keys.systems), ""), **study.numbers}
-    beside = with_papers(table, keys.claims) if study.plan.published else table
+    drawn = table
+    if study.plan.published:
+        drawn = with_papers(table, keys.claims, judged=not study.facts()["quick"])
     if keys.draw:
         figure = function(keys.draw, "study", "table")(study, table)
     else:
-        figure = draw({**keys.plot, **study.plan.look.keys}, beside, words)
-    claims = {name: answer(table, query) for name, query in keys.claims.items()}
+        figure = draw({**keys.plot, **study.plan.look.keys}, drawn, words)
+    claims, *others = (
+        {name: answer(table, query) for name, query in queries.items()}
+        for queries in (keys.claims, *keys.beside.values())
+    )
     if keys.explode:
         told = [exploded(table, columns) for columns in keys.explode]
         table = pd.concat(told, ignore_index=True)
-    return Drawing(figure, table, keys.shown, claims if study.plan.published else {})
+    if not study.plan.published:
+        return Drawing(figure, table, keys.shown)
+    beside = dict(zip(keys.beside, others, strict=True))
+    return Drawing(figure, table, keys.shown, claims, beside)
 
 
 MISUSED = (
@@ -210,7 +230,8 @@ def _reservations(made: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def write_claims(folder: Path) -> list[Answer]:
     """Write claims.csv, a row a value, and claims.md, a row a claim; return the values.
 
-    Any figure made in the folder answers; where two answer one claim, the paper's figure does.
+    Any figure made in the folder answers; where two answer one claim, the paper's figure does. A
+    coarse pass answers without a verdict. Claims of figures that were not made are counted only.
     """
     papers = [name for name in names() if (folder / f"{name}.json").exists()]
     others = sorted({path.stem for path in folder.glob("*.json")} - {*papers})
@@ -221,13 +242,15 @@ def write_claims(folder: Path) -> list[Answer]:
         except UsageError:
             if name in papers:
                 raise
-    ours = {key: value for about in made.values() for key, value in about["claims"].items()}
-    known = {k: v for about in made.values() for k, v in about.get("intervals", {}).items()}
-    found = [
-        each
-        for claim in load_claims()
-        for each in answers(claim, ours.get(claim.id), known.get(claim.id))
-    ]
+    of = {key: about for about in made.values() for key in about["claims"]}
+    found = []
+    for claim in load_claims():
+        about = of.get(claim.id, {"claims": {}, "facts": {}})
+        intervals = about.get("intervals", {}).get(claim.id)
+        for each in answers(claim, about["claims"].get(claim.id), intervals):
+            coarse = about["facts"].get("quick") and each.verdict != "not run"
+            found.append(replace(each, verdict="too short to tell") if coarse else each)
+    run = [each for each in found if each.verdict != "not run"]
     with staged(folder, force=True, adds=True) as scratch:
         table = pd.DataFrame(
             {
@@ -244,12 +267,28 @@ def write_claims(folder: Path) -> list[Answer]:
                 "low_90": each.low,
                 "high_90": each.high,
             }
-            for each in found
+            for each in run
         )
         write_table(scratch / "claims.csv", table)
-        text = markdown(found) + "".join(f"\n{each}\n" for each in _reservations(made))
+        text = markdown(found, _beside(made)) + "".join(
+            f"\n{each}\n" for each in _reservations(made)
+        )
         (scratch / "claims.md").write_text(text, encoding="utf-8")
     return found
+
+
+def _beside(made: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return by claim what other readings give, as a table shows it."""
+    told: dict[str, list[str]] = {}
+    for about in made.values():
+        for words, ours in about.get("beside", {}).items():
+            for claim_id, value in ours.items():
+                values = answers(claim_of(claim_id), value)
+                numbers = (
+                    f"{a.part} {number(a.ours)}".strip() for a in values if a.ours is not None
+                )
+                told.setdefault(claim_id, []).append(f"{words}: {', '.join(numbers)}")
+    return {claim_id: "<br>".join(lines) for claim_id, lines in told.items()}
 
 
 def _made(path: Path) -> dict[str, Any]:
@@ -264,14 +303,21 @@ def _made(path: Path) -> dict[str, Any]:
     raise UsageError(f"{path}: is no figure that evenflow made; move it elsewhere")
 
 
-def markdown(found: Sequence[Answer]) -> str:
-    """Return the table of claims, a row a claim, with notes, such as why one misses."""
-    misses = load_misses()
-    heads = ("claim", "quantity", "paper", "ours", "ours / paper", "effect", "verdict", "why")
-    rows = []
+def markdown(found: Sequence[Answer], beside: Mapping[str, str] | None = None) -> str:
+    """Return the table of claims that were run, a row a claim, with notes, such as why one misses.
+
+    `beside`: by claim, what other readings give.
+    """
+    misses, beside = load_misses(), beside or {}
+    heads = ("claim", "quantity", "paper", "ours", "ours / paper", "effect", "verdict",
+             "other readings", "why")  # fmt: skip
+    rows, left_out = [], 0
     for group in by_claim(found):
         claim, verdict = group[0].claim, worst(group)
-        why = misses.get(claim.id, "") if verdict != "not run" else ""
+        if all(each.verdict == "not run" for each in group):
+            left_out += 1
+            continue
+        why = "" if verdict in UNJUDGED else misses.get(claim.id, "")
         row = (
             f"{claim.id} ({claim.paper} {claim.where})",
             claim.quantity,
@@ -280,8 +326,12 @@ def markdown(found: Sequence[Answer]) -> str:
             "<br>".join(number(a.ratio) for a in group),
             "<br>".join("" if a.effect is None else f"{a.effect:.2f}" for a in group),
             verdict,
+            beside.get(claim.id, ""),
             why,
         )
         rows.append(row)
-    done = [answer for answer in found if answer.verdict != "not run"]
-    return f"{markdown_table(heads, rows)}\n{score_in_words(score(done))}\n"
+    told = [markdown_table(heads, rows)] if rows else []
+    done = score([answer for answer in found if answer.verdict not in UNJUDGED])
+    told += [f"{score_in_words(done)}\n"] if done.values else []
+    told += [f"{left_out} claims are of figures that were not made.\n"] if left_out else []
+    return "\n".join(told)

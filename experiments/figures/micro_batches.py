@@ -55,9 +55,12 @@ def intensities(study: FigureStudy) -> pd.DataFrame:
             "rows": rows,
             "prefills": count,
             "spatial": spatial_intensity(rows, context, peak, decode_s),
-            "temporal": temporal_intensity(
-                [prefill_s] * count, decode_s(rows, rows * context), world.depth
-            ),
+            **{
+                name: temporal_intensity(
+                    [prefill_s] * count, decode_s(rows, rows * context), world.depth, waits
+                )
+                for name, waits in (("temporal", 1), ("reading", world.depth - 1))
+            },
         }
         for rows in numbers["rows"]
         for count in numbers["prefills"]
@@ -207,6 +210,7 @@ def _reference_row(study: FigureStudy, one: ServedModel) -> dict[str, object]:
 FREE = {
     "link": {"bandwidth_gb_s": 1e12, "latency_us": 0.0},
     "nodes": None,
+    "machine": None,
     "costs": {"all_reduce": None},
 }
 """Keys of a run with free messages between its GPUs."""

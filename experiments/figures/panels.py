@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from evenflow.config.yaml_file import Document, checked
 from evenflow.errors import UsageError
 from evenflow.experiments.figures.formulas import chosen, evaluated, filled
-from evenflow.experiments.figures.schema import PAPER, layered
+from evenflow.experiments.figures.schema import MISSED, PAPER, layered
 from evenflow.keys import Keys, expect, needed
 from evenflow.report.plots import finish
 from evenflow.report.style import DECODE, PREFILL
@@ -30,6 +30,7 @@ from evenflow.report.style import DECODE, PREFILL
 _LOOKS = {
     "gLLM": ("#0b5fa5", "o"),
     "vLLM": ("#d9730d", "s"),
+    "vLLM V0": ("#e8b98a", "s"),
     "SGLang": ("#3f8f3f", "^"),
     "Token Throttling": ("#0b5fa5", "o"),
     "w/o WT": ("#8a4fb0", "D"),
@@ -51,6 +52,7 @@ _LOOKS = {
     "static": ("#b59a3a", "P"),
     "DistServe": ("#0b5fa5", "X"),
     "TD-Pipe": ("#0b5fa5", "o"),
+    "TD-Pipe, reading": ("#7fb2d9", "o"),
     "TP+SB": ("#3f8f3f", "^"),
     "TP+HB": ("#8fbf5f", "v"),
     "PP+SB": ("#d9730d", "s"),
@@ -249,8 +251,8 @@ class Plot(Keys):
 class PanelLine(NamedTuple):
     """A name, what is at each place across, the rows it is of, and the looks.
 
-    `points` are `mean`, `min` and `max`, the `paper`'s value, that of the `steady` window, and the
-    `words` to write there.
+    `points` are `mean`, `min` and `max`, the `paper`'s value, whether it is `missed`, that of the
+    `steady` window, and the `words` to write there.
     """
 
     name: str
@@ -260,7 +262,13 @@ class PanelLine(NamedTuple):
     marker: str
 
 
-PAPER_MARK: Words = {"marker": "D", "ls": "", "mfc": "none", "ms": 9}
+PAPER_MARK: Words = {"marker": "D", "ls": "", "mfc": (1, 1, 1, 0.7), "ms": 9}
+PAPER_WORDS = "paper"
+MARKS = (
+    "Diamonds are the paper's values, of a ratio times ours; crossed are those that ours misses by "
+    "more than 25 %."
+)
+MISS_MARK: Words = {"marker": "x", "ls": "", "mec": "#c1121f", "mew": 1.6, "ms": 6}
 
 Placed = list[tuple[Panel, pd.DataFrame]]
 
@@ -298,12 +306,20 @@ def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure
         handles = grid[0, 0].get_legend_handles_labels()
         words = {"title_fontsize": 8, **_in_words(keys.legend, numbers, "plot.legend")}
         figure.legend(*handles, **{"loc": "outside right center", "fontsize": 8, **words})
-    if any(f"{name}{PAPER}" in table for panel in panels for name in panel.y):
-        mark = Line2D([], [], **PAPER_MARK, mec="k", mew=1.4)
+    drawn = {name for panel in panels for name in panel.y if f"{name}{PAPER}" in table}
+    if drawn:
+        marks = {PAPER_WORDS: Line2D([], [], **PAPER_MARK, mec="k", mew=1.4)}
+        if any(table[f"{name}{MISSED}"].any() for name in drawn):
+            marks["missed"] = Line2D([], [], **MISS_MARK)
         where: Words = {"loc": "outside upper right", "frameon": False, "fontsize": 8}
-        figure.legend([mark], ["the paper's value"], **where)
+        figure.legend([*marks.values()], [*marks], ncols=len(marks), **where)
     grid_lines(figure.axes)
     return figure
+
+
+def marks_paper(figure: Figure) -> bool:
+    """Say whether a figure shows values of the paper's."""
+    return any(text.get_text() == PAPER_WORDS for one in figure.legends for text in one.get_texts())
 
 
 def checked_plot(plot: Mapping[str, Any]) -> tuple[Plot, list[Panel]]:
@@ -440,7 +456,8 @@ def _curves(panel: Panel, rows: pd.DataFrame, numbers: Words) -> Iterator[PanelL
         by_place = own.groupby(_across(panel, own))
         means = by_place.mean(numeric_only=True)
         points = by_place[column].agg(["mean", "min", "max"])
-        for told, of in (("paper", f"{column}{PAPER}"), ("steady", panel.also.get(column))):
+        others = {"paper": f"{column}{PAPER}", "missed": f"{column}{MISSED}"}
+        for told, of in (*others.items(), ("steady", panel.also.get(column))):
             points[told] = means.get(of, np.nan)
         points["words"] = [*_written(panel.write, means, points["mean"])]
         points = points.reindex(ticks).fillna({"words": ""})
@@ -479,18 +496,19 @@ def _draw_lines(axes: Axes, panel: Panel, curves: Sequence[PanelLine], rows: pd.
         name = f"{curve.name}: {', '.join(words)}" if words else curve.name
         whiskers = _reach(points) if "seed" in rows else None
         axes.errorbar(across, points["mean"], whiskers, label=name, capsize=2, **look)
-        _mark_paper(axes, points["paper"], curve.color, across)
+        _mark_paper(axes, points, curve.color, across)
         if points["steady"].notna().any():
             axes.plot(across, points["steady"], ls=":", mfc="white", **look)
     if curves and all(curve.points["mean"].isna().all() for curve in curves):
         axes.text(0.5, 0.5, "does not fit", transform=axes.transAxes, ha="center")
 
 
-def _mark_paper(axes: Axes, values: pd.Series, color: str, places: Any) -> None:
-    """Draw the paper's own values as hollow diamonds."""
-    if values.notna().any():
+def _mark_paper(axes: Axes, points: pd.DataFrame, color: str, places: Any) -> None:
+    """Draw the paper's own values as hollow diamonds, crossed where ours misses."""
+    if points["paper"].notna().any():
         for edge, width in (("k", 2.4), (color, 1.4)):
-            axes.plot(places, values, **PAPER_MARK, mec=edge, mew=width, label="_")
+            axes.plot(places, points["paper"], **PAPER_MARK, mec=edge, mew=width, label="_")
+        axes.plot(places, points["paper"].where(points["missed"] > 0), **MISS_MARK, label="_")
 
 
 def _ticks(axes: Axes, panel: Panel, rows: pd.DataFrame) -> Mapping[Any, Any]:
@@ -546,7 +564,7 @@ def _draw_bars(axes: Axes, panel: Panel, curves: Sequence[PanelLine]) -> None:
 def _finish_bars(axes: Axes, panel: Panel, curve: PanelLine, places: Any) -> None:
     """Draw whiskers, the rings of the steady window, what is written over bars, and why not."""
     values, tops = curve.points, curve.points["max"]
-    _mark_paper(axes, values["paper"], curve.color, places)
+    _mark_paper(axes, values, curve.color, places)
     if "seed" in curve.rows:
         looks: Words = {"fmt": "none", "color": "0.2", "capsize": 2, "lw": 0.9}
         axes.errorbar(places, values["mean"], _reach(values), **looks)

@@ -56,6 +56,8 @@ class Over(Keys):
 
 PAPER = ", paper"
 """Ends the name of a column that has the paper's values of another."""
+MISSED = ", missed"
+"""Ends the name of a column that is 1 where ours is further off the paper's than 25 %."""
 
 Shape = str | list[str] | dict[str, str]
 
@@ -94,9 +96,10 @@ class FigureKeys(Keys):
     `systems`: names of `evenflow schedulers`, by the label in the figure; or the keys that a label
     stands for. `study`: the figure's own numbers (rates, requests, seeds ...); `quick` replaces
     some of them for a coarse pass. `title` may name numbers of the study in braces, and `{gpus}`.
-    `differs` says what is not as in the paper. `like`: the figure whose keys hold where this one
-    has none of its own, but for claims and, in a figure of the user's, `differs`; of `plot`, key by
-    key, and of `study`, number by number.
+    `differs` says what is not as in the paper; `says` gives, by the key read so, the section and
+    the words behind it. `like`: the figure whose keys hold where this one has none of its own, but
+    for `claims`, `beside` and, in a figure of the user's, `differs`; of `plot`, key by key, and of
+    `study`, number by number.
 
     `vary`: the axes of its cases, the last fastest (`cases.AXES`, or its own in `axes`); `columns`:
     which of them stand first in a row, in which order. `measure`: what is kept of each run, a
@@ -104,9 +107,9 @@ class FigureKeys(Keys):
     study, that it gets, or a list itself. `table`: in place of these, the function that has the
     rows. `add`: columns by the function that makes them, `over`: as ratios. `explode`: columns
     whose lists the data has a row a value of, in place of all. `shown`: those a terminal shows.
-    `claims`: what of the table answers a published claim, by its id. `plot`: how the table is drawn
-    (`panels.Plot`), or `draw`: the function that does. `module`: in place of all of these, the
-    function that makes the figure.
+    `claims`: what of the table answers a published claim, by its id; `beside`: the same in other
+    readings, by their words. `plot`: how the table is drawn (`panels.Plot`), or `draw`: the
+    function that does. `module`: in place of all of these, the function that makes the figure.
     """
 
     title: Text
@@ -130,6 +133,8 @@ class FigureKeys(Keys):
     shown: list[str] | None = None
     draw: str | None = None
     claims: dict[str, Asked] = Field(default_factory=dict)
+    beside: dict[str, dict[str, Asked]] = Field(default_factory=dict)
+    says: dict[str, str] = Field(default_factory=dict)
     plot: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -260,7 +265,7 @@ def _completed(document: Document, path: Path, above: tuple[Path, ...] = ()) -> 
     if folder / name in (path, *above):
         raise UsageError(f"{document.place(('like',))}: like: the figure would be like itself")
     under = _completed(_read(folder / name), folder / name, (path, *above))
-    data = under.data | {"claims": {}}
+    data = under.data | {"claims": {}, "beside": {}}
     if path.parent != Path(__file__).parent:
         data |= {"differs": "", "source": f"like {under.data.get('source')}"}
     data |= document.data

@@ -41,13 +41,15 @@ class Drawing(Shown):
 
     `table` is the data behind the picture, a row a measurement, of which a terminal shows the
     columns `shown` (None: all); `claims` has our value for each published claim the figure answers,
-    by the claim's id and in the shape of its value. `doubts` say what is not fair.
+    by the claim's id and in the shape of its value; `beside` the same by the words of a reading.
+    `doubts` say what is not fair.
     """
 
     figure: Figure
     table: pd.DataFrame
     shown: Sequence[str] | None = None
     claims: Mapping[str, Any] = field(default_factory=dict)
+    beside: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     doubts: Sequence[str] = ()
 
     def told(self) -> Iterator[str | Table]:
@@ -309,7 +311,7 @@ class FigureStudy:
             "runs": self._asked or None,
             "failed_runs": len(self._failures) or None,
             "failed_because": brief_reasons(self._failures),
-            "quick": self.plan.quick,
+            "quick": self.plan.quick and bool(self.plan.keys.quick),
             "set": list(self.plan.overrides),
             "published_set_up": self.plan.published,
         }
@@ -371,7 +373,7 @@ def machine_words(config: RunConfig) -> str:
     if link is not None:
         words += f" over {link_words(link)}"
     elif all_reduce is None and config.num_stages * config.tensor_parallel > 1:
-        words += " over links that take no time"
+        words += f" over {config.unnamed_links}"
     if nodes is not None:
         words += f" in machines of {nodes.gpus}, {link_words(nodes.link)} between"
     return words if all_reduce is None else f"{words}, all-reduce {link_words(all_reduce)}"

@@ -19,7 +19,7 @@ CODE_POINTS = [5, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
 
 @dataclass(frozen=True)
 class TDPipeSetting(GllmSetting):
-    """The `variant` is the `paper`, or as the public `code` does."""
+    """The `variant` is the `paper`, a `reading` of it, or as the public `code` does."""
 
     variant: str = "paper"
     max_num_batched_tokens: int = 2048
@@ -195,7 +195,8 @@ class PlainTDPipe(PlainGllm):
             return False
         step_s = self.decode_s(rows, round(rows * context))
         achieved, best = rows / step_s, peak / self.decode_s(peak, round(peak * context))
-        bubble_s = max(max(pending_s) - step_s, 0) * (depth - 1)
+        waits = 1 if self.setting.variant == "paper" else depth - 1
+        bubble_s = max(max(pending_s) - step_s, 0) * waits
         total_s = sum(pending_s) + depth * step_s + bubble_s
         return achieved / best < 1 - bubble_s / total_s
 

@@ -229,7 +229,7 @@ class ModelSpec:
         mixers = {kind.mixer.name for kind in self.kinds() if kind.mixer}
         if mixers:
             raise UsageError(
-                f"{what} has no formula for {', '.join(sorted(mixers))} layers of {self.name}; "
+                f"{what} has no formula for {', '.join(sorted(filter(None, mixers)))} layers of {self.name}; "
                 "costs: aiconfigurator has the times of such"
             )
 

@@ -228,9 +228,10 @@ class ModelSpec:
         """Raise UsageError where layers have another mixer than attention, which `what` lacks."""
         mixers = {kind.mixer.name for kind in self.kinds() if kind.mixer}
         if mixers:
+            names = ", ".join(sorted(filter(None, mixers)))
             raise UsageError(
-                f"{what} has no formula for {', '.join(sorted(mixers))} layers of {self.name}; "
-                "costs: aiconfigurator has the times of such"
+                f"{what} has no formula for {names} layers of {self.name}; "
+                "costs: aiconfigurator has their times"
             )
 
     def mtp(self) -> Self:

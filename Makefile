@@ -1,13 +1,13 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
-.PHONY: help demo docs test test-all test-twice test-sdist mutants newest constraints reference test-gllm test-sglang test-vllm test-browser vllm-table \
+.PHONY: help demo docs test pytest test-all test-twice test-sdist mutants newest constraints reference engines test-gllm test-sglang test-vllm test-browser vllm-table \
 	test-compiled test-serve-long test-fuzz test-systems freeze freeze-update pythons oldest bench gpu-report clean lint
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   compare three schedulers on a simulated 4-GPU pipeline; ends with the report's path"
-	@echo "make test   ruff, mypy, pytest, notebooks, some tests compiled; with TORCH=torch==2.13.0 also what needs torch"
-	@echo "make test-all  the same and what takes long: all examples, real processes, all documents"
+	@echo "make test   ruff, mypy, pytest, three notebooks; with TORCH=torch==2.13.0 also what needs torch"
+	@echo "make test-all  the same and what takes long: all examples, real processes, all documents, the core compiled"
 	@echo "make test-sdist  build the sdist, and run some of its tests where it is unpacked"
 	@echo "make test-compiled  run the core's tests with what mypyc makes of it (two minutes to build)"
 	@echo "make test-twice  run the tests twice in one process, in two random orders"
@@ -17,6 +17,7 @@ help:
 	@echo "make newest  test with the newest packages; make constraints then writes them down"
 	@echo "make test-gllm  record what gLLM's own scheduler decides, and compare (fetches its package)"
 	@echo "make test-sglang  record what SGLang's own scheduler decides, and compare (2.3 GB of packages)"
+	@echo "make engines  the same for the newest release of each, and a table of it in docs/engines.md"
 	@echo "make test-browser  the page of explore in Chromium, with chromium-driver (five minutes)"
 	@echo "make test-systems  every system from its own file, by torch workers on tiny models"
 	@echo "make test-fuzz  odd values, files, figures, HTTP clients and random worlds, CASES of each (half an hour)"
@@ -32,20 +33,22 @@ demo: .venv-demo/installed
 	@.venv-demo/bin/evenflow compare examples/quickstart.yaml \
 		--schedulers token_throttling,sarathi,vllm --out demo-out
 
-# Ruff and mypy take one core, and the compiler the other.
+# mypy takes one core and has an end; the tests take both.
 test: .venv-test/installed
-	@$(MAKE) --no-print-directory -j 2 lint $(if $(compiler),.venv-compiled-0/installed)
-	.venv-test/bin/python -m pytest -n 2 --dist loadfile $(if $(CI),-p no:randomly)
-	.venv-test/bin/python -m pytest -n 2 --nbmake $(addprefix notebooks/,1-tour.ipynb 2-pp-brings-nothing.ipynb 9-write-a-policy.ipynb)
-	@$(if $(compiler),$(MAKE) --no-print-directory test-compiled OPT=0 \
-		TESTS="tests/test_freeze.py tests/properties",echo "$(no_compiler)")
+	@$(MAKE) --no-print-directory -j 2 lint pytest
 
-# What `make test` leaves out too: tests that are long, all notebooks, examples of properties and documents.
+pytest: .venv-test/installed
+	.venv-test/bin/python -m pytest -n 2 --dist loadfile --nbmake $(if $(CI),-p no:randomly) \
+		$(addprefix notebooks/,1-tour.ipynb 2-pp-brings-nothing.ipynb 9-write-a-policy.ipynb) tests
+
+# What `make test` leaves out too: tests that are long, all notebooks, examples of properties and documents,
+# the core compiled.
 test-all: .venv-test/installed
 	@$(MAKE) --no-print-directory lint
 	TEST_ALL=1 .venv-test/bin/python -m pytest -n 2 --dist loadfile -m "" $(if $(CI),-p no:randomly)
 	.venv-test/bin/python -m pytest -n 2 --nbmake notebooks
 	.venv-test/bin/python -m tests.served_systems
+	@$(if $(compiler),$(MAKE) --no-print-directory test-compiled OPT=0,echo "$(no_compiler)")
 
 # EVENFLOW_REPOSITORY is the address of the sources; without it links to them are words.
 docs: .venv-docs/installed
@@ -80,13 +83,16 @@ test-sglang: .venv-test/installed .venv-sglang/installed
 	.venv-test/bin/python -m tools.launch_plans "$$folder/plans" && \
 	.venv-sglang/bin/python -W ignore -m tools.launch_check sglang "$$folder/plans"
 
+# The newest release of each engine on the index: is what it decides still what is decided here?
+engines: .venv-test/installed .venv-vllm/installed .venv-sglang/installed
+	.venv-test/bin/python -m tools.engines_today
+
 # Every system from its own file, by torch workers: tokens of transformers, decisions that replay.
 test-systems: .venv-test/installed
 	.venv-test/bin/python -m tests.served_systems
 
-# Selenium comes from the index, the accessibility rules of axe-core from npm; both only for this.
+# The accessibility rules of axe-core come from npm, only for this.
 test-browser: .venv-test/installed
-	.venv-test/bin/python -m pip install --quiet --quiet --disable-pip-version-check "selenium>=4.20,<5"
 	@[ -e node_modules/axe-core ] || npm install --silent --no-save axe-core@4
 	.venv-test/bin/python -m pytest -m "" $(if $(CI),-p no:randomly) tests/browser
 
@@ -108,7 +114,7 @@ test-vllm: .venv-test/installed .venv-vllm/installed
 	.venv-test/bin/evenflow replay "$$folder" && \
 	.venv-test/bin/python -m tools.launch_plans "$$folder/plans" && \
 	.venv-vllm/bin/python -m tools.launch_check vllm "$$folder/plans" && \
-	.venv-vllm/bin/python -m pytest tests/test_vllm_engine.py
+	.venv-vllm/bin/python -m pytest tests/runtime/test_vllm_engine.py
 
 # On a machine with nothing else to do; the table is OUT/table.md.
 vllm-table: OUT ?= out/vllm-table
@@ -116,7 +122,7 @@ vllm-table: .venv-vllm/installed
 	.venv-vllm/bin/python -W ignore -m tools.vllm_table --out $(OUT)
 
 # The tests of the sdist, unpacked elsewhere; TESTS=tests for all of them.
-test-sdist: TESTS ?= tests/oracle tests/test_readme.py tests/test_imports.py tests/test_mistakes.py
+test-sdist: TESTS ?= tests/oracle tests/test_readme.py tests/test_imports.py tests/cli/test_mistakes.py
 test-sdist: .venv-test/installed
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	.venv-test/bin/python -m build --sdist --outdir "$$folder" >/dev/null && \
@@ -125,8 +131,8 @@ test-sdist: .venv-test/installed
 
 # The core compiled. TESTS=tests for all of them; OPT=0 compiles sooner what is slower.
 test-compiled: OPT ?= 3
-test-compiled: TESTS ?= tests/test_freeze.py tests/properties tests/oracle tests/test_batcher.py tests/test_kv.py \
-	tests/test_policies.py tests/test_replicas.py tests/test_disaggregated.py tests/test_engine_journals.py
+test-compiled: TESTS ?= tests/tools/test_freeze.py tests/properties tests/oracle tests/core/test_batcher.py tests/core/test_kv.py \
+	tests/schedulers/test_policies.py tests/sim/test_replicas.py tests/engines/test_disaggregated.py tests/experiments/test_engine_journals.py
 test-compiled: .venv-test/installed
 	@$(MAKE) --no-print-directory .venv-compiled-$(OPT)/installed
 	cd .venv-compiled-$(OPT)/src/evenflow-*/ && ../../bin/python -c "from evenflow.core import batcher; \
@@ -178,8 +184,8 @@ pythons:
 		.venv-$$name/bin/python -m tools.freeze --quick || exit 1; done
 
 # The lowest versions that pyproject.toml allows; a warning of what is to come fails nothing there.
-OLDEST = tests/test_config.py tests/test_cli.py tests/test_mistakes.py tests/test_outputs.py tests/test_metrics.py \
-	tests/test_specs.py tests/test_batcher.py tests/test_traces.py
+OLDEST = tests/config/test_config.py tests/cli/test_cli.py tests/cli/test_mistakes.py tests/report/test_outputs.py tests/results/test_metrics.py \
+	tests/specs/test_specs.py tests/core/test_batcher.py tests/traces/test_traces.py
 oldest:
 	@rm -rf .venv-oldest && python3.11 -m venv .venv-oldest
 	@.venv-oldest/bin/python -m pip install --quiet --quiet --disable-pip-version-check uv

@@ -69,7 +69,7 @@ def gaps_ms(result: RunResult) -> Iterator[dict[str, float]]:
 
 
 def measured(folder: Path, rounds: int) -> pd.DataFrame:
-    """Serve the same load in both modes in turn, so many times, by both kinds of workers."""
+    """Serve the same load `rounds` times in each mode, in turn, by both kinds of workers."""
     (folder / "config.json").write_text(json.dumps(SHAPE), encoding="utf-8")
     lines = [f"{32 + 7 * number % 97},{40 + 5 * number % 41}\n" for number in range(64)]
     lengths = "num_prefill_tokens,num_decode_tokens\n" + "".join(lines)

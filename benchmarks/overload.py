@@ -60,7 +60,7 @@ def queue(servers: int, *, exponential: bool) -> Verdict:
 
 
 def served(run: dict[str, Any], seed: int, count: int, rate: float) -> dict[str, Any]:
-    """Return the summary of a run that is sent so many requests at a rate."""
+    """Return the summary of a run of `count` requests that arrive at a rate."""
     workload = {
         "trace": "azure-conv-sample",
         "requests": count,

@@ -258,6 +258,7 @@ def plan(
     price: given.Price = None,
     schedulers: given.SchedulersToTry = None,
     budgets: given.Budgets = None,
+    with_: given.With = (),
     replications: given.Seeds = 1,
     exhaustive: given.Exhaustive = False,
     max_median_queue_s: given.MedianQueue = None,
@@ -275,12 +276,14 @@ def plan(
     Where there is none of `gpus` GPUs, find the nearest. `.table` has a row for each that does, the
     best first, `.points` one for all that was simulated. `rate`: requests/s, or a multiple of the
     run's own ("2x"); `price`: dollars of a GPU an hour; `budgets`: tokens of a micro-batch.
+    `with_` has processes that join each simulation, by name, `{"outage": {"mtbf_s": 86400,
+    "restart_s": 120}}`; `.spare` is how many GPUs more that takes than without them.
     `exhaustive` simulates every point. `slo`, `set`, `out`, `allow_refused` and `force` are as for
     `capacity`, `intervals` as for `simulate`. Raises UsageError for what cannot be.
     """
     from evenflow.study.deployments import parse_gpus
     from evenflow.study.plan import plan as study_plan
-    from evenflow.study.plan_search import Ask, parse_budgets
+    from evenflow.study.plan_search import Ask, parse_budgets, parse_with
 
     if gpus is None:
         raise UsageError("--gpus: says how many there may be, such as --gpus 4..64")
@@ -292,6 +295,7 @@ def plan(
         price=price,
         schedulers=_names(schedulers) if isinstance(schedulers, str) else schedulers,
         budgets=parse_budgets(budgets) if isinstance(budgets, str) else budgets,
+        joining=parse_with(with_),
         replications=replications,
         exhaustive=exhaustive,
         allow_refused=allow_refused,

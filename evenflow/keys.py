@@ -120,7 +120,7 @@ EXPECTED = {
     "string_type": "a text",
     "too_short": "not empty",
 }
-"""What pydantic's error types ask for, in the words of someone who writes YAML."""
+"""What pydantic's error types ask for, in the words of YAML."""
 
 
 def expected(detail: ErrorDetails) -> str:

@@ -203,6 +203,15 @@ Budgets = Annotated[
     str | None,
     Option("--budgets", metavar="N,M,...", help="Tokens of a micro-batch to try."),
 ]
+With = Annotated[
+    Mapping[str, Mapping[str, Any]] | Sequence[str],
+    list[str],
+    Option(
+        "--with",
+        metavar="PROCESS=KEYS",
+        help="A process for each simulation: outage={mtbf_s: 86400, restart_s: 120}.",
+    ),
+]
 Exhaustive = Annotated[bool, Option("--exhaustive", help="Simulate every point, on all requests.")]
 Resume = Annotated[
     bool, Option("--resume/--fresh", help="Use what is in DIR already, or remove it.")

@@ -49,6 +49,9 @@ class RuntimeOverheads:
     requests wait for each other, and `front_end_latency_s` passes, which delays no other request
     (`evenflow.sim.arrivals.FrontEnd`).
 
+    Where no CUDA graph replays them, kernels are launched `launch_s` apart; micro-batches with
+    prompts of up to `graph_tokens` are replayed but for the attention (`evenflow.costs.launches`).
+
     Each stage spends `prepare_s` plus `prepare_share` of the execution time to prepare a
     micro-batch's inputs: before each execution when coupled; or, `overlapped`, from the moment the
     micro-batch is scheduled, while its predecessors compute (gLLM). Stage 0's inputs are then the
@@ -68,6 +71,8 @@ class RuntimeOverheads:
     front_end_s: float = 0.0
     front_end_latency_s: float = 0.0
     tokenize_s: float = 0.0
+    launch_s: float = 0.0
+    graph_tokens: int = 0
 
     @property
     def prepares(self) -> bool:

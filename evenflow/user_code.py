@@ -36,11 +36,14 @@ def place_of(error: BaseException, *others: str) -> str:
     """
     frames = traceback.extract_tb(error.__traceback__)
     packages = str(Path(__file__).parent), "evenflow/", *others  # compiled code has the short name
-    last = ([frame for frame in frames if not frame.filename.startswith(packages)] or frames)[-1]
+    theirs = [frame for frame in frames if not frame.filename.startswith(packages)] or frames
     hint = ""
     if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("evenflow."):
         known = [name for name in dir(error.obj) if not name.startswith("_")]
         hint = f"; {instead_of(error.name, known)}"
+    if not theirs:  # it was made and never raised
+        return hint
+    last = theirs[-1]
     return f" ({Path(last.filename).name}:{last.lineno}: {last.line}){hint}"
 
 

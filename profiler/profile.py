@@ -370,10 +370,10 @@ def _spec_of(profile: Profile, layers: int, limits: Limits, path: Path) -> Model
 class Errors(NamedTuple):
     """Errors of predictions of one operator, over the micro-batches that have it.
 
-    Shares of the mean (Swanson's) of the runs that nothing disturbed: absolute relative errors
-    (median and P95) and the signed mean; beside them the machine's own spread: how far
-    single runs, the disturbed ones too, lie from their median (median and P95), and how far the
-    medians of the first and the second half of them lie apart (P95). `share`: of the stages' time.
+    Shares of the mean (Swanson's) of the undisturbed runs: absolute relative errors (median and
+    P95), and the signed mean. Beside them the machine's spread: how far all single runs lie from
+    their median (median and P95), and the medians of their halves from each other (P95). `share`:
+    of the stages' time.
     """
 
     operator: str

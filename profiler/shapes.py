@@ -75,9 +75,9 @@ class Limits:
 def grid(limits: Limits, level: int, tiles: Sequence[int] = ()) -> list[Shape]:
     """Return the micro-batches of a profile, without repeats.
 
-    First chunks of many sizes (with a point on each side of edges of each of the `tiles`), chunks
-    against context, decodes against rows and context, and decodes without context, of many sizes:
-    matrices and the LM head of few rows.
+    First chunks of many sizes, with a point on each side of the edges of all `tiles`. Then chunks
+    against context, and decodes against rows and context. Decodes without context, of many sizes,
+    are for matrices and the LM head of few rows.
     """
     shapes = [Shape(((tokens, 0),)) for tokens in _token_axis(limits, level, tiles)]
     sparse = 0.5 + 0.25 * level

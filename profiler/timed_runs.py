@@ -266,7 +266,7 @@ GOOD_ROUNDS = 15
 
 Mark = Callable[[str], None]
 Progress = Callable[[float, float], None]
-"""Is told the share that is done and the seconds that are left."""
+"""Called with the share that is done and the seconds that are left."""
 
 
 class Subject(Protocol):

@@ -103,8 +103,14 @@ class _Steps:
         self.driver_s.append(done_s - self.asked_s)
         self.asked_s = done_s
 
+    def lose(self, writer: StepWriter) -> None:
+        """Forget what is on its way; `writer` writes the steps from now on."""
+        self.sent.clear()
+        self.stage0_free = True
+        self._writer = writer
+
     def freed(self, message: Free) -> None:
-        """Note that stage 0 has computed a micro-batch; the one before may be heard of later."""
+        """Note that stage 0 has computed a micro-batch; news of the one before may come later."""
         self.stage0_free |= not self.sent or message.batch_id == self.sent[-1].number
 
     def take_back(self, message: Returned) -> _Sent:
@@ -123,15 +129,14 @@ class _Steps:
 class Driver:
     """Serves the requests of a world in real time by the engines of one pipeline.
 
-    `clock` is that of the workers' times.
-    `front` lets requests in, without one those of the world. `text_of` says what workers that
-    compute with tokens are given; `book` has it where several drivers share the requests. The run
-    fails when no message of a micro-batch comes for `patience_s` seconds longer than all those in
-    flight take. `on_added` is called with (request id, why it is refused or None), `on_token` with
-    (request id, token) as tokens come, and says with True that the request ends there;
-    `on_given_up` with the id of a request that the policy ends for want of pages; `on_done` with
-    the number of requests done. What happens goes to `blocks` every FLUSH_S. `origin_s` is the
-    clock's time of its start.
+    `clock` is that of the workers' times, `origin_s` its time at the start. `front` lets requests
+    in; without one, those of the world come. `text_of` gives the tokens that workers compute with;
+    `book` has them where several drivers share the requests. The run fails when no message of a
+    micro-batch comes for `patience_s` seconds longer than all those in flight take. Called are
+    `on_added` with (request id, why it is refused or None) and `on_done` with the number of
+    requests done. `on_token` gets (request id, token), and returns True where the request ends.
+    `on_given_up` gets the id of a request that the policy ends for want of pages. What happens goes
+    to `blocks` every FLUSH_S.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,7 @@ def _line(entry: Entry, prefixes: bool) -> list[Any]:
         return ["next" if isinstance(entry, Asked) else "complete", *entry]
     if isinstance(entry.argument, Handover):
         request, *rest = entry.argument
-        return [entry.verb, _numbers(request, prefixes), *rest]
+        return [entry.verb, _numbers(request, prefixes), *(None if isnan(v) else v for v in rest)]
     return [*entry]
 
 
@@ -222,8 +223,20 @@ def _entry(line: Any) -> Entry:
             return Completed(now_s, batch_id, tuple(stopped), tuple(finished))
         case ["abort" | "release" | "adopt" as verb, int(request_id)]:
             return Call(verb, request_id)
-        case ["reserve", [int(), int() | float(), *_] as request, int(tokens), *rest]:
+        case ["restart", None]:
+            return Call("restart", None)
+        case [
+            "reserve" | "take" as verb,
+            [int(), int() | float(), *_] as request,
+            int(tokens),
+            *rest,
+        ]:
             first_s, last_s, preemptions, scheduled_s = rest
-            times = float(first_s), float(last_s), int(preemptions), float(scheduled_s)
-            return Call("reserve", Handover(_request(request), tokens, *times))
+            times = _time(first_s), _time(last_s), int(preemptions), _time(scheduled_s)
+            return Call(verb, Handover(_request(request), tokens, *times))
     raise ValueError(f"{str(line)[:60]}")
+
+
+def _time(seconds: float | None) -> float:
+    """Return the time that a journal has; null: it is still to come."""
+    return nan if seconds is None else float(seconds)

@@ -125,6 +125,14 @@ class WorkerPipeline:
     ) -> None:
         self.close(STOP_LIMIT_S if error is None else 0)
 
+    def restart(self) -> None:
+        """Kill all workers, and start others in their place; return when they are ready."""
+        self.close(grace_s=0)
+        self._processes, self._process_of, self._steps = [], {}, []
+        self._failure, self._beating = None, set()
+        self._silent_s = [0.0] * len(self._settings)
+        self.__enter__()
+
     @property
     def process_ids(self) -> list[int]:
         """The processes, in the order of their stages and ranks."""

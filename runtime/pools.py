@@ -1,8 +1,8 @@
 """Pools of workers in real time: `evenflow.engines.pools` by the clock of this machine.
 
-A pool is a driver with a pipeline of its own; one thread turns all of them. Emulated, KV crosses
-for as long as the link's cost says. Where workers compute, its pages are read in the processes of
-one pool and written in those of the other, and it has crossed when the last of them reports so.
+A pool is a driver with a pipeline; one thread turns all of them. Emulated, KV crosses for as long
+as the link's cost says. Where workers compute, processes of one pool read its pages and those of
+the other write them; it has crossed when the last of these reports so.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ class Timers:
     """Calls scheduled for times of the run."""
 
     def __init__(self) -> None:
-        self._calls: list[_Call] = []
         self._late: list[_Call] = []
+        self._last: list[_Call] = []
         self._number = count()
 
-    def at(self, time_s: float, call: Callable[[float], None]) -> None:
-        """Schedule `call`, which gets the time, for `time_s`."""
-        heappush(self._calls, (time_s, next(self._number), call))
-
     def late(self, time_s: float, call: Callable[[float], None]) -> None:
-        """Schedule `call` for `time_s`, after all other calls then due."""
+        """Schedule `call`, which gets the time, for `time_s`."""
         heappush(self._late, (time_s, next(self._number), call))
+
+    def last(self, time_s: float, call: Callable[[float], None]) -> None:
+        """Schedule `call` for `time_s`, after all other calls then due."""
+        heappush(self._last, (time_s, next(self._number), call))
 
     @property
     def next_s(self) -> float:
-        return min(_due_s(self._calls), _due_s(self._late))
+        return min(_due_s(self._late), _due_s(self._last))
 
     def run_due(self, now_s: float) -> None:
         """Make the calls that are due."""
         while self.next_s <= now_s:
-            first = self._calls if _due_s(self._calls) <= now_s else self._late
+            first = self._late if _due_s(self._late) <= now_s else self._last
             heappop(first)[-1](now_s)
 
 
@@ -166,15 +166,25 @@ class PooledDriver(Pools):
 
     def let_in(self, now_s: float) -> None:
         """Admit due requests, and make due calls."""
+        if self._enter(now_s):
+            self.changed(now_s)
+        self._timers.run_due(now_s)
+
+    def finished(self, pool: Any, sequences: list[decodes.Sequence], now_s: float) -> None:
+        """Pass sequences on; in a closed loop, what ends lets others in before the pool goes on."""
+        super().finished(pool, sequences, now_s)
+        if self._world.concurrency is not None and not self.stops:
+            self._enter(now_s)
+
+    def _enter(self, now_s: float) -> bool:
+        """Admit the requests that are due; say whether there were some."""
         entered = False
         while (request := self._front.due(now_s)) is not None:
             entered = True
             self.drivers[0].note_admitted(now_s)
             if not self.admit(request):
                 self._front.left(1)
-        if entered:
-            self.changed(now_s)
-        self._timers.run_due(now_s)
+        return entered
 
     def poke(self, now_s: float) -> None:
         """Start transfers of KV that a pool's decision allows, at this same instant."""

@@ -24,6 +24,7 @@ from evenflow.core.request import Prefix, Request
 from evenflow.core.world import World
 from evenflow.engines.handover import PoolBatcher
 from evenflow.engines.pools import PooledWorld
+from evenflow.engines.recovery import Lives
 from evenflow.engines.rules import EngineRules
 from evenflow.errors import PolicyError, UsageError, require_package
 from evenflow.profiler.machine import device_name, driver_version
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     import socket
 
     from evenflow.runtime.http.live import LiveServer
+    from evenflow.runtime.mortal import Joins
     from evenflow.runtime.torch.settings import TorchSettings
 
 CLIENTS = "clients"
@@ -63,14 +65,16 @@ def serve_job(
     live: LiveServer | None = None,
     records: Records | None = None,
     title: str = "",
+    joins: Joins | None = None,
 ) -> ServedRun:
     """Serve a job as `evenflow.runtime.serve` does; its result says where it comes from.
 
     `records` keep what happens, under a `title`; `journals` give what takes the entries of each
-    pool or virtual engine, or those of the only engine, for None. UsageError for a
+    pool or virtual engine, or those of the only engine, for None. `joins` acts on the workers in
+    the place of the configuration's processes. UsageError for a
     configuration that cannot be served.
     """
-    check_servable(job.config)
+    check_servable(job.config, joined=joins is not None)
     built = job.built()
     workers = {name: _reading(job, each) for name, each in workers_by_pipeline(job, built).items()}
     world, facts = built.world, [dict(each.facts) for each in workers.values()]
@@ -89,7 +93,14 @@ def serve_job(
         records.begin(parts, provenance=source, label=_label(job), title=title, **head)
     blocks = (lambda _: None) if records is None else records.part
     served = serve(
-        world, workers, on_done, record=journals, on_token=on_token, live=live, blocks=blocks
+        world,
+        workers,
+        on_done,
+        record=journals,
+        on_token=on_token,
+        live=live,
+        blocks=blocks,
+        joins=joins,
     )
     pipelines = [_sourced(part, source) for part in served.pipelines]
     return replace(_sourced(served, source), pipelines=pipelines)
@@ -171,13 +182,14 @@ def job_of(
     *,
     clients: bool = False,
     engine: str | None = None,
+    joined: bool = False,
     say: Callable[[str], object] = str,
 ) -> Job:
     """Return the job that a file and its overrides describe; UsageError if it cannot be served.
 
     The CPU time of a `runtime` is for simulations: a real run has its own, which `say` gets in a
     line. `clients` have the requests: a workload is not read. An `engine` serves in the place of
-    the workers of the file, and asks as it does.
+    the workers of the file, and asks as it does. `joined`: its processes act on the workers.
     """
     if clients:
         overrides = [*overrides, f"workload={{trace: {CLIENTS}}}"]
@@ -194,7 +206,7 @@ def job_of(
         named = f" {config.runtime}" if isinstance(config.runtime, str) else ""
         say(f"note: runtime{named} is not charged: a real run spends the CPU time of this machine")
         config = with_(config, {"runtime": "ideal"})
-    check_servable(config)
+    check_servable(config, joined=joined)
     if clients:
         name = config.scheduler.name
         _refuse(
@@ -292,7 +304,8 @@ def recorded(built: Built, pool: str | None) -> Batcher:
 
 def _replay_file(path: Path) -> tuple[str | None, str | None]:
     config, beside, pool = journal.read_head(path)
-    batcher = recorded(build(config, [], beside), pool)
+    built = build(config, [], beside)
+    batcher = cast("Batcher", Lives(lambda: recorded(built, pool)))
     entries = journal.Entries(path)
     try:
         difference = replay(entries, batcher)
@@ -309,8 +322,8 @@ def _replay_file(path: Path) -> tuple[str | None, str | None]:
     )
 
 
-def check_servable(config: RunConfig) -> None:
-    """Raise UsageError for keys that only a simulation supports yet."""
+def check_servable(config: RunConfig, *, joined: bool = False) -> None:
+    """Raise UsageError for keys that only a simulation supports yet; `joined`: but processes."""
     require_package("zmq", "a real run", "pyzmq")
     name, vllm = config.scheduler.name, config.workers.kind == "vllm"
     one_policy = "one policy, or workers of another kind"
@@ -323,7 +336,7 @@ def check_servable(config: RunConfig) -> None:
         ("speculative", config.speculative is not None, "null"),
         ("kv.prefix_cache", config.kv.prefix_cache and vllm, "false"),
         ("kv.swap", config.kv.swap, "false"),
-        ("processes", bool(config.processes), "null"),
+        ("processes", bool(config.processes) and not joined, "null"),
         ("workload.after", bool(config.workload.after), "nothing before"),
         ("tensor_parallel", vllm and config.tensor_parallel > 1, "1"),
     )
@@ -545,7 +558,14 @@ def _sharing(settings: Sequence[TorchSettings]) -> list[str]:
 
 def check_comparable(job: Job) -> None:
     """Raise UsageError where no simulation matches the run: stages that take turns."""
-    check_servable(job.config)
+    check_servable(job.config, joined=True)
+    if job.config.processes:
+        several = job.config.replicas is not None or job.config.scheduler.name in POOLED
+        _refuse(
+            "with processes",
+            ("workers.kind", job.config.workers.kind != "emulated", "emulated"),
+            ("replicas, or pools", several, "one pipeline"),
+        )
     if job.config.virtual_engines and job.config.dispatch == "eager":
         raise UsageError(
             "dispatch: eager, where virtual engines send at one instant and no record has their "

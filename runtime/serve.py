@@ -33,6 +33,7 @@ from evenflow.results.run import Floats, RunResult, merged
 if TYPE_CHECKING:
     from evenflow.runtime.driver import Driver, Heard, System
     from evenflow.runtime.http.live import LiveServer
+    from evenflow.runtime.mortal import Joins
     from evenflow.runtime.tokens import TextOf
     from evenflow.runtime.worker import WorkerSettings
 
@@ -100,7 +101,7 @@ class ServedRun:
 
     `failure`: why it ended early, None if it did not; `interrupted`: because the user asked for it.
     `unfinished` requests have no result. `driver_s`: the driver's own seconds on each micro-batch;
-    `heard`: when it received what it answered. `free_pages` were free at the end. `pipelines`: what
+    `heard`: when the driver received messages. `free_pages` were free at the end. `pipelines`: what
     each replica, or pool, came to.
     """
 
@@ -149,17 +150,19 @@ def serve(
     on_token: Callable[[int, int], None] | None = None,
     live: LiveServer | None = None,
     blocks: BlocksOf = lambda _: None,
+    joins: Joins | None = None,
 ) -> ServedRun:
     """Serve the requests of a world by its workers in real time, or those of the clients of `live`.
 
-    Of several pipelines, replicas or pools, `workers` are those of each by its name. `on_done` is
-    called with the number of requests done, `record` gives what takes the journal of an engine (of
-    the only one for None), `on_token` takes the tokens, `blocks` gives what takes each second what
-    has happened in a pipeline (in the only one for "", and of pools what the clients have for
-    REQUESTS). A worker that dies ends the run, and so does the first Ctrl-C (of a server the
-    second: the first sends new clients away): what is finished is returned. UsageError where the
-    workers do not start.
+    Of several pipelines, replicas or pools, `workers` has an entry by name. `on_done` is called
+    with the number of requests done, `on_token` with the tokens. `record` gives the journal of an
+    engine, of the only one for None. `blocks` gives what is written each second, by pipeline: ""
+    is the only one, REQUESTS what the clients of pools have. `joins` acts on the
+    workers of the only pipeline. A worker that dies by itself ends the run, and so does Ctrl-C; of
+    a server the second one, as the first sends new clients away. What is finished is returned.
+    UsageError where the workers do not start.
     """
+    from evenflow.runtime.mortal import MortalDriver
     from evenflow.runtime.pools import PoolDriver
 
     own = workers if isinstance(workers, Mapping) else {"": workers}
@@ -175,8 +178,12 @@ def serve(
                 )
                 started = each.start(part, f"{name} pool" if pooled else name)
                 pipeline = stack.enter_context(started)
+                kind: Any = PoolDriver if pooled else each.driver()
+                if joins is not None:
+                    make = partial(engines_of, part, record, name)
+                    kind = partial(MortalDriver, joins=joins, make_engines=make)
                 drives[name] = partial(
-                    PoolDriver if pooled else each.driver(),
+                    kind,
                     each.seen(part),
                     engines,
                     pipeline,

@@ -1,8 +1,8 @@
 """A worker process: one stage of the pipeline, whatever computes in it.
 
-One thread takes messages in and prepares inputs, the other computes, so the inputs of the next
-micro-batch are made while this one computes; unless a step comes with its activation, and is
-prepared by the thread that computes. Knows sockets and the order of things; no model.
+One thread takes messages in and prepares inputs, the other computes: the inputs of the next
+micro-batch are made meanwhile. A step that comes with its activation is prepared by the thread that
+computes. Knows sockets and the order of things; no model.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ class Worker(Protocol):
     """The computation of a stage. Micro-batches come in order, to each of the methods.
 
     `prepare` makes the inputs of a step, `fetch` returns when what comes with an activation is
-    here; both run in another thread, while an earlier micro-batch computes, or just before
-    `execute`, where steps come with activations. `execute` computes it;
-    stage 0 has no activation. `received_s` is when the stage had all it needs.
+    here. Both run in another thread, while an earlier micro-batch computes; where steps come with
+    activations, just before `execute`, which computes it. Stage 0 has no activation. `received_s`
+    is when the stage had all it needs.
     """
 
     def prepare(self, step: Step) -> Any: ...

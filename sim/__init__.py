@@ -22,7 +22,7 @@ from evenflow.results.run import RunResult
 from evenflow.runtimes import RuntimeOverheads, runtimes
 from evenflow.sim.arrivals import let_in, serve
 from evenflow.sim.clock import SimClock
-from evenflow.sim.driver import SimDriver, Stages
+from evenflow.sim.driver import SimDriver, Stages, Watch
 from evenflow.sim.stages import StageProcesses
 from evenflow.sim.tandem import Tandem
 
@@ -105,6 +105,7 @@ def simulate_replicas(
     seed: int = 0,
     timing: Callable[[MicroBatch], Timing] | None = None,
     whole: bool = True,
+    watch: Watch | None = None,
 ) -> list[RunResult]:
     """Simulate `world.replicas` pipelines on one clock; return what happened on each.
 
@@ -112,6 +113,8 @@ def simulate_replicas(
     system of pools is one. Of what was served `before` the requests only the caches are left.
     `timing` says what each micro-batch takes, as in `simulate_timed`. If not `whole`, micro-batches
     leave the tally that a summary needs, which takes a sixth of the memory; pools keep them.
+    `watch` sees what finishes, and may end the run by an error; of pools and `processes` it is not
+    called.
     `processes` of the user's join in, with random streams from `seed`; UserProcessError for one
     that breaks its promise, UsageError for a system of pools.
     """
@@ -133,7 +136,7 @@ def simulate_replicas(
         drivers = _serve(earlier, stages, None, drivers, whole=False)
     if processes:
         return _serve_with(processes, seed, world, on_done, drivers, whole=whole)
-    drivers = _serve(world, stages, on_done, drivers, whole=whole)
+    drivers = _serve(world, stages, on_done, drivers, whole=whole, watch=watch)
     return [driver.result() for driver in drivers]
 
 
@@ -144,14 +147,15 @@ def _serve(
     after: Sequence[SimDriver | None],
     *,
     whole: bool,
+    watch: Watch | None = None,
 ) -> list[SimDriver]:
     """Serve the requests of a world with pipelines that go on where those of `after` ended."""
     clock = SimClock()
     drivers: list[SimDriver] = []
     told = _of_all(on_done, drivers)
     for earlier in after:
-        made = SimDriver(world, stages, told, clock=clock, after=earlier, whole=whole)
-        drivers.append(made)
+        options: Any = {"after": earlier, "whole": whole, "watch": watch}
+        drivers.append(SimDriver(world, stages, told, clock=clock, **options))
     serve(clock, world, drivers, world.overheads, world.router)
     return drivers
 

@@ -9,7 +9,7 @@ from typing import Any
 from simpy import Environment, Event
 from simpy.events import NORMAL, EventPriority
 
-LATE = EventPriority(8)
+LATE, LATER = EventPriority(7), EventPriority(8)
 """After all arrivals and returns of the same instant, before any policy is asked."""
 
 LAST = EventPriority(9)
@@ -69,6 +69,10 @@ class SimClock:
     def late(self, time_s: float, call: Callable[[float], None]) -> None:
         """Have `call` called after all arrivals and returns of that instant, before any policy."""
         self.at(time_s, call, LATE)
+
+    def last(self, time_s: float, call: Callable[[float], None]) -> None:
+        """Have `call` called after the late calls of that instant."""
+        self.at(time_s, call, LATER)
 
     def more_now(self) -> bool:
         """Say whether anything else is queued for this instant."""

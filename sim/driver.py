@@ -24,6 +24,9 @@ from evenflow.sim.tandem import Tandem
 Stages = Callable[[SimClock, World, Recorder], Tandem | StageProcesses]
 """Makes the stages of a pipeline."""
 
+Watch = Callable[[list[Sequence]], None]
+"""Sees the sequences that finish; it may end the run by raising an error."""
+
 BLOCK_BYTES = 1 << 23
 """How much is recorded of micro-batches until it becomes columns, with the requests that ended."""
 
@@ -34,7 +37,7 @@ class SimDriver:
 
     With a `clock` of several pipelines, `run` is not called: requests come through `admit`.
     `after`: a driver that is done; this one continues with its pages and prefix caches. If not
-    `whole`, the result has a tally in place of the micro-batches.
+    `whole`, the result has a tally in place of the micro-batches. `watch` sees what finishes.
     """
 
     def __init__(
@@ -47,10 +50,12 @@ class SimDriver:
         *,
         after: SimDriver | None = None,
         whole: bool = True,
+        watch: Watch | None = None,
     ) -> None:
         self._world = world
         self._clock = clock or SimClock()
         self._recorder = Recorder(world.depth, whole=whole)
+        self._watch = watch
         self._on_done: list[Callable[[int], None]] = []
         if on_done is not None:
             self.when_done(lambda _: on_done(self.num_done))
@@ -100,6 +105,8 @@ class SimDriver:
     def finished(self, sequences: list[Sequence], now_s: float) -> None:
         """Record finished sequences, and call the functions of `when_done`."""
         self._recorder.finish(sequences)
+        if self._watch is not None:
+            self._watch(sequences)
         if self._recorder.num_bytes > BLOCK_BYTES:
             self._loop.flush({})
         for call in self._on_done:

@@ -1,4 +1,4 @@
-"""Faults ready made: a stage that is slow, a pipeline that dies; processes as anyone writes them.
+"""Faults ready made: a slow stage or link, a pipeline that dies; processes as anyone writes them.
 
 What they are compared with stands in docs/processes.md. No rate of failures has a default.
 """
@@ -33,27 +33,56 @@ def straggler(
     A spell begins `every_s` seconds after the one before on average, and lasts `lasts_s` on
     average, both exponential.
     """
+    slow = _part("straggler", "stage", world, replica, stage)
+    yield from _slowed(slow, factor, world, "straggler", (every_s, lasts_s))
+
+
+def contended_link(
+    world: ProcessWorld,
+    *,
+    hop: Number,
+    share: Annotated[float, Field(gt=0, lt=1)],
+    replica: Number = 0,
+    every_s: Positive | None = None,
+    lasts_s: Positive | None = None,
+) -> Generator[Event, Any, None]:
+    """Let others take a `share` of the bandwidth behind stage `hop`: always, or in spells.
+
+    Spells are as a straggler's. What is sent takes 1 / (1 - share) times as long.
+    """
+    link = _part("contended_link", "hop", world, replica, hop)
+    yield from _slowed(link, 1 / (1 - share), world, "contended_link", (every_s, lasts_s))
+
+
+def _slowed(
+    part: Part,
+    factor: float,
+    world: ProcessWorld,
+    name: str,
+    spells: tuple[float | None, float | None],
+) -> Generator[Event, Any, None]:
+    every_s, lasts_s = spells
     if (every_s is None) != (lasts_s is None):
-        raise UsageError("process straggler: spells need every_s and lasts_s; give both or none")
-    slow = _stage(world, replica, stage)
+        raise UsageError(f"process {name}: spells need every_s and lasts_s; give both or none")
     while every_s is not None and lasts_s is not None:
         yield world.env.timeout(world.rng.exponential(every_s))
-        slow.slow(factor)
+        part.slow(factor)
         yield world.env.timeout(world.rng.exponential(lasts_s))
-        slow.slow(1.0)
-    slow.slow(factor)
+        part.slow(1.0)
+    part.slow(factor)
     yield world.env.timeout(0.0)
 
 
-def _stage(world: ProcessWorld, replica: int, stage: int) -> Part:
-    counts = len(world.replicas), len(world.stages)
-    if replica >= counts[0] or stage >= counts[1]:
+def _part(name: str, kind: str, world: ProcessWorld, replica: int, number: int) -> Part:
+    """Return a stage, or the link of a hop, of a replica; UsageError where there is none."""
+    parts = world.stages if kind == "stage" else world.links
+    if replica >= len(world.replicas) or number >= len(parts):
         raise UsageError(
-            f"process straggler: replica {replica}, stage {stage}: there are {counts[0]} replicas "
-            f"of {counts[1]} stages, counted from 0"
+            f"process {name}: replica {replica}, {kind} {number}: there are {len(world.replicas)} "
+            f"replicas of {len(parts)} {kind}s, counted from 0"
         )
     pipeline: ReplicaHandle = world.replicas[replica]
-    return pipeline.stages[stage]
+    return (pipeline.stages if kind == "stage" else pipeline.links)[number]
 
 
 def outage(

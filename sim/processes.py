@@ -54,10 +54,13 @@ class Part:
         speed = f"takes {factor:g} times as long" if factor != 1 else "is as fast as planned"
         self._log("slow", f"{self._name} {speed}")
 
-    def stop(self) -> None:
-        """Stop, as a process that gets SIGSTOP; what it works on waits there."""
+    def stop(self, *, finish: bool = False) -> None:
+        """Stop, as a process that gets SIGSTOP; what it works on waits there.
+
+        `finish`: that is completed meanwhile, as by a GPU whose host stops, and goes on after.
+        """
         if not self._machine.is_stopped:
-            self._machine.stop()
+            self._machine.stop(finish=finish)
             self._log("stop", f"{self._name} stops")
 
     def start(self) -> None:
@@ -115,7 +118,7 @@ class Joined(NamedTuple):
 
 
 class Fleet(Sequence["ReplicaHandle"]):
-    """The pipelines, also those that were drained or removed; `len` counts them all."""
+    """All pipelines, drained and removed ones too."""
 
     def __init__(self, started: Sequence[Replica], start: Callable[[], Replica], joined: Joined):
         self._start, self._source, self._log = start, joined.source, joined.log
@@ -152,7 +155,7 @@ class Fleet(Sequence["ReplicaHandle"]):
         return handle
 
     def drain(self, number: int) -> None:
-        """Let no more requests into a pipeline, which ends those that it has."""
+        """Let no more requests into a pipeline, which serves what it has."""
         self._close(number)
         self._log("drain", f"replica {number} takes no more requests")
 
@@ -232,6 +235,7 @@ class Processes:
         self._source = source
         self._replicas = replicas
         self.marks: list[Mark] = []
+        self._places: list[Callable[[], str]] = []
         handles = Fleet(replicas, start, Joined(source, self._log))
         self._running = [
             env.process(self._guarded(process, ProcessWorld(env, rng, handles, self._log)))
@@ -247,22 +251,28 @@ class Processes:
 
     def _guarded(self, process: UserProcess, world: ProcessWorld) -> Generator[Event, Any, None]:
         """Yield what a process yields, which must be events."""
-        name, code = name_of(process), getattr(innermost(process), "__code__", None)
-        file = Path(code.co_filename).name if code else name
-        made = self._made(process, world, f"({file}:{code.co_firstlineno if code else 0})")
+        name, (file, line) = name_of(process), defined_at(process)
+        made = self._made(process, world, f"({file}:{line})")
+        self._places.append(lambda: f"{file}:{line_of(made) or line}")
         wakes, progress = 0, -1
         resume: Callable[[Any], Any] = made.send
         value: Any = None
         while True:
+            before_s, is_over = self._env.now, False
             try:
                 event = resume_process(name, resume, value)
             except StopIteration:
+                event, is_over = None, True
+            place = f"({file}:{line_of(made) or line}); {RIGHT}"
+            if self._env.now != before_s:
+                raise UserProcessError(f"process {name} moved the clock before it waits {place}")
+            if is_over:
                 return
             if not isinstance(event, Event):
-                raise UserProcessError(
-                    f"process {name} yields {shown(event)}, which is no event "
-                    f"({file}:{line_of(made)}); {RIGHT}"
-                )
+                words = f"yields {shown(event)}, which is no event"
+                raise UserProcessError(f"process {name} {words} {place}")
+            if event.env is not self._env:
+                raise UserProcessError(f"process {name} yields an event of another clock {place}")
             try:
                 resume, value = made.send, (yield event)
             except (Interrupt, Exception) as error:  # what it waited for failed, or it is told so
@@ -297,19 +307,28 @@ class Processes:
         env = self._env
         try:
             while not self._source.is_done or env.peek() <= env.now:
-                env.step()
-            if self.are_over:
-                env.run()
+                self.step()
+            while self.are_over and env.peek() < math.inf:
+                self.step()
         except EmptySchedule:
             raise UserProcessError(
-                f"the run cannot end: no process goes on{self.held_up()}"
+                f"the run cannot end: no process goes on{self._where()}{self.held_up()}"
             ) from None
-        except UsageError:
+
+    def step(self) -> None:
+        """Let the next event happen; UserProcessError for what a process's own process raises."""
+        try:
+            self._env.step()
+        except (EmptySchedule, UsageError):
             raise
         except Exception as error:
             raised = error.__cause__ or error
-            words = f"raised {words_of(raised)}{place_of(raised, SIMPY)}"
+            words = f"raised {words_of(raised)}{place_of(raised, SIMPY) or self._where()}"
             raise UserProcessError(f"a process of a process {words}") from error
+
+    def _where(self) -> str:
+        """Return in words at which lines the processes wait, or where those that are over begin."""
+        return f" ({', '.join(place() for place in self._places)})"
 
     def held_up(self) -> str:
         """Return in words which stages are stopped, and which requests wait."""
@@ -358,6 +377,16 @@ def name_of(process: object) -> str:
     """Return what a process is called."""
     inner = innermost(process)
     return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+def defined_at(process: Any) -> tuple[str, int]:
+    """Return the file and the line of a process's code; its name where there is none."""
+    inner = innermost(process)
+    try:
+        path, (_, line) = inspect.getfile(inner), inspect.getsourcelines(inner)
+    except (OSError, TypeError):
+        return name_of(process), 0
+    return Path(path).name, line
 
 
 def line_of(made: Generator[Any, Any, Any]) -> int:

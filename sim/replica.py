@@ -5,7 +5,6 @@ What a process of the user's does to it, `evenflow.sim.processes` offers. Knows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +12,7 @@ import numpy as np
 
 from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
-from evenflow.engines.ahead import AheadGroup
-from evenflow.engines.loop import EngineLoop
+from evenflow.engines.recovery import restarted, take_again
 from evenflow.results.run import Disturbed, RunResult
 from evenflow.sim.clock import SimClock
 from evenflow.sim.driver import SimDriver
@@ -70,18 +68,14 @@ class Replica(SimDriver):
 
     def lose(self) -> list[Sequence]:
         """Return all requests, in the order in which they came, and make the engines anew."""
-        lost: list[Sequence] = []
-        unseen = self._loop.unseen if isinstance(self._loop, EngineLoop) else []
-        old, self.engines = self.engines, [self._world.batcher() for _ in self.engines]
-        for before, engine in zip(old, self.engines, strict=True):
-            lost += lost_by(before)
-            engine.queues.gap_s, engine.queues.gap_count = (
-                before.queues.gap_s,
-                before.queues.gap_count,
-            )
+
+        def make() -> list[Batcher]:
+            return [self._world.batcher() for _ in self.engines]
+
+        self.engines, lost = restarted(self.engines, self._loop, make)
         self._loop = self._world.start(self.engines, self.pipeline, self, self._recorder)
         self.pipeline.connect(self._loop.freed, self._loop.returned)
-        return lost + [Sequence(request, request.prompt_tokens) for request in unseen]
+        return lost
 
     def give_up(self, lost: list[Sequence]) -> None:
         """End requests that were lost."""
@@ -92,19 +86,7 @@ class Replica(SimDriver):
 
     def take(self, lost: Sequence) -> None:
         """Queue a request that an engine lost."""
-        queues = min(self.engines, key=_num_live).queues
-        seq = Sequence(
-            lost.request,
-            lost.request.prompt_tokens + lost.generated,
-            generated=lost.generated,
-            epoch=lost.epoch,
-            cached_tokens=lost.cached_tokens,
-            first_scheduled_s=lost.first_scheduled_s,
-            first_token_s=lost.first_token_s,
-            last_token_s=lost.last_token_s,
-        )
-        queues.enter(seq)
-        queues.wait(seq, last=True)
+        take_again(self.engines, lost)
 
     def _settle(self, now_s: float) -> None:
         if now_s >= self._down_until_s:
@@ -118,22 +100,3 @@ class Replica(SimDriver):
             stopped_s[batch, stage], slowed_s[batch, stage] = stopped, max(slowed, 0.0)
         disturbed = Disturbed(stopped_s, slowed_s, tuple(self._outages))
         return replace(result, disturbed=disturbed)
-
-
-def lost_by(engine: Batcher) -> Iterator[Sequence]:
-    """Yield the requests of an engine that is lost, with what they have got, preempted."""
-    queues = engine.queues
-    for group in queues.decode_groups():
-        if isinstance(group, AheadGroup):
-            continue  # whose sequences know their own times
-        for seq in group.sequences():
-            seq.last_token_s = group.last_token_of(seq)
-    for request_id in list(queues.live):
-        begun = request_id in queues.admitted
-        seq = engine.abort(request_id)
-        seq.epoch += begun
-        yield seq
-
-
-def _num_live(engine: Batcher) -> int:
-    return len(engine.queues.live)

@@ -41,6 +41,7 @@ class Machine:
         self.factor = 1.0
         self._started: Event | None = None  # what work waits for
         self._worker: simpy.Process | None = None  # to be told of a change
+        self._finishes = False
 
     @property
     def is_stopped(self) -> bool:
@@ -51,10 +52,10 @@ class Machine:
         self.factor = factor
         self._tell()
 
-    def stop(self) -> None:
-        """Let work wait until `start`."""
+    def stop(self, *, finish: bool = False) -> None:
+        """Let work wait until `start`; `finish`: what is under way goes on, and waits when done."""
         if self._started is None:
-            self._started = self._env.event()
+            self._started, self._finishes = self._env.event(), finish
             self._tell()
 
     def start(self) -> None:
@@ -75,7 +76,7 @@ class Machine:
     def work(self, seconds: float) -> Generator[Event, Any, tuple[float, float] | None]:
         """Work for so long; return the seconds that it was stopped and slowed for, if it was."""
         env, left_s, stopped_s = self._env, seconds, 0.0
-        began_s, as_planned = env.now, True
+        began_s, as_planned, has_begun = env.now, True, False
         while True:
             since_s, factor, gate = env.now, self.factor, self._started
             as_planned = as_planned and factor == 1.0 and gate is None
@@ -90,10 +91,13 @@ class Machine:
                 if told.cause is _ABANDON:
                     return None
                 as_planned = False
-            if gate is None:
-                left_s = max(left_s - (env.now - since_s) / factor, 0.0)
-            else:
-                stopped_s += env.now - since_s
+            passed_s, has_begun = env.now - since_s, has_begun or gate is None
+            done_s = 0.0
+            if gate is None or (self._finishes and has_begun):
+                done_s = min(passed_s / factor, left_s)
+                left_s -= done_s
+            if gate is not None:
+                stopped_s += passed_s - done_s * factor
 
 
 _ABANDON = object()

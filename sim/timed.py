@@ -70,7 +70,7 @@ class TimedPipeline(Tandem):
         self._heard_back_s = 0.0
 
     def is_free(self, now_s: float) -> bool:
-        """Say whether stage 0 could start a micro-batch now, as far as the driver has heard."""
+        """Say whether stage 0 could start a micro-batch now, by the driver's messages."""
         return self._heard_free_s <= now_s
 
     def submit(self, batch: MicroBatch) -> None:

@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 from evenflow.cli import terminal
 from evenflow.cli.app import app
 from evenflow.errors import UsageError
+from tests.places import ROOT
 
 terminal.FIRST_LINE_S = terminal.LINE_EVERY_S  # what is told is not how fast the machine is
 typer.testing._get_command = functools.cache(typer.testing._get_command)  # 40 ms a command
@@ -161,7 +162,7 @@ def spawn(*arguments: object, folder: Path | None = None) -> subprocess.Popen[st
     """Start a command as a terminal does, in a process group of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "evenflow", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=folder,
         start_new_session=True,
         stdout=subprocess.PIPE,

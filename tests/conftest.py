@@ -30,6 +30,16 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no processes and draw no pictures, unless a test is of `processes` or `pictures`."""
+    from tests.quick import sketch_pictures, start_no_processes
+
+    for mark, instead in (("processes", start_no_processes), ("pictures", sketch_pictures)):
+        if request.node.get_closest_marker(mark) is None:
+            instead(monkeypatch)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Work in a folder with a RUN.yaml that works; what is imported from it goes with the test."""

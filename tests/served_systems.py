@@ -37,9 +37,10 @@ from tests.command_line import (
     write_inputs,
     write_trace,
 )
+from tests.places import ROOT
 from tests.tiny_models import continued, save_checkpoint
 
-EXAMPLES = Path(__file__).parent.parent / "examples" / "systems"
+EXAMPLES = ROOT / "examples" / "systems"
 SHAPE = {"num_hidden_layers": 4, "vocab_size": 100}  # what four stages and four ranks divide
 MORE = {
     "gllm, two replicas": ("gllm", ["replicas={count: 2, router: least_outstanding}"]),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from evenflow.study.points import Store
@@ -44,17 +43,6 @@ def write(folder: Path, name: str = "SWEEP.yaml", **changes: Any) -> Path:
 def sweep(folder: Path, *overrides: str, **changes: Any) -> Sweep:
     """Return GRID, with some keys changed, as it is read from a file."""
     return load_sweep(write(folder, **changes), overrides)
-
-
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let studies simulate in a thread of this process, which starts at once."""
-
-    @contextmanager
-    def executor_of(name: str, workers: int | None) -> Iterator[Executor]:
-        with ThreadPoolExecutor(1) as executor:
-            yield executor
-
-    monkeypatch.setattr("evenflow.study.trials.executor_of", executor_of)
 
 
 @contextmanager

@@ -27,12 +27,10 @@ from evenflow.experiments.figures.formulas import chosen, evaluated, filled
 from evenflow.experiments.figures.panels import checked_plot
 from evenflow.report.echo import STEERS
 from evenflow.report.tables import print_numbers, print_table, read_table, write_table
-from evenflow.study import points
 from tests.command_line import complaint
-from tests.test_figures import MINE
-from tools.fuzz import Inline
+from tests.experiments.test_figures import MINE
+from tests.places import ROOT
 
-ROOT = Path(__file__).parent.parent
 TABLE = pd.DataFrame({"speed": [1, 2, 4], "label": ["a", None, "b"], "odd name": [0.5, 1.5, 2.5]})
 NUMBERS = {"kept": [1, 4], "reference": {"batch": 2}, "gpus": 8, "words": "'touch ran'"}
 
@@ -200,10 +198,7 @@ def test_no_key_of_a_figure_runs_what_it_holds(folder: Path) -> None:
         ('"Speed', '"{study.__init__}', "title: no number"),
     ],
 )
-def test_a_hostile_figure_is_refused_in_a_line(
-    old: str, new: str, told: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(points, "processes", lambda *_: Inline())
+def test_a_hostile_figure_is_refused_in_a_line(old: str, new: str, told: str, folder: Path) -> None:
     Path("mine.yaml").write_text(MINE.replace(old, new))
     assert old in MINE
     assert told in complaint("figures", "mine.yaml", "--quick", "--out", "out")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import setuptools
 
-ROOT = Path(__file__).parent.parent
+from tests.places import ROOT
 
 
 def loaded_by(statement: str, **env: str) -> set[str]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from pathlib import Path
 
+from tests.places import ROOT
 from tools.public_names import public_names
 
-ROOT = Path(__file__).parent.parent
 PRODUCT = ("evenflow", "sim", "traces", "profiler", "runtime", "experiments")
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+from tests.places import ROOT
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def errors(notebook: dict[str, Any]) -> Iterator[str]:

@@ -25,9 +25,9 @@ import yaml
 from evenflow.config.run import RunConfig
 from evenflow.experiments.figures.schema import load_plan
 from evenflow.study.sweep_file import SweepConfig
+from tests.places import ROOT
 from tools.site_links import on_page_content, on_page_markdown
 
-ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SET_UP_COMMANDS = {"git", "cd", "pip", "python", "python3", "source"}

@@ -1,8 +1,8 @@
 """The drawings of docs/bubbles.md and docs/disaggregation.md: tiny runs that show one thing each.
 
 Knows the smallest pipeline that makes a RunResult, and a run for each cause of idle time; what
-`attribute` must answer for them is in tests/test_bubbles.py. Of two requests over two pools the
-second is held back; that its times are right is a test of the simulator.
+`attribute` must answer for them is in tests/results/test_bubbles.py. Of two requests over two
+pools the second is held back; that its times are right is a test of the simulator.
 `python -m tools.draw_docs` draws them all.
 """
 

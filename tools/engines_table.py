@@ -39,9 +39,10 @@ def rows(journals: Iterable[tuple[Path, ReplayOutcome | UsageError]]) -> str:
         list
     )
     for path, outcome in journals:
-        config = first_line(path)
-        engine = engine_of(path)
-        key = engine.name, engine.version, engine.form.mode(config)
+        engine, _ = engine_of(path)
+        (version,) = engine.versions
+        config = {**first_line(path), "version": version}
+        key = engine.name, version, engine.form.mode(config)
         found[key].append((config, outcome))
     lines = []
     for key, group in sorted(found.items()):

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -85,34 +85,42 @@ def main() -> int:
     return 1 if moved and not args.update else 0
 
 
-def outputs_of(command: str) -> Files:
-    """Run a command in a folder of its own; return a hash and column means of what it wrote."""
+def outputs_of(command: str, run: Callable[[Path, str], str] | None = None) -> Files:
+    """Run a command in a folder of its own; return a hash and column means of what it wrote.
+
+    `run` returns what the command prints in a folder; None: it is a process.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(INPUTS, folder, dirs_exist_ok=True)
         shutil.copytree(ROOT / "examples", folder / "examples")
-        done = subprocess.run(
-            [sys.executable, "-m", "evenflow", *shlex.split(command)],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise SystemExit(f"{command}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+        printed = (run or _process)(folder, command)
         if not (folder / "out").exists():
-            return {"stdout": {"sha256": digest(done.stdout.encode()), "means": {}}}
+            return {"stdout": {"sha256": digest(printed.encode()), "means": {}}}
         return {
             str(path.relative_to(folder / "out")): frozen_file(path)
             for path in kept(folder / "out")
         }
 
 
+def _process(folder: Path, command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "evenflow", *shlex.split(command)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"{command}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
 def kept(folder: Path) -> Iterable[Path]:
     """Return the tables and facts of a folder: no clocks, pages, pictures and stores of points.
 
-    What is told of a figure beside its table (a .json) is words.
+    The words beside a figure's table (a .json).
     """
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder).parts

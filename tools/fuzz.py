@@ -31,7 +31,6 @@ import urllib.request
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
@@ -47,6 +46,7 @@ from evenflow.report.echo import STEERS
 from evenflow.schedulers import POLICIES, POOLED
 from evenflow.study import points
 from evenflow.study.sweep_file import SweepConfig
+from tests.quick import Inline
 from tests.worlds import POLICIES as SMALL_POLICIES
 from tests.worlds import SGLANG
 
@@ -65,18 +65,6 @@ VALUES = (
     *("/dev/zero", "/", "..", "/proc/self/mem", "nowhere.csv", "a" * 5000, "9" * 5000, "[" * 900),
     *("{kind: affine}", "{kind: roofline}", "{name: sarathi}", "{name: vllm, x: 1}", "[4096]"),
 )
-
-
-class Inline(Executor):
-    """Runs what is submitted at once in this process, where the limits of time end it, too."""
-
-    def submit(self, work: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(work(*given, **named))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 class HangError(BaseException):
@@ -715,7 +703,7 @@ def _wrong_times(stages: Any, batches: Any, world: Mapping[str, Any]) -> str | N
 
 
 def _wrong_duration(seconds: float, tokens: int, world: Mapping[str, Any]) -> bool:
-    """Say whether a stage cannot have taken so long for a micro-batch of so many tokens."""
+    """Say whether a stage cannot have taken that long for that many tokens."""
     costs, scheduler = world["costs"], world.get("scheduler", {})
     slower = SLOWER & {*world, *(f"kv.{key}" for key in world["kv"])}
     if costs["kind"] != "affine" or slower or scheduler.get("name") in POOLED:
@@ -850,7 +838,7 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, _hangs)
     warnings.simplefilter("always")
-    points.processes = lambda *_: Inline()  # type: ignore[assignment]
+    points.processes = lambda *_: Inline()
     failed = 0
     for name in asked.only.split(","):
         with tempfile.TemporaryDirectory() as scratch:

@@ -1,8 +1,8 @@
 """Drives the scheduler of gLLM's published package over random loads, and records what it decides.
 
-    python -m tools.gllm_package --package FOLDER [--runs 20] [--seed 0] [--write FOLDER]
+    python -m tools.gllm_package --package FOLDER [--runs 20] [--seed 0] [--out FOLDER]
 
-FOLDER has the package `gllm-rt` 0.0.6.post1 unpacked; `make test-gllm` fetches it. Its scheduler,
+FOLDER has the package `gllm-rt` unpacked; `make test-gllm` fetches 0.0.6.post1. Its scheduler,
 sequences and page ids are the package's own; what they import beside these (communication, CUDA,
 the model) is stood in for here. What is recorded is replayed at once with `variant: code`; the
 exit code is 1 unless all of it is equal.
@@ -25,7 +25,7 @@ from unittest.mock import patch
 from evenflow.experiments.recordings import gllm
 from evenflow.experiments.recordings.journal import Event, Replayer, replayed
 from evenflow.schedulers.token_throttling import Variant
-from tools.recordings import SUFFIX, arguments, drawn, write
+from tools.recordings import SUFFIX, arguments, drawn, refuse, release, write
 
 PAGE_TOKENS = 16
 DEPTHS = (1, 2, 4)
@@ -182,7 +182,6 @@ def config_of(rng: random.Random, depth: int, *, tight: bool) -> Event:
     """Draw the settings of a run; with a tight pool, decodes run out of pages."""
     return {
         "kind": "config",
-        "engine": "gllm-rt 0.0.6.post1",
         "depth": depth,
         "pages": rng.randint(60, 150) if tight else 4000,
         "page_tokens": PAGE_TOKENS,
@@ -226,17 +225,19 @@ def compare(modules: SimpleNamespace, options: argparse.Namespace, depth: int, p
     differences: list[str] = []
     preemptions = failed = 0
     for run, rng in drawn(options, depth, pool):
-        config = config_of(rng, depth, tight=pool == "tight")
+        drawn_config = config_of(rng, depth, tight=pool == "tight")
+        config = {**drawn_config, "engine": f"gllm-rt {release(options.package)}"}
         journal = record(modules, config, rng, options.requests)
         preemptions += sum(len(event.get("preempted", ())) for event in journal)
         failed += journal[-1]["kind"] == "fails"
-        if options.write is not None and not run:
-            write(options.write / f"gllm-pp{depth}-{pool}{SUFFIX}", journal)
+        if options.out is not None:
+            write(options.out / f"gllm-pp{depth}-{pool}-{run}{SUFFIX}", journal)
         batches += sum(bool(rows(event)) for event in journal)
         equal.update({variant: equal_batches(journal, variant) for variant in VARIANTS})
         difference = replayed(journal, replayer(journal)).difference
         differences += [difference] if difference else []
-    shares = ", ".join(f"{variant} {100 * equal[variant] / batches:.1f} %" for variant in VARIANTS)
+    part = 100 / max(batches, 1)
+    shares = ", ".join(f"{variant} {part * equal[variant]:.1f} %" for variant in VARIANTS)
     print(
         f"{depth} stages, {pool}: {batches} micro-batches, "
         f"{preemptions} preemptions, {failed} of {options.runs} runs failed; equal: {shares}",
@@ -275,10 +276,13 @@ def rows(event: Event) -> list[list[int]]:
 
 def main() -> None:
     parser = arguments("Record gLLM's own decisions and replay them.", runs=20)
-    parser.add_argument("--package", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--requests", type=int, default=60, help="of each run")
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="keep the first journals here")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the journals here")
     options = parser.parse_args()
+    if options.package is None:
+        refuse("--package: the package, unpacked; make test-gllm fetches it")
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
     print(f"seed {options.seed}")
     with package(options.package) as modules:
         equal = [

@@ -132,7 +132,7 @@ def keys_of(random: Random) -> dict[str, Any]:
 
 
 def plans(seeds: Iterator[tuple[int, Random]], wanted: int) -> Iterator[dict[str, Any]]:
-    """Yield so many of the plans drawn that fit in memory."""
+    """Yield `wanted` drawn plans that fit in memory."""
     for _, random in seeds:
         keys = keys_of(random)
         config = configured(Document("plan", keys, {}))

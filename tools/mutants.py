@@ -234,7 +234,7 @@ def meet(mutant: Mutant, answer: int, last_stage: int) -> None:
 def outcomes(
     mutants: Sequence[Mutant], parallel: int, last_stage: int
 ) -> Iterator[tuple[Any, str]]:
-    """Meet every mutant, `parallel` at a time; return who noticed each, "" where nobody did."""
+    """Run every mutant, `parallel` at a time; return the test that noticed each, "" for none."""
     running: dict[int, tuple[Mutant, int]] = {}
     waiting = list(reversed(mutants))
     while waiting or running:

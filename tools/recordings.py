@@ -11,7 +11,7 @@ import json
 import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
@@ -34,6 +34,12 @@ def require(package: str, wanted: str, target: str) -> None:
         )
 
 
+def release(folder: Path) -> str:
+    """Return the version of the only package that is unpacked in a folder."""
+    (found,) = distributions(path=[str(folder)])
+    return found.version
+
+
 def refuse(reason: str) -> NoReturn:
     """Exit with status 2 and a reason."""
     print(f"error: {reason}", file=sys.stderr)
@@ -43,6 +49,7 @@ def refuse(reason: str) -> NoReturn:
 def arguments(words: str, runs: int = 60) -> argparse.ArgumentParser:
     """Return a command line of random runs."""
     parser = argparse.ArgumentParser(description=words)
+    parser.add_argument("--package", type=Path, metavar="FOLDER", help="a release, unpacked")
     parser.add_argument("--runs", type=int, default=runs)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
     return parser

@@ -6,7 +6,8 @@
 The journals have the form that `evenflow replay` reads; where prompts share tokens, NAME has its
 prompts beside it in NAME-prompts. `--again` serves the arrivals of the journals in FOLDER with
 their settings and compares line by line; it exits with 1 unless all of them are the same. It needs
-an environment with SGLang 0.5.23 (`make test-sglang` makes one), but no GPU.
+an environment with SGLang 0.5.23 (`make test-sglang` makes one), but no GPU. `--package FOLDER`:
+another release, unpacked, in its place.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterable
+from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +33,7 @@ from tools.recordings import (
     drawn,
     read,
     refuse,
+    release,
     require,
     write,
     write_prompts,
@@ -88,9 +91,9 @@ def stand_in() -> None:
 # -- random loads ---------------------------------------------------------------------------------
 
 
-def engine() -> ModuleType:
-    """Import the recorder over the engine that is installed, or exit with 2."""
-    require("sglang", VERSION, "test-sglang")
+def engine(wanted: str) -> ModuleType:
+    """Import the recorder over the engine in this version, or exit with 2."""
+    require("sglang", wanted, "test-sglang")
     try:
         stand_in()
         return importlib.import_module("tools.sglang_scheduler")
@@ -214,7 +217,9 @@ def main() -> None:
     task.add_argument("--out", type=Path, metavar="FOLDER", help="write random recordings here")
     task.add_argument("--again", type=Path, metavar="FOLDER", help="record these journals anew")
     options = parser.parse_args()
-    recorder = engine()
+    if options.package is not None:
+        sys.path.insert(0, str(options.package))
+    recorder = engine(VERSION if options.package is None else release(options.package))
     logging.disable(logging.CRITICAL)
     if options.again is not None:
         files = sorted(options.again.glob(f"*{SUFFIX}"))
@@ -225,10 +230,14 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     print(f"seed {options.seed}", flush=True)
     for run, rng in drawn(options):
-        config = config_of(rng)
+        config = config_of(rng) | {"engine": f"sglang {version('sglang')}"}
         requests, prompts = load_of(rng, config)
         path = options.out / f"sglang-{run:03}{SUFFIX}"
-        write(path, record(recorder, config, requests, prompts))
+        try:
+            write(path, record(recorder, config, requests, prompts))
+        except RuntimeError as error:  # the engine gets nowhere
+            print(f"{path.name} is left out: {error}", file=sys.stderr, flush=True)
+            continue
         write_prompts(path, prompts)
 
 

@@ -36,6 +36,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 Event = dict[str, Any]
 END_TOKEN, TOKEN = 2, 7
+MOST_BATCHES = 50_000
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -63,7 +64,7 @@ class Drained(Exception):  # noqa: N818
 
 
 class Silent:
-    """Stands in for what only reports: it takes whatever it is told."""
+    """Stands in for what only reports: it accepts all calls."""
 
     num_generated_tokens = forward_ct_decode = 0
 
@@ -277,7 +278,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         super()._add_request_to_queue(req, is_retracted)
 
     def send_abort_output(self, abort_req: object, req: Req) -> None:
-        """Note who is aborted."""
+        """Note the request that is aborted."""
         self.aborted.append(_id(req))
 
     def get_next_batch_to_run(self, running_batch: Any, last_batch: Any) -> Any:
@@ -328,6 +329,8 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         """Let a batch pass all stages, as soon as each is free."""
         self.spins = 0
         self.forward_ct += 1
+        if self.forward_ct > MOST_BATCHES:
+            raise RuntimeError(f"{len(self.outputs)} requests need over {MOST_BATCHES} batches")
         batch.forward_iter = self.forward_ct
         batch.input_ids = batch.prefill_input_ids_cpu = batch.mix_running_indices = None
         base, per_token = self.costs

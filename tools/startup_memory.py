@@ -1,4 +1,4 @@
-"""KV tokens that vLLM logged as it started, beside those that fit by `evenflow.specs.memory`.
+"""KV tokens that vLLM logged as it started, beside what fits by `evenflow.specs.memory`.
 
 `experiments/validation/startup.csv` has the facts of the logs (llm-d-incubation/llm-d-planner and
 its author's fork, `accuracy/results/v0.19.0`: vLLM 0.19.0 on H100, 8,192 tokens and 1,024 rows a

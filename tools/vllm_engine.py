@@ -2,7 +2,7 @@
 
 The executor answers made-up tokens after made-up seconds on a virtual clock; queues, blocks and
 decisions are vLLM's own. The recorder is a mix-in for its option `scheduler_cls`. Only for the
-version that `tools.vllm_record` asks for, in an environment of its own (`make test-vllm`); what the
+versions that `tools.vllm_record` knows, in an environment of its own (`make test-vllm`); what the
 events hold is in docs/engines.md.
 """
 
@@ -59,6 +59,7 @@ class Setting(NamedTuple):
     per_token_s: float
     max_model_len: int = 1024
     policy: str = "fcfs"
+    prefill_schedule_interval: int = 1
 
 
 class Arrival(NamedTuple):
@@ -256,6 +257,7 @@ def _engine(setting: Setting, model: Path) -> EngineCore:
         max_num_seqs=setting.max_num_seqs,
         watermark=setting.watermark,
         scheduling_policy=setting.policy,
+        prefill_schedule_interval=setting.prefill_schedule_interval,
         enable_prefix_caching=setting.prefix_caching,
         pipeline_parallel_size=setting.pp,
         distributed_executor_backend=EmulatedExecutor,
@@ -283,6 +285,7 @@ def _facts(setting: Setting, engine: EngineCore) -> dict[str, Any]:
         "prefix_caching": config.cache_config.enable_prefix_caching,
         "full_isl": scheduling.scheduler_reserve_full_isl,
         "policy": scheduling.policy,
+        "prefill_schedule_interval": scheduling.prefill_schedule_interval,
         "long_prefill_token_threshold": scheduling.long_prefill_token_threshold,
         "async_scheduling": scheduling.async_scheduling,
         "v2_runner": config.use_v2_model_runner,

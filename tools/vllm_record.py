@@ -1,10 +1,12 @@
 """Records what vLLM decides under random small loads; `evenflow replay` compares it with ours.
 
-    python -m tools.vllm_record --out FOLDER [--runs 60] [--requests 40] [--seed N]
+    python -m tools.vllm_record --out FOLDER [--package FOLDER] [--runs 60] [--seed N]
 
 Each run draws its stages, pool, budget, cap, watermark, prefix caching, asynchronous scheduling,
-arrivals and lengths, and writes a journal, with prefix caching the prompts beside it. It needs vLLM
-in the version that is named here, and nothing of Evenflow: `make test-vllm` makes an environment.
+prefill cadence, arrivals and lengths, and writes a journal, with prefix caching the prompts beside
+it. It needs the CPU build of vLLM in the version that is named here, and nothing of Evenflow:
+`make test-vllm` makes an environment. `--package`: another release's wheel, unpacked, of which all
+Python files are used; the compiled parts, which decide nothing, stay those of the CPU build.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import random
 import sys
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +32,7 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_TARGET_DEVICE": "cpu",
 }
 
 
@@ -55,6 +59,7 @@ def setting_of(rng: random.Random) -> Setting:
         per_token_s=rng.choice([0.0, 1e-5, 1e-4]) * rng.uniform(0.5, 2),
         max_model_len=min(1024, (blocks - 1) * block_size),
         policy=rng.choice(["fcfs", "fcfs", "priority"]),
+        prefill_schedule_interval=rng.choice([1, 1, 1, 2, 4, 9]),
     )
 
 
@@ -87,23 +92,31 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=30, help="of each run")
     options = parser.parse_args()
     require(PACKAGE, VERSION, "test-vllm")
-    os.environ |= ENVIRONMENT
-    from tools.vllm_engine import record
-
+    if options.package is not None:
+        sys.path.insert(0, str(options.package))
+        os.environ["PYTHONPATH"] = str(options.package)  # of the processes that it starts
     print(f"seed {options.seed}", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    for run, rng in drawn(options):
-        setting, path = setting_of(rng), options.out / f"vllm-{run}{SUFFIX}"
-        arrivals = arrivals_of(rng, options.requests, setting.max_model_len)
-        with tempfile.TemporaryDirectory() as model:
-            journal = record(setting, arrivals, Path(model))
-        write(path, journal)
-        if setting.prefix_caching:
-            write_prompts(path, {i: each.prompt for i, each in enumerate(arrivals)})
-        preemptions = sum(len(event.get("preempted", ())) for event in journal)
-        print(f"vllm-{run}: {preemptions} preemptions; {setting}", flush=True)
+    with tempfile.TemporaryDirectory() as cache:  # what one release keeps, another cannot read
+        os.environ |= {**ENVIRONMENT, "VLLM_CACHE_ROOT": cache}
+        for run, rng in drawn(options):
+            _record(options, run, rng)
     sys.stdout.flush()
     os._exit(0)  # else its extensions print what they leak
+
+
+def _record(options: Namespace, run: int, rng: random.Random) -> None:
+    from tools.vllm_engine import record
+
+    setting, path = setting_of(rng), options.out / f"vllm-{run}{SUFFIX}"
+    arrivals = arrivals_of(rng, options.requests, setting.max_model_len)
+    with tempfile.TemporaryDirectory() as model:
+        journal = record(setting, arrivals, Path(model))
+    write(path, journal)
+    if setting.prefix_caching:
+        write_prompts(path, {i: each.prompt for i, each in enumerate(arrivals)})
+    preemptions = sum(len(event.get("preempted", ())) for event in journal)
+    print(f"vllm-{run}: {preemptions} preemptions; {setting}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """When requests arrive, as a configuration says it, and the making of requests from a trace.
 
-An arrival process gives times for any number of requests. It knows nothing of lengths; random ones
-draw gaps at unit rate and divide by the rate, so that a change of rate stretches the same pattern
-(common random numbers), and a longer run begins with the shorter one.
+An arrival process gives times for any number of requests, and knows nothing of lengths. Random
+ones draw gaps at unit rate and divide by the rate: a change of rate stretches the same pattern
+(common random numbers). A longer run begins with the shorter one.
 """
 
 import math

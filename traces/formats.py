@@ -4,10 +4,10 @@ A format knows which columns hold what, in which unit, and how to tell it from t
 nothing of layouts, filters, limits or arrival processes. A new format of the usual kind is one line
 in FORMATS; a log with other names of columns is read by a mapping, or by usual names (`ROLES`).
 
-ShareGPT is a JSON array of conversations, as text to be tokenized or as lengths, in two shapes of
-entry: `conversations: [{from, value}, ...]`, of which the first turn is the prompt and the second
-the reply whatever their roles (as vLLM's benchmark takes them), and `input_token_length` with
-`output_token_length` (as TD-Pipe's predictor writes them). The array is never in memory as a whole.
+ShareGPT is a JSON array of conversations, which is never in memory as a whole. Its entries are
+texts to be tokenized, `conversations: [{from, value}, ...]`: the first turn is the prompt, the
+second the reply, whatever their roles (as in vLLM's benchmark). Or they are lengths,
+`input_token_length` and `output_token_length`, as TD-Pipe's predictor writes them.
 """
 
 from __future__ import annotations
@@ -203,10 +203,10 @@ class TraceTable(NamedTuple):
     """A format with one request a row, in named columns, or at paths of keys (`usage.tokens`).
 
     All of `columns` must be in the file: `time`, the column of arrival times (None: the format has
-    none), `ticks_per_s` its unit; the lengths; and `marks`, by which the format is told from
-    others. `no_output` says why a row without output tokens is dropped. `blocks` is the column, if
-    there is one, that names the content of each `block_tokens` tokens of the prompt. A file of any
-    such format may have the columns `max_new`, the output that the client allows, and `priority`.
+    none), `ticks_per_s` its unit; the lengths; and `marks`, by which the format is
+    recognised. `no_output` says why a row without output tokens is dropped. `blocks`, if any, is
+    the column that names the content of each `block_tokens` tokens of the prompt. A file of any of
+    these formats may have the columns `max_new`, the output that the client allows, and `priority`.
     """
 
     prompt: str

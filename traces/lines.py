@@ -28,15 +28,14 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 MOST_UNPACKED = 100
 FREE_BYTES = 64 * 2**20
-"""A gzip may unpack to so many times its size, and to so much whatever its size; a trace's is 3 to
-20 times."""
+"""A gzip may unpack to MOST_UNPACKED times its size, or to FREE_BYTES; a trace's takes 3 to 20."""
 
 PARQUET_MAGIC = b"PAR1"
 HEAD_CHARACTERS = 65536
 CHUNK_CHARACTERS = 2**20
 DELIMITERS = ",;\t|"
 NAMED_BAD_ROWS = 5
-"""So many rows that cannot be read are named, where they are skipped."""
+"""Unreadable rows that are named, where they are skipped."""
 
 MOST_DIGITS = 300
 JSON = json.JSONDecoder(
@@ -147,8 +146,8 @@ class _Unpacked(gzip.GzipFile):
 def fingerprint(path: Path) -> str:
     """Return the SHA-256 of a file's bytes as they lie on disk, in hexadecimal.
 
-    A file over 256 MiB is hashed by its size (in decimal) and its first 64 MiB, so that a few rows
-    of a huge trace are read at once; the result then starts with "size+64MiB:".
+    A file over 256 MiB is hashed by its size (in decimal) and its first 64 MiB, as a few rows of a
+    huge trace should be read at once. The result then starts with "size+64MiB:".
     """
     size = path.stat().st_size
     with path.open("rb") as raw:

@@ -382,10 +382,10 @@ def with_predictions(
 def train(trace: Trace, seed: int = 0) -> tuple[Classifier, dict[str, Any]]:
     """Train a classifier on 60 % of a trace; return it with its scores, ready for JSON.
 
-    Another 20 % choose the strength of the regularisation, the last 20 % are tested on: class
-    accuracy, and the accumulated error by group size (TD-Pipe, figure 14), beside those of always
-    predicting the training set's mean, and of the best class without looking. The rows are shuffled
-    with `seed`. Needs scikit-learn.
+    Another 20 % choose the strength of the regularisation, the last 20 % are tested on. Scores are
+    the class accuracy and the accumulated error by group size (TD-Pipe, figure 14). Beside them are
+    those of the training set's mean, and of the best single class. The rows are shuffled with
+    `seed`. Needs scikit-learn.
     """
     if len(trace) < FEWEST_ROWS:
         raise UsageError(

@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SKIPPED = "skipped as asked"
-"""Why the first requests of a trace are dropped where whoever loads it skips some."""
+"""Why the first requests of a trace are dropped where a run skips some."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -152,12 +152,12 @@ def load_trace(
 ) -> Trace:
     """Load a trace file, or draw a bundled sample.
 
-    `limit` requests are kept and the rest of the file is not read; a sample is drawn with as many
-    (by default as its source has) from `seed`, with lengths as alike as `neighbours` says
-    (`draw_lengths`), 0 for a file. The first `skip` requests are left out, in the order
-    of the file and counted as dropped; time then starts at the first one kept. `format` is a name
-    in FORMATS (None: seen from the file), `filter` one in FILTERS, `tokenizer` the path of a
-    tokenizer.json for traces that hold text, `keep_text` keeps that text. `columns` name a log's
+    `limit` requests are kept and the rest of the file is not read. A sample is drawn with as many
+    (by default as its source has) from `seed`; `neighbours` says how alike successive lengths are
+    (`draw_lengths`). The first `skip` requests of the file are left out, and counted as dropped;
+    time then starts at the first one kept. `format` is a name in FORMATS (None: seen from the
+    file), `filter` one in FILTERS. `tokenizer` is the path of a tokenizer.json for traces of text,
+    which `keep_text` keeps. `columns` name a log's
     `arrival`, `prompt` and `output`; `time_unit` is one of UNITS (None: the format's, or seen);
     `on_bad_row`: "skip" drops rows that cannot be read, and names the first five. Raises UsageError
     naming the file, the line and what would be right.
@@ -330,7 +330,7 @@ class Columns:
     def prefixes(self) -> tuple[list[Prefix], list[str]]:
         """Return what prompts have in common, and a doubt where blocks are not of the usual size.
 
-        ValueError where their sizes cannot be told.
+        ValueError where the sizes of blocks are not known.
         """
         if not self.blocks:
             return [], []
@@ -373,9 +373,8 @@ SAMPLE_NAMES = (
 def random_stream(seed: int, name: str) -> np.random.Generator:
     """Return the generator of the stream `name` under `seed` (a whole number, 0 or more).
 
-    Each use of randomness draws from its own: parts of a run with streams of different names never
-    disturb each other, so a change of one (the arrival rate, say) leaves the other (the lengths) as
-    it was.
+    Streams of different names are independent: a change of what draws from one (the arrival rate,
+    say) leaves what draws from another (the lengths) as it was.
     """
     spawn_key = (zlib.crc32(name.encode()),)
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=spawn_key))

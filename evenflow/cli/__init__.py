@@ -36,9 +36,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def main() -> None:
     """Run the command; SIGTERM, as of a time limit, ends it as Ctrl-C does.
 
-    Of thirty commands, each of which takes a millisecond to make, only the one that is named is
-    made. Nearly all that a command makes lives until it ends, so garbage is looked for less often,
-    and not once more by the interpreter when it leaves.
+    Making a command takes a millisecond, so of thirty only the named one is made. Nearly all that a
+    command makes lives until it ends, so garbage is collected less often, and not at exit.
     """
     signal.signal(signal.SIGTERM, _stop)
     gc.set_threshold(100_000)

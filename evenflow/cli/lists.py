@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from enum import StrEnum
+from inspect import Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +15,7 @@ from evenflow.errors import UsageError
 from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
-    from evenflow.traces import Trace
+    from evenflow.specs.model import ModelSpec
 
 TEMPLATE = Path(__file__).parent.parent / "config" / "template.yaml"
 
@@ -74,11 +76,20 @@ def schedulers_command() -> None:
     echo("Your own: a class with schedule(view) -> Plan, named as FILE.py:Class.")
 
 
-def models_command() -> None:
+FromConfig = Annotated[
+    Path | None,
+    typer.Option("--from-config", metavar="FILE", help="Print what a config.json is read as."),
+]
+
+
+def models_command(from_config: FromConfig = None) -> None:
     """List the models that a run may name; any other is a path to its config.json."""
     from evenflow.report.tables import print_numbers
-    from evenflow.specs.model import models
+    from evenflow.specs.model import ModelSpec, models
 
+    if from_config is not None:
+        _print_model(ModelSpec.from_config_json(from_config))
+        return
     rows = [
         (
             name,
@@ -90,6 +101,34 @@ def models_command() -> None:
         for name, spec in models().items()
     ]
     print_numbers(("model", "1e9 parameters", "layers", "KV KiB/token", "most tokens"), rows)
+
+
+def _print_model(spec: ModelSpec) -> None:
+    """Print a model as it was read: its layers by kind, what they keep, and its formats."""
+    from evenflow.report.tables import print_numbers
+
+    rows = [
+        (
+            kind.kind_words(),
+            str(count),
+            f"{kind.layer_parameters() / 1e6:.1f}",
+            f"{kind.kv_token_bytes():g}",
+            f"{kind.state_bytes():,}",
+        )
+        for kind, count in spec.kinds().items()
+    ]
+    heads = ("layers of", "layers", "1e6 parameters", "KV bytes/token", "state bytes/request")
+    print_numbers(heads, rows)
+    billions = f"{spec.num_parameters / 1e9:.2f}e9 parameters"
+    active = f"{spec.active_parameters / 1e9:.2f}e9 of them a token"
+    echo(f"{spec.name}: {spec.num_layers} layers, {billions}, {active}.")
+    kept = sum(count * kind.state_bytes() for kind, count in spec.kinds().items())
+    echo(f"KV: {spec.kv_bytes_per_token():,} bytes a token, {kept:,} a request.")
+    own = f"{8 * spec.dtype_bytes} bits"
+    parts = "experts" if spec.quantized_experts_only else "matrices of layers"
+    experts = f"experts {spec.expert_quantization}, " if spec.expert_quantization else ""
+    weights = f"{experts}{parts} {spec.quantization}, all else {own}" if spec.quantization else own
+    echo(f"Precision: {weights}; keys and values {spec.kv_dtype or own}.")
 
 
 def gpus_command() -> None:
@@ -194,15 +233,15 @@ def schema_command(
     echo(reference(schemas).rstrip() if markdown else json.dumps(chosen, indent=1))
 
 
-def _trace(
-    file: str,
+def _load(
+    file: TraceFile,
     *,
-    format_: str | None,
-    tokenizer: Path | None,
-    columns: str | None,
-    time_unit: Unit | None,
-    on_bad_row: BadRow,
-) -> Trace:
+    format_: Format = None,
+    tokenizer: Tokenizer = None,
+    columns: Columns = None,
+    time_unit: TimeUnit = None,
+    on_bad_row: OnBadRow = BadRow.refuse,
+) -> Any:
     """Load a trace, and print what makes it doubtful."""
     from evenflow.traces import load_trace
     from evenflow.traces.formats import ROLES
@@ -226,59 +265,49 @@ def _trace(
     return trace
 
 
-def _describing(name: str, words: str) -> None:
-    """Make a command of a function of `traces.describe` that returns plain data."""
+def _of_a_trace(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a command of a function of a trace: the options of loading one come before its own."""
+    loading = signature(_load, eval_str=True).parameters
+    _, *own = signature(function, eval_str=True).parameters.values()
 
-    @traces_app.command(name, help=words)
-    def command(
-        file: TraceFile,
-        *,
-        format_: Format = None,
-        tokenizer: Tokenizer = None,
-        columns: Columns = None,
-        time_unit: TimeUnit = None,
-        on_bad_row: OnBadRow = BadRow.refuse,
-    ) -> None:
-        from evenflow.traces import describe
+    def command(**words: Any) -> None:
+        trace = _load(**{name: words.pop(name) for name in loading})
+        function(trace, **words)
 
-        trace = _trace(
-            file,
-            format_=format_,
-            tokenizer=tokenizer,
-            columns=columns,
-            time_unit=time_unit,
-            on_bad_row=on_bad_row,
-        )
-        _print_json(getattr(describe, name)(trace))
+    command.__doc__ = function.__doc__
+    command.__signature__ = Signature([*loading.values(), *own])  # type: ignore[attr-defined]
+    return command
 
 
-_describing("info", "Print what a trace is like, as JSON.")
-_describing("fit", "Print quantiles and the best distributions of lengths and gaps, as JSON.")
+@traces_app.command("info")
+@_of_a_trace
+def info_command(trace: Any) -> None:
+    """Print what a trace is like, as JSON."""
+    from evenflow.traces.describe import info
+
+    _print_json(info(trace))
+
+
+@traces_app.command("fit")
+@_of_a_trace
+def fit_command(trace: Any) -> None:
+    """Print quantiles and the best distributions of lengths and gaps, as JSON."""
+    from evenflow.traces.describe import fit
+
+    _print_json(fit(trace))
 
 
 @traces_app.command("convert")
+@_of_a_trace
 def convert_command(
-    file: TraceFile,
+    trace: Any,
     *,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The csv to write.")],
     to: Annotated[str, typer.Option("--to", help="The format to write.")] = "vidur",
-    format_: Format = None,
-    tokenizer: Tokenizer = None,
-    columns: Columns = None,
-    time_unit: TimeUnit = None,
-    on_bad_row: OnBadRow = BadRow.refuse,
 ) -> None:
     """Write a trace in another format."""
     from evenflow.traces.describe import convert
 
-    trace = _trace(
-        file,
-        format_=format_,
-        tokenizer=tokenizer,
-        columns=columns,
-        time_unit=time_unit,
-        on_bad_row=on_bad_row,
-    )
     echo(convert(trace, out, to))
     for reason, count in trace.dropped.items():
         echo(f"dropped: {count} rows: {reason}", err=True)

@@ -62,7 +62,7 @@ def validate_command(
 
     if profile is not None:
         set_ = [*(set_ or ()), *_profiled(run, set_ or [], profile)]
-    job = job_of(run, set_ or (), engine=engine, say=partial(echo, err=True))
+    job = job_of(run, set_ or (), engine=engine, joined=True, say=partial(echo, err=True))
     folder = out or Path("out") / f"{run.stem}-validate"
     contenders = {job.config.scheduler.name: job}
     if schedulers is not None:

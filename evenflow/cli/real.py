@@ -169,12 +169,22 @@ def replay_command(
     scheduler: Annotated[
         str | None, typer.Option(help="The policy for an engine's journal, not the engine's own.")
     ] = None,
+    assume_version: Annotated[
+        str | None,
+        typer.Option(
+            "--assume-version",
+            metavar="VERSION",
+            help="The version that an engine's journal is taken to be of, whatever it says.",
+        ),
+    ] = None,
 ) -> None:
     """Feed recorded inputs to a fresh scheduler; exit 1 if a decision differs."""
     from evenflow.experiments import recordings
 
     journals = recordings.of_engines(path)
     if not journals:
+        if assume_version is not None:
+            raise UsageError(f"--assume-version: {path} is of evenflow, and not of an engine")
         difference, missing = recordings.replay_run(path, scheduler)
         if difference is not None:
             echo(f"different: {difference}")
@@ -184,7 +194,9 @@ def replay_command(
             echo(missing, err=True)
         return
     status = 0
-    for file, outcome in recordings.replay_engines(journals, scheduler):
+    for file, outcome in recordings.replay_engines(journals, scheduler, assume_version):
+        if warning := getattr(outcome, "warning", ""):
+            echo(f"warning: {warning}", err=True)
         if isinstance(outcome, UsageError):
             echo(f"error: {outcome}", err=True)
             status = status or 2

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evenflow.config.costs import Hardware, MadeCosts
+from evenflow.config.costs import MEASURED_COSTS, Hardware, MadeCosts
 from evenflow.config.files import make_importable
 from evenflow.config.run import RunConfig
 from evenflow.config.workload import Workload
@@ -22,8 +22,10 @@ from evenflow.core.kv import KvCache
 from evenflow.core.rules import rules_of
 from evenflow.core.world import Link, World
 from evenflow.costs import StageCost, balanced_layers, estimates, prefill_work
+from evenflow.costs.launches import LAUNCH_S, launched
 from evenflow.engines.lock_step import EngineLockStep, LockStep
 from evenflow.engines.loop import EngineLoop
+from evenflow.engines.rules import EngineRules
 from evenflow.engines.swap import SwapCache
 from evenflow.errors import PolicyError, UsageError, is_count
 from evenflow.keys import MOST_MODEL_LEN
@@ -31,7 +33,7 @@ from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED, create
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GpuSpec
-from evenflow.specs.memory import MemoryName, memories
+from evenflow.specs.memory import memories
 from evenflow.specs.model import ModelSpec, model
 from evenflow.traces import with_own_prefixes
 from evenflow.types import Request, Scheduler
@@ -177,10 +179,13 @@ def _build_world(
     alike = made.on_ranks(costs, groups)
     make = _scheduler_maker(config, alike, max_model_len, make_scheduler)
     scheduler = make()
-    placed = _with_room_for(scheduler, hardware.placed, config.memory)
+    placed = _with_room_for(scheduler, hardware.placed, config)
     pages = given_pages or hardware._replace(placed=placed).deployment.kv_pages()
     link, hop_links = _hops(config, made)
+    overheads = config.overheads(made.host)
     costs = made.on_ranks(config.kv.swapped(costs, hardware), groups)
+    if hardware.placed is not None:
+        costs = _launched(costs, hardware.placed, overheads, config)
     if speculative is not None:
         costs = speculative.drafted(costs, config.costs, hardware)
     predicted = partial(_predicted, scheduler=scheduler, seed=config.workload.seed, beside=beside)
@@ -198,7 +203,7 @@ def _build_world(
         max_in_flight=_cap(config, scheduler),
         virtual_engines=engines if groups == 1 else groups,
         pipelined_chunks=config.pipelined_chunks,
-        overheads=config.overheads(made.host),
+        overheads=overheads,
         link=link,
         hop_links=hop_links,
         concurrency=config.workload.concurrency,
@@ -208,7 +213,7 @@ def _build_world(
         prefix_cache=config.kv.prefix_cache,
         kv=SwapCache if config.kv.swap else KvCache,
         before=tuple(known(predicted(part, None)) for part in before),
-        **_loop(config, engines),
+        **_loop(config, engines, EngineRules.of(scheduler)),
     )
     facts = _deployment_facts(world, placed)
     if config.scheduler.params.get("token_budget") == "auto":
@@ -216,19 +221,32 @@ def _build_world(
     return Built(world, _formula(config), facts, made)
 
 
-def _loop(config: RunConfig, engines: int) -> dict[str, Any]:
+def _launched(
+    costs: StageCost, placed: Deployment, overheads: RuntimeOverheads, config: RunConfig
+) -> StageCost:
+    """Return the costs with the launches of kernels that no CUDA graph replays."""
+    launch_s, eager = overheads.launch_s, config.enforce_eager
+    if eager and not launch_s:
+        launch_s = LAUNCH_S * config.scale.host
+    if not launch_s:
+        return costs
+    return launched(costs, placed, launch_s, overheads.graph_tokens, eager=eager)
+
+
+def _loop(config: RunConfig, engines: int, rules: EngineRules) -> dict[str, Any]:
     """Return the fields of a world that set the loop and the dispatch of its engines."""
     groups, waits = config.data_parallel, config.attention_dp_config
     options = {"wait": None if waits is None else waits.make()}
-    if config.dispatch == "engine_loop":
+    dispatch = config.dispatch or ("engine_loop" if rules.in_turns else "stage0")
+    if dispatch == "engine_loop":
         if engines > 1:
             words = "dispatch: engine_loop is the loop of one engine; virtual_engines: 1"
             raise UsageError(words)
         together = {"loop": EngineLockStep, "loop_options": options}
         return together if groups > 1 else {"loop": EngineLoop}
     if groups == 1:
-        return {"dispatch": config.dispatch}
-    return {"dispatch": config.dispatch, "loop": LockStep, "loop_options": options}
+        return {"dispatch": dispatch}
+    return {"dispatch": dispatch, "loop": LockStep, "loop_options": options}
 
 
 def _hops(config: RunConfig, made: MadeCosts) -> tuple[Link | None, tuple[Link, ...] | None]:
@@ -251,7 +269,7 @@ def _hardware(config: RunConfig, beside: Path) -> Hardware:
     """Return the model on the GPUs that the configuration names."""
     spec = model_of(config, beside)
     kinds = set(config.gpus)  # refuses what is none, whether these costs need it or not
-    if len(kinds) > 1 and config.costs.kind in ("profile", "silicon"):
+    if len(kinds) > 1 and config.costs.kind in ("profile", *MEASURED_COSTS):
         raise UsageError(
             f"gpu: {config.gpu_words} in one pipeline: costs: {config.costs.kind} are of one GPU; "
             "costs: roofline is right"
@@ -305,12 +323,12 @@ BUDGETS = (
 
 
 def _with_room_for(
-    scheduler: Scheduler, placed: Deployment | None, like: MemoryName
+    scheduler: Scheduler, placed: Deployment | None, config: RunConfig
 ) -> Deployment | None:
     """Return the deployment with memory for the most tokens and sequences that a policy sends.
 
     Engines measure a step of that size before they divide the rest into pages. A policy without
-    these limits keeps the deployment's. `like`: the engine that pages are counted as.
+    these limits keeps the deployment's.
     """
     said = [getattr(scheduler, key, None) for key in BUDGETS]
     if "auto" in said:
@@ -319,7 +337,10 @@ def _with_room_for(
     rows = getattr(scheduler, "max_num_seqs", getattr(scheduler, "max_batch_size", None))
     known = {"activation_tokens": tokens, "logits_rows": rows if is_count(rows) else None}
     found: dict[str, Any] = {key: value for key, value in known.items() if value}
-    found["memory"] = memories().get(like)
+    memory = memories().get(config.memory)
+    if memory is not None and config.enforce_eager:
+        memory = replace(memory, graph_gib=0.0, graph_layer_gib=0.0)
+    found["memory"] = memory
     return placed and replace(placed, **found)
 
 
@@ -350,6 +371,7 @@ def _scheduler_maker(
     facts = {
         "max_model_len": max_model_len,
         "depth": config.num_stages,
+        "data_parallel": config.data_parallel,
         "page_tokens": config.kv.page_tokens,
         **estimates(costs),
     }

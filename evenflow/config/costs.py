@@ -79,7 +79,11 @@ class Hardware(NamedTuple):
         """Return the bytes of a token's KV on one GPU of each stage."""
         if self.placed is not None:
             return list(map(self.placed.kv_bytes_per_token, range(self.depth)))
-        return [self.model.kv_bytes_per_token(count, self.ranks) for count in self.layers]
+        kinds = self.model.kinds_by_stage(self.layers).items()
+        stages = zip(
+            *([n * kind.kv_token_bytes(self.ranks) for n in on] for kind, on in kinds), strict=True
+        )
+        return [round(sum(stage)) for stage in stages]
 
 
 class MadeCosts(NamedTuple):
@@ -319,8 +323,36 @@ class SiliconCosts(Keys):
         return _with_graphs(made, self.cuda_graph_sizes)
 
 
+class EngineCosts(Keys):
+    """Steps of AIConfigurator's compiled engine, from the package of the extra `silicon`."""
+
+    NEEDS: ClassVar[tuple[str, ...]] = ("model", "gpu")
+
+    kind: Literal["aiconfigurator"]
+    framework: Literal["vllm", "sglang", "trtllm"] = "vllm"
+    """Whose steps."""
+    version: str | None = None
+    """The framework's version; null: the one that the package calls current."""
+    cuda_graph_sizes: list[Count] | None = None
+    """As of `costs: roofline`, in tokens."""
+
+    def make(self, hardware: Hardware) -> MadeCosts:
+        from evenflow.costs.aiconfigurator.cost import engine_cost, facts
+
+        deployment, apart = hardware.deployment, hardware.deployment.data_parallel > 1
+        asked = self.framework, self.version
+        cost = engine_cost(deployment, *asked, "own" if apart else "all")
+        made = MadeCosts(cost, cost, facts(deployment, *asked))
+        if apart:
+            made = made._replace(experts=engine_cost(deployment, *asked, "experts"))
+        return _with_graphs(made, self.cuda_graph_sizes)
+
+
+MEASURED_COSTS = ("silicon", "aiconfigurator")
+"""Kinds of costs that rest on the package's measurements."""
+
 Costs = Annotated[
-    AffineCosts | RooflineCosts | ProfileCosts | SiliconCosts,
+    AffineCosts | RooflineCosts | ProfileCosts | SiliconCosts | EngineCosts,
     short_form("kind"),
     Discriminator("kind"),
 ]
@@ -367,10 +399,10 @@ class SpeculativeConfig(Keys):
         if self.draft_model is None:
             share = self.draft_cost_share or 0.0
             return DraftedCost(cost, self.k, share_of(cost, share), groups) if share else cost
-        if not isinstance(costs, RooflineCosts | SiliconCosts):
+        if not isinstance(costs, RooflineCosts | SiliconCosts | EngineCosts):
             raise UsageError(
-                "speculative.draft_model: its costs need costs.kind: roofline or silicon; or give "
-                "a draft_cost_share"
+                "speculative.draft_model: its costs need costs.kind: roofline, silicon or "
+                "aiconfigurator; or give a draft_cost_share"
             )
         drafting = hardware.deployment.drafting()
         alone = hardware._replace(stages=1, spec=drafting.model, placed=drafting)

@@ -21,7 +21,7 @@ class LinkKeys(Keys):
     """A link: GB/s (1e9 bytes) and microseconds, or a `name` with what differs from it."""
 
     KEY: ClassVar[str]
-    """The key of the run that holds such a link, for the error messages."""
+    """The run's key for the link, in error messages."""
     ELSE: ClassVar[str] = ", or a name"
 
     name: str | None = None

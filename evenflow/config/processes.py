@@ -19,6 +19,8 @@ from evenflow.user_code import imported
 READY = {
     "straggler": "evenflow.sim.faults:straggler",
     "outage": "evenflow.sim.faults:outage",
+    "contended_link": "evenflow.sim.faults:contended_link",
+    "autoscaler": "evenflow.sim.autoscaler:autoscaler",
 }
 """Where each is that has a name."""
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from evenflow.config import yaml_file
-from evenflow.config.costs import Costs, Hardware, RooflineCosts, SpeculativeConfig
+from evenflow.config.costs import MEASURED_COSTS, Costs, Hardware, RooflineCosts, SpeculativeConfig
 from evenflow.config.links import (
     MachineConfig,
     NameOrLink,
@@ -60,7 +60,7 @@ class AttentionDpConfig(Keys):
     enable_balance: bool = False
     """Whether they wait until all groups have one, so that fewer steps are as slow as a prompt."""
     timeout_iters: Count = 50
-    """After so many steps they wait no longer."""
+    """Steps after which they wait no longer."""
     batching_wait_iters: Annotated[int, Field(ge=0)] = 10
     """Steps that they wait for more of them once all groups have one."""
 
@@ -102,9 +102,17 @@ class RuntimeConfig(Keys):
     front_end_s: NonNegative = 0.0
     """Seconds of the front end for a request; requests queue for it."""
     front_end_latency_s: NonNegative = 0.0
-    """Seconds of the front end for a request that nobody queues for."""
+    """Seconds of the front end for a request that delay no other request."""
     tokenize_s: NonNegative = 0.0
     """Seconds in which the front end makes a token of a prompt's text; requests queue for it."""
+    launch_s: NonNegative = 0.0
+    """Seconds from one kernel's launch to the next, where no CUDA graph replays them: of
+    micro-batches with prompts, and of all with `enforce_eager`.
+    """
+    graph_tokens: Annotated[int, Field(ge=0)] = 0
+    """Tokens up to which micro-batches with prompts are replayed from CUDA graphs, but for the
+    attention; 0: none (vLLM's max_cudagraph_capture_size, and 0 with FULL_DECODE_ONLY).
+    """
     like: EngineName | None = None
     """The engine that has the keys which are left out; null: they are as this table says."""
 
@@ -307,13 +315,18 @@ class RunConfig(Keys):
     """CPU time around a micro-batch: that of a named engine, none (`ideal`), what the `cpu_*`
     points of a profile say (`profile`, the default with `costs: profile`), or seconds of your own.
     """
+    enforce_eager: bool = False
+    """Whether every kernel is launched by itself, without CUDA graphs (vLLM's --enforce-eager),
+    `runtime.launch_s` apart, or 28 us where the runtime says none.
+    """
     scale: ScaleConfig = ScaleConfig()
     """Factors on predicted seconds."""
     workers: Workers = EmulatedWorkers(kind="emulated")
-    """Who computes in `evenflow run` and `serve`; a simulation has no workers."""
-    dispatch: Literal["stage0", "eager", "engine_loop"] = "stage0"
+    """What computes in `evenflow run` and `serve`; a simulation has no workers."""
+    dispatch: Literal["stage0", "eager", "engine_loop"] | None = None
     """When the policy is asked for a micro-batch: when stage 0 can take one, whenever the cap
-    allows (`eager`), or in turns with waiting for one that is done (`engine_loop`).
+    allows (`eager`), or in turns with waiting for one that is done (`engine_loop`); null:
+    `engine_loop` for a policy that goes with nothing else, `stage0` for all others.
     """
     max_in_flight: Annotated[
         int | Literal["unlimited"] | None,
@@ -381,6 +394,7 @@ class RunConfig(Keys):
             ("link", self.link is not None, ("model",)),
             ("nodes", self.nodes is not None, ("model",)),
             ("machine", self.machine is not None, ("model",)),
+            ("enforce_eager", self.enforce_eager, ("model", "gpu")),
             ("split: balanced", self.split == "balanced", ("model", "gpu")),
             ("expert_parallel", self.expert_parallel, ("model", "gpu")),
             ("data_parallel", self.data_parallel > 1, ("model", "gpu")),
@@ -537,10 +551,10 @@ class RunConfig(Keys):
                 yield f"{link_words(nodes.link)} between nodes of {nodes.gpus}"
         elif self.num_stages > 1:
             yield f"{self.unnamed_links} (default)"
-        if self.stage_gpus > 1 and self.costs.kind in ("roofline", "silicon"):
+        if self.stage_gpus > 1 and self.costs.kind in ("roofline", *MEASURED_COSTS):
             given = getattr(self.costs, "all_reduce", None)
             words = "over the same" if all_reduce is None else link_words(all_reduce) or "as given"
-            measured = given is None and self.costs.kind == "silicon"
+            measured = given is None and self.costs.kind in MEASURED_COSTS
             default = " (default)" if given is None else ""
             yield f"all-reduce {'as measured' if measured else words}{default}"
 

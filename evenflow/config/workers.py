@@ -15,7 +15,7 @@ class FaultConfig(Keys):
     stage: Index
     """Which stage, from 0."""
     slow_factor: Positive = 1.0
-    """It computes so many times as long."""
+    """The ratio by which it computes longer."""
     dies_after: Index | None = None
     """It is killed before it computes the micro-batch of this number."""
     link_delay_s: NonNegative = 0.0
@@ -73,7 +73,7 @@ class TorchWorkers(_Stages):
     """Cores of each process on a CPU."""
     weights: Literal["checkpoint", "random"] = "checkpoint"
     """Those in the model's folder, or random ones of its shapes."""
-    transport: Literal["gloo", "nccl", "ipc", "one_process", "sm_partition"] | None = None
+    transport: Literal["gloo", "nccl", "ipc", "one_process"] | None = None
     """How hidden states cross from stage to stage; null: gloo on a CPU, nccl on GPUs."""
     sampling: SamplingConfig = SamplingConfig()
     """How requests draw their tokens."""

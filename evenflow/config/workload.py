@@ -21,7 +21,7 @@ from evenflow.traces import (
 from evenflow.types import Request
 
 MOST_REQUESTS = 10**8
-"""More than the memory of most machines holds; what it does not hold is told, too."""
+"""More than the memory of most machines holds; what does not fit is an error, too."""
 
 
 class Workload(NamedTuple):

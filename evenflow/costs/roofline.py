@@ -324,6 +324,7 @@ class RooflineCost:
         part: Part = "all",
     ) -> None:
         require_counts("costs: roofline", tile_tokens=tile_tokens)
+        deployment.model.require_plain("costs: roofline")
         _check_imbalance(expert_imbalance, deployment)
         if deployment.stage_gpus > 1 and fabric is None:
             raise UsageError(

@@ -91,13 +91,17 @@ class Curve:
 
 
 class _Line:
-    """Seconds against context for one number of tokens: never falling, straight between points."""
+    """Seconds against context for one number of tokens, straight between points.
+
+    `calm`: never falling.
+    """
 
     __slots__ = ("contexts", "seconds", "slopes")
 
-    def __init__(self, points: Mapping[float, float]) -> None:
+    def __init__(self, points: Mapping[float, float], *, calm: bool) -> None:
         self.contexts = sorted(points)
-        self.seconds = never_falling([points[context] for context in self.contexts])
+        seconds = [points[context] for context in self.contexts]
+        self.seconds = never_falling(seconds) if calm else seconds
         pairs = zip(self.contexts, self.seconds, strict=True)
         below = next(pairs)
         self.slopes: list[float] = []
@@ -120,19 +124,23 @@ class Surface:
     """Seconds of attention against (tokens, context), never falling when the context grows.
 
     Exact at the measured points, save where measured times fall with the context: those are
-    averaged. The measured contexts may differ from one number of tokens to the next.
+    averaged, unless they are to be kept (`calm` false). The measured contexts may differ from one
+    number of tokens to the next.
     """
 
     __slots__ = ("_lines", "_tokens")
 
     def __init__(
-        self, points: Mapping[tuple[int, float], float] | Mapping[tuple[int, int], float]
+        self,
+        points: Mapping[tuple[int, float], float] | Mapping[tuple[int, int], float],
+        *,
+        calm: bool = True,
     ) -> None:
         by_tokens: dict[int, dict[float, float]] = {}
         for (tokens, context), seconds in points.items():
             by_tokens.setdefault(tokens, {})[context] = seconds
         self._tokens = sorted(by_tokens)
-        self._lines = [_Line(by_tokens[tokens]) for tokens in self._tokens]
+        self._lines = [_Line(by_tokens[tokens], calm=calm) for tokens in self._tokens]
 
     def decode(self, rows: int, context_tokens: int) -> tuple[float, bool]:
         """Return the seconds of a step of `rows` rows, and whether measured points surround it.
@@ -235,11 +243,14 @@ class Attending(NamedTuple):
 class Layers(NamedTuple):
     """Layers of one kind: what one takes besides attention from the tokens, all-reduces included,
     its attention, and how many of them each stage has.
+
+    `alone`: what one takes in a micro-batch of decodes alone, where that differs.
     """
 
     layer: BySize
     attention: Attending
     counts: Sequence[int]
+    alone: BySize | None = None
 
 
 def unmeasured(seconds_at: Callable[[int], float]) -> BySize:
@@ -297,6 +308,7 @@ class TableCost:
 
     __slots__ = (
         "_attentions",
+        "_by_decodes",
         "_by_rows",
         "_by_tokens",
         "_embedding",
@@ -327,6 +339,8 @@ class TableCost:
         sums = {each: [*map(sum, zip(*of, strict=True))] for each, of in alike.items()}
         self._attentions = [(each, counts, sum(counts)) for each, counts in sums.items()]
         self._by_tokens: dict[int, tuple[list[float], float]] = {}
+        apart = any(kind.alone is not None for kind in kinds)
+        self._by_decodes = {} if apart else self._by_tokens
         self._by_rows: dict[int, Estimate] = {0: Estimate(0.0, 0.0)}
         self._predicted_s = 0.0
         self._unmeasured_s = 0.0
@@ -339,9 +353,11 @@ class TableCost:
     def times(self, batch: BatchShape) -> list[float]:
         """Return the seconds on every stage."""
         tokens = batch.prefill_tokens + batch.decode_tokens
-        known = self._by_tokens.get(tokens)
+        kept = self._by_tokens if batch.prefill_tokens else self._by_decodes
+        known = kept.get(tokens)
         if known is None:
-            known = self._by_tokens[tokens] = self._without_attention(tokens)
+            alone = not batch.prefill_tokens
+            known = kept[tokens] = self._without_attention(tokens, alone=alone)
         times, unmeasured_s = known
         for attention, counts, total in self._attentions:
             seconds, of_them_s = attention(batch)
@@ -355,12 +371,12 @@ class TableCost:
         self._unmeasured_s += unmeasured_s + head.unmeasured_s
         return times
 
-    def _without_attention(self, tokens: int) -> tuple[list[float], float]:
+    def _without_attention(self, tokens: int, *, alone: bool) -> tuple[list[float], float]:
         """Return what follows from the tokens: seconds of each stage, and those unmeasured."""
         embedding = self._embedding(tokens)
         times, unmeasured_s = [0.0] * self.depth, embedding.unmeasured_s
         for kind in self._kinds:
-            layer = kind.layer(tokens)
+            layer = ((alone and kind.alone) or kind.layer)(tokens)
             times = [own_s + n * layer.seconds for own_s, n in zip(times, kind.counts, strict=True)]
             unmeasured_s += sum(kind.counts) * layer.unmeasured_s
         times[0] += embedding.seconds
@@ -375,6 +391,7 @@ class LayerParts(Protocol):
     """Seconds of a layer of one kind and of the ends, from any source."""
 
     def layer(self) -> BySize: ...
+    def alone(self) -> BySize | None: ...
     def attending(self) -> Attending: ...
     def embedding(self) -> BySize: ...
     def head(self) -> BySize: ...
@@ -386,14 +403,16 @@ def table_cost(
     """Return the costs of a model on stages of `layers_per_stage` layers, from the parts of each
     kind.
 
-    Kinds of layers with the same window attend alike.
+    Kinds of layers with the same window, heads and mixer attend alike.
     """
-    kinds, by_window = [], dict[int, Attending]()
+    kinds, attends = [], dict[tuple[object, ...], Attending]()
     for kind, counts in model.kinds_by_stage(layers_per_stage).items():
         parts = parts_of(kind)
         layer = parts.layer()
-        if kind.sliding_window not in by_window:
-            by_window[kind.sliding_window] = parts.attending()
-        kinds.append(Layers(layer, by_window[kind.sliding_window], counts))
+        heads = kind.num_heads, kind.num_kv_heads, kind.head_dim
+        alike = (kind.sliding_window, kind.mixer, *heads)
+        if alike not in attends:
+            attends[alike] = parts.attending()
+        kinds.append(Layers(layer, attends[alike], counts, parts.alone()))
     bytes_per_token = model.hidden_size * model.dtype_bytes
     return TableCost(kinds, parts.embedding(), parts.head(), bytes_per_token)

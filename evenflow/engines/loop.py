@@ -24,8 +24,10 @@ class EngineLoop(Loop):
     Answers are in a queue of as many places as micro-batches may be in flight. While there is work
     and a place, the policy is asked, and an empty answer takes a place too. Then the loop waits for
     the oldest answer; what arrives meanwhile is seen after it. With more slots than stages, what is
-    chosen last is only sent then (SGLang's `pp_async_batch_depth`). Where the policy's rules wait
-    for stage 0, what is chosen is sent, and the loop goes on, once stage 0 is free.
+    chosen last is only sent then (SGLang's `pp_async_batch_depth`), and in a pipeline of slots with
+    speculation, decodes alone are, too: each stage needs what was accepted before it verifies more
+    (its `SGLANG_ENABLE_PP_SPEC`). Where the policy's rules wait for stage 0, what is chosen is
+    sent, and the loop goes on, once stage 0 is free.
     """
 
     asks_again: ClassVar[bool] = False
@@ -49,7 +51,9 @@ class EngineLoop(Loop):
         self._back: deque[Collection[int]] = deque()  # what stopped in each that is back
         self.unseen: list[Request] = []
         self._waits = False
-        self._sends_late = isinstance(queues, EngineQueues) and len(queues.slots) > engine.depth
+        slots = len(queues.slots) if isinstance(queues, EngineQueues) and queues.slotted else 0
+        self._sends_late = slots > engine.depth
+        self._verifies_late = slots > 1 and queues.decoding.row_tokens > 1
         self._unsent: MicroBatch | None = None
         self._waits_first = EngineRules.of(engine.scheduler).waits_first
         self._holds = False  # until stage 0 is free
@@ -96,9 +100,16 @@ class EngineLoop(Loop):
         self._waits = len(self._answers) >= self._num_places or not live
         if self._waits_first:
             self._holds = True
-        elif not (self._waits and self._sends_late):
+        elif not (self._waits and self._is_late):
             self._send(now_s)
         return True
+
+    @property
+    def _is_late(self) -> bool:
+        """Whether what was chosen is only sent once the oldest answer is back."""
+        batch = self._unsent
+        verifies = self._verifies_late and batch is not None and not batch.prefill_tokens
+        return self._sends_late or verifies
 
     @property
     def _preemptions(self) -> int:

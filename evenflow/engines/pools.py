@@ -44,11 +44,12 @@ from evenflow.results.run import (
 class Clock(Protocol):
     """Make calls at given times of the run.
 
-    `late`: after all else that happens at that instant, before any policy is asked.
+    `late`: after all arrivals and returns of that instant, before any policy is asked; `last`:
+    after the `late` ones.
     """
 
-    def at(self, time_s: float, call: Callable[[float], None]) -> None: ...
     def late(self, time_s: float, call: Callable[[float], None]) -> None: ...
+    def last(self, time_s: float, call: Callable[[float], None]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class TransferQueue:
         at_s = max(now_s, self._link_free_s)
         if self._waiting and self._try_at_s != at_s < inf:
             self._try_at_s = at_s
-            self._clock.late(at_s, self._send)
+            self._clock.last(at_s, self._send)
 
     def _send(self, now_s: float) -> None:
         self._try_at_s = -1.0
@@ -154,7 +155,7 @@ class TransferQueue:
             return
         transfer.link_busy_s, latency_s = self._link.crossing(transfer.tokens)
         self._link_free_s = now_s + transfer.link_busy_s
-        self._clock.at(self._link_free_s + latency_s, self.arrive)
+        self._clock.late(self._link_free_s + latency_s, self.arrive)
 
     def arrive(self, now_s: float) -> None:
         """Deliver the transfer that set out first."""

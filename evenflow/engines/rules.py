@@ -55,6 +55,11 @@ class EngineRules(Rules):
         rules = rules_of(policy)
         return rules if isinstance(rules, EngineRules) else cls()
 
+    @property
+    def in_turns(self) -> bool:
+        """Whether the policy goes only with the loop that asks in turns, `EngineLoop`."""
+        return self.slotted or self.waits_first or self.ahead is not None
+
     def cap(self, depth: int) -> int | None:
         """Return the cap on micro-batches in flight where the deployment sets none."""
         return super().cap(depth) if self.ahead is None else depth + 1

@@ -98,6 +98,12 @@ class EngineView(View):
         return map(EnginePrompt, self._waiting)
 
     @property
+    def lined_up(self) -> list[tuple[int, bool]]:
+        """All waiting requests, in order; and whether an output in flight holds each back."""
+        owed = self._engine.owed
+        return [(seq.request.request_id, seq in owed) for seq in self._engine.waiting]
+
+    @property
     def partials(self) -> abc.Sequence[EnginePrompt]:
         """Partly scheduled prompts that may send their next chunk now, by arrival."""
         return [EnginePrompt(seq) for seq in self._engine.partials]
@@ -199,6 +205,11 @@ class EngineView(View):
     def slot(self) -> int:
         """The slot of the next micro-batch: the one being asked, where slots are asked in turn."""
         return self._engine.slot if self._engine.slotted else super().slot
+
+    @property
+    def sent(self) -> int:
+        """Micro-batches so far."""
+        return self._engine.batches
 
     @property
     def asked(self) -> int:

@@ -21,7 +21,7 @@ Control = dict[str, Any]
 """Plain data: `key`, `value`, `words`, and `low`, `high`, `log`, `whole` or `choices`."""
 
 WIDE = 8.0
-"""The range of a number that has no better one: so many times less and more than was given."""
+"""The range of a number that has no better one: from 1/8 to 8 times what was given."""
 
 SEEDS, MOST_STAGES, MOST_REQUESTS = 20, 16, 5000
 RANKS = (1, 2, 4, 8)

@@ -1,4 +1,4 @@
-"""TaskProcess processes of a page: each does one task at a time, and stops when it is not wanted.
+"""Worker processes of a page: each does one task at a time, and stops when it is not wanted.
 
 Knows that a task tells messages; not what they are about. A stopped task that does not stop by
 itself is killed with its process, and another one starts.
@@ -40,7 +40,7 @@ Task = tuple[str, Any, tuple[Any, ...]]
 
 
 def lines_of(given: Given, task: Task, tell: tasks.Tell) -> None:
-    """Carry out a task; a mistake is told as the command line says it."""
+    """Carry out a task; a mistake has the command line's words."""
     name, question, more = task
     try:
         getattr(tasks, name)(given, question_of(question), tell, *more)
@@ -131,7 +131,7 @@ class TaskProcess:
 
 
 class WorkerPool:
-    """The processes of a server; whoever wants one waits until one is free."""
+    """The processes of a server; a task waits until one is free."""
 
     def __init__(self, given: Given, count: int | None = None) -> None:
         self._given = given

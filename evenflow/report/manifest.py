@@ -1,8 +1,8 @@
 """The manifest of a results folder: the files that evenflow wrote, moved there as one step.
 
-It is the journal of its own change: while files move in from a scratch folder it names that folder,
-and the next command that opens the results finishes the move. It is not trusted, so it names
-nothing but files of its own folder, by their content. Knows no locks.
+While files move in from a scratch folder it names that folder, and the next command that opens the
+results finishes the move. It is not trusted, so it names nothing but files of its folder, by their
+content. Knows no locks.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def _segments(run: Outcome, stage: int, rows: slice) -> Mapping[str, Any]:
 
 
 def _span(run: Outcome, stage: int, rows: slice) -> tuple[float, float]:
-    """Return from when until when (s) a stage's row is told: up to the next micro-batch there."""
+    """Return the span (s) of a stage's row: up to the next micro-batch there."""
     start_s = run.result.start_s[:, stage]
     opens = run.idle.window[0] if rows.start == 0 else float(start_s[rows.start])
     ends = run.idle.window[1] if rows.stop == len(start_s) else float(start_s[rows.stop])

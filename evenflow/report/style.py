@@ -1,7 +1,7 @@
 """Colours and dashes that stay the same from picture to picture.
 
 The colours are chosen by search to be told apart by the colour-blind, on white and on the dark
-page, as `tests/test_palette.py` measures. Does not know what is drawn.
+page, as `tests/report/test_palette.py` measures. Does not know what is drawn.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ PIECES = "stage", "start_s", "end_s", "cause", "batch"
 """The columns of bubbles."""
 
 SIZES = "prompt_tokens", "output_tokens", "preemptions"
-"""What is told of a request."""
+"""The columns of a request that its slice shows."""
 
 Window = tuple[float, float]
 """Seconds of a run, from and until."""

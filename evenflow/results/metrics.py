@@ -29,7 +29,7 @@ SAMPLED = 1 << 12
 """Values between which the others are counted, to find one at a rank."""
 
 Summary = dict[str, float | int | None]
-"""Numbers by vLLM's keys; None: of no requests, or not to be told."""
+"""Numbers by vLLM's keys; None: of no requests, or not known."""
 
 Limit = Literal["ttft", "tpot", "e2el", "queue"]
 """A latency of a request that may have a limit for goodput."""
@@ -71,9 +71,9 @@ def summarize(result: RunResult, goodput_ms: Mapping[Limit, float] | None = None
     """Return the summary of a run under vLLM's keys.
 
     `duration` runs from the first arrival to the last completion, in seconds; throughputs are per
-    second of it. `steady_*` are the same over the steady window: from the time by which a tenth of
-    the requests has arrived to the time by which a tenth is left to arrive, or, where they all
-    arrive at once, from a tenth to nine tenths of the duration. `offline_*` run from the start of
+    second of it. `steady_*` are the same over the steady window. It begins when a tenth of the
+    requests has arrived, and ends when a tenth is left to arrive; where all arrive at once, it is
+    from a tenth to nine tenths of the duration. `offline_*` run from the start of
     the first prefill to the last token, as TD-Pipe measures; its throughput is
     `offline_output_throughput`, of output tokens only. `goodput_ms` sets limits such as {"ttft":
     500} on requests. `kv_waste_share`: of the token slots in pages that requests hold, those that

@@ -34,7 +34,7 @@ POOLED = ("distserve", "splitwise")
 ESTIMATES = ("token_budget_for", "prefill_s", "decode_s")
 """Constructor parameters that take a callable over the cost model (`evenflow.costs.estimates`)."""
 
-GIVEN = ("depth", "page_tokens", *ESTIMATES)
+GIVEN = ("depth", "data_parallel", "page_tokens", *ESTIMATES)
 """Constructor parameters that a user cannot set; `depth` is the number of stages."""
 
 FACTS = ("max_model_len", *GIVEN)

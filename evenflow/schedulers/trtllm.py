@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
 from operator import attrgetter
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.batcher import Batcher
@@ -17,7 +19,7 @@ from evenflow.engines.rules import EngineRules
 from evenflow.engines.view import Active, EnginePrompt, EngineView
 from evenflow.errors import DryPoolError
 from evenflow.keys import Count
-from evenflow.schedulers.limits import Policy, Range, SearchSpace
+from evenflow.schedulers.limits import Fraction, Policy, Range, SearchSpace
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -57,6 +59,10 @@ class TRTLLM(Policy):
     """How prompts share the tokens left: one after the other, or a unit each in turns."""
     chunk_unit: Count | None = None
     """Tokens of which a cut chunk is a multiple; null: a page."""
+    batch_wait_timeout_iters: Annotated[int, Field(ge=0)] = 0
+    """Steps that prompts wait at most for others to join them, while there are decodes."""
+    batch_wait_max_tokens_ratio: Fraction = 0.0
+    """The share of `max_num_tokens` from which a micro-batch with its prompts waits no more."""
     disable_overlap_scheduler: bool = False
     """Whether on one stage a micro-batch is chosen after the one before is back."""
     version: Literal["1.0", "1.2"] = "1.2"
@@ -69,6 +75,8 @@ class TRTLLM(Policy):
     def __post_init__(self) -> None:
         self._reserves = self.capacity_scheduler_policy == "GUARANTEED_NO_EVICT"
         self._unit = self.chunk_unit or self.page_tokens
+        self._enough_tokens = self.batch_wait_max_tokens_ratio * self.max_num_tokens
+        self._steps_waited = 0
         if self.enable_chunked_prefill and self._unit > self.max_num_tokens:
             limits = f"max_num_tokens {self.max_num_tokens} is less than a unit of chunks"
             raise ValueError(f"{limits}, {self._unit} tokens")
@@ -97,6 +105,8 @@ class TRTLLM(Policy):
         most = self.max_batch_size * self.depth
         fitting = NoEvict(view, most) if self._reserves else MaxUtilization(view, most)
         decodes, prompts = self._pass(view, fitting)
+        if decodes and prompts and self._waits(decodes + sum(tokens for _, tokens in prompts)):
+            prompts = []
         prefills = [Prefill(one.request_id, tokens, one.tokens) for one, tokens in prompts]
         plan = Plan(prefills, decodes, kv_limited=fitting.limited)
         if fitting.paused and self.depth == 1:
@@ -107,6 +117,12 @@ class TRTLLM(Policy):
             if pages > view.free_pages:
                 return iter([Death(pages)])
         return plan
+
+    def _waits(self, tokens: int) -> bool:
+        """Say whether the prompts of a micro-batch of `tokens` wait for others, and count that."""
+        waits = tokens < self._enough_tokens and self._steps_waited < self.batch_wait_timeout_iters
+        self._steps_waited = self._steps_waited + 1 if waits else 0
+        return waits
 
     def _pass(
         self, view: EngineView, fitting: NoEvict | MaxUtilization

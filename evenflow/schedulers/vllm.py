@@ -14,6 +14,7 @@ from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import PagePool
 from evenflow.core.scheduling import Plan, Prefill, View
 from evenflow.engines.rules import EngineRules
+from evenflow.engines.view import EnginePrompt, EngineView
 from evenflow.keys import Count
 from evenflow.schedulers.admission import UNLIMITED, Room, decodes_only
 from evenflow.schedulers.limits import Fraction, Policy, Range, SearchSpace
@@ -77,40 +78,6 @@ class VLLM(Policy):
         return decodes_only(decodes, "arrival", "latest_arrived", kv_limited)
 
 
-def most_urgent(view: View, most: int, tokens: int) -> Generator[Plan, None, int]:
-    """Schedule running requests, preempting the least urgent; return how many tokens are left.
-
-    If the preempted request is the one that lacks a page, the rest waits.
-    """
-    pages = partial(view.decode_pages, order="arrival")
-    decodes = min(view.ready_decodes, most)
-    while pages(decodes) > view.free_pages:
-        fitting = bisect_right(range(1, decodes + 1), view.free_pages, key=pages)
-        lacking, _ = view.ready(fitting + 1, "arrival")[fitting]
-        victim = view.victim("lowest_priority")
-        yield Plan(preempt=[victim])
-        if victim == lacking:
-            yield Plan(decodes=fitting)
-            return 0
-        decodes = min(view.ready_decodes, most)
-    tokens -= decodes
-    prefills = []
-    for prompt in view.partials[: bool(tokens)]:
-        chunk = min(prompt.remaining, tokens)
-        need = view.pages_for(prompt.computed + chunk) - prompt.pages
-        while need + pages(decodes) > view.free_pages:
-            victim = view.victim("lowest_priority")
-            yield Plan(preempt=[victim])
-            decodes = min(view.ready_decodes, decodes)
-            if victim == prompt.request_id:
-                break
-        else:
-            prefills.append(Prefill(prompt.request_id, chunk))
-            tokens -= chunk
-    yield Plan(prefills, decodes)
-    return tokens
-
-
 AHEAD: dict[bool | str, Literal["question", "round"] | None] = {
     False: None,
     "v1": "question",
@@ -124,11 +91,11 @@ AHEAD: dict[bool | str, Literal["question", "round"] | None] = {
 class VLLMV1(Policy):
     """Every ready decode, the chunk of the prompt that is under way, then prompts that wait.
 
-    Source: vLLM 0.32.0 (its V1 scheduler), whose recorded decisions are this policy's (engines.md).
-    Chunks of a prompt follow one another without waiting for the last to return. Pages come with
-    each chunk; a prompt is only admitted if all of it would fit now, `watermark` of the pages left
-    free once anything runs. When a page is missing, the last admitted is preempted, in flight or
-    not, and this step admits nothing. Requests of one `priority` go by arrival.
+    Source: vLLM 0.32.0 and 0.33.0 (its V1 scheduler), whose recorded decisions are this policy's
+    (engines.md). Chunks of a prompt follow one another without waiting for the last to return.
+    Pages come with each chunk; a prompt is only admitted if all of it would fit now, `watermark` of
+    the pages left free once anything runs. When a page is missing, the last admitted is preempted,
+    in flight or not, and this step admits nothing. Requests of one `priority` go by arrival.
     """
 
     search_space: ClassVar[SearchSpace] = {
@@ -149,7 +116,14 @@ class VLLMV1(Policy):
     """
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """Who is first, and preempted last: who came first, or has the lowest `priority`."""
+    prefill_schedule_interval: Count = 1
+    """Micro-batches from one that prefills to the next that may, while anything decodes and the
+    last that could left no prompt waiting; with `data_parallel` one in so many, in all at once.
+    """
+    version: Literal["0.32", "0.33"] = "0.33"
+    """Whose rules: in 0.32 no more decodes go in a micro-batch if the least urgent lacks a page."""
     depth: int = 1
+    data_parallel: int = 1
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -157,6 +131,13 @@ class VLLMV1(Policy):
             raise ValueError(f"max_num_batched_tokens {limits}: a decode of each has to fit")
         if self.async_scheduling == "v1" and self.depth > 1:
             raise ValueError(f"async_scheduling v1 is for one stage, not {self.depth}; v2 is right")
+        has_cadence = self.version != "0.32" or self.data_parallel > 1
+        if self.prefill_schedule_interval > 1 and not has_cadence:
+            interval = f"{self.prefill_schedule_interval} does nothing in version 0.32"
+            raise ValueError(f"prefill_schedule_interval {interval} on one engine; 1 is right")
+        self._prefilled = -self.prefill_schedule_interval  # the last micro-batch that did
+        self._behind = self._holds = False
+        self._skipped: set[int] = set()  # passed over while an output of them was in flight
         self.rules = EngineRules(
             pipelined_chunks=True,
             delivers=True,
@@ -169,39 +150,99 @@ class VLLMV1(Policy):
         """Return how many decodes, and how many tokens, a micro-batch may have now."""
         return self.max_num_batched_tokens, self.max_num_batched_tokens
 
-    def schedule(self, view: View) -> Iterator[Plan]:
+    def schedule(self, view: EngineView) -> Iterator[Plan]:
         preemptions = view.preemptions
+        cadence = self.prefill_schedule_interval
+        since = view.sent + 1 - self._prefilled
+        early = (view.asked - 1) % cadence > 0 if self.data_parallel > 1 else since < cadence
+        self._holds = early and not self._behind and view.running > len(view.partials)
         most, tokens = self.limits(view)
-        go_on = most_urgent if self.rules.by_priority else self._first_come
+        go_on = self._most_urgent if self.rules.by_priority else self._first_come
         tokens = yield from go_on(view, min(most, tokens), tokens)
         if view.preemptions == preemptions:
             yield from self._admit(view, tokens)
+            if cadence > 1 and not self._holds:
+                self._behind = any(number not in self._skipped for number, _ in view.lined_up)
 
-    def _first_come(self, view: View, most: int, tokens: int) -> Generator[Plan, None, int]:
+    def _first_come(self, view: EngineView, most: int, tokens: int) -> Generator[Plan, None, int]:
         """Schedule running requests, preempting the last; return how many tokens are left."""
         preemptions, decodes = view.preemptions, min(view.ready_decodes, most)
         yield Plan(decodes=decodes, victims="latest_admitted")
         tokens -= decodes
-        goes_on = tokens > 0 and view.preemptions == preemptions
+        goes_on = tokens > 0 and view.preemptions == preemptions and not self._holds
         for prompt in view.partials[:goes_on]:  # there is only one, the last that was admitted
             chunk = min(prompt.remaining, tokens)
             if view.pages_for(prompt.computed + chunk) - prompt.pages > view.free_pages:
                 yield Plan(preempt=[prompt.request_id])
                 return 0
+            self._prefilled = view.sent + 1
             yield Plan([Prefill(prompt.request_id, chunk)])
             tokens -= chunk
         return tokens
 
-    def _admit(self, view: View, tokens: int) -> Iterator[Plan]:
-        while tokens and view.running < self.max_num_seqs and (prompt := next(view.waiting, None)):
+    def _most_urgent(self, view: EngineView, most: int, tokens: int) -> Generator[Plan, None, int]:
+        """Schedule running requests, preempting the least urgent; return how many tokens are left.
+
+        If the preempted request is the one that lacks a page, the rest waits in version 0.32.
+        """
+        pages = partial(view.decode_pages, order="arrival")
+        decodes = min(view.ready_decodes, most)
+        while pages(decodes) > view.free_pages:
+            fitting = bisect_right(range(1, decodes + 1), view.free_pages, key=pages)
+            lacking, _ = view.ready(fitting + 1, "arrival")[fitting]
+            victim = view.victim("lowest_priority")
+            yield Plan(preempt=[victim])
+            if victim == lacking and self.version == "0.32":
+                yield Plan(decodes=fitting)
+                return 0
+            decodes = min(view.ready_decodes, most)
+        tokens -= decodes
+        prefills = []
+        for prompt in view.partials[: tokens > 0 and not self._holds]:
+            chunk = min(prompt.remaining, tokens)
+            need = view.pages_for(prompt.computed + chunk) - prompt.pages
+            while need + pages(decodes) > view.free_pages:
+                victim = view.victim("lowest_priority")
+                yield Plan(preempt=[victim])
+                decodes = min(view.ready_decodes, decodes)
+                if victim == prompt.request_id:
+                    break
+            else:
+                self._prefilled = view.sent + 1
+                prefills.append(Prefill(prompt.request_id, chunk))
+                tokens -= chunk
+        yield Plan(prefills, decodes)
+        return tokens
+
+    def _admit(self, view: EngineView, tokens: int) -> Iterator[Plan]:
+        while tokens and view.running < self.max_num_seqs:
+            prompt = next(view.waiting, None)
+            if self.prefill_schedule_interval > 1:
+                self._pass_over(view, prompt)
+            if prompt is None:
+                return
+            prefills = prompt.remaining > 1  # one token is a decode to vLLM
+            if prefills and self._holds:
+                return
             blocks = view.total_pages + 1  # vLLM counts its null block, which holds nothing
             spare = int(self.watermark * blocks) if view.running else 0
             if view.pages_for(prompt.tokens) - prompt.pages > view.free_pages - spare:
                 yield Plan(kv_limited=True)
                 return
+            if prefills:
+                self._prefilled = view.sent + 1
+            self._skipped.discard(prompt.request_id)
             chunk = min(prompt.remaining, tokens)
             yield Plan([Prefill(prompt.request_id, chunk)])
             tokens -= chunk
+
+    def _pass_over(self, view: EngineView, prompt: EnginePrompt | None) -> None:
+        """Note who waits before a prompt, the next to be admitted, for an output in flight."""
+        for number, held_back in view.lined_up:
+            if prompt is not None and number == prompt.request_id:
+                return
+            if held_back:
+                self._skipped.add(number)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

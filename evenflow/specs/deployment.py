@@ -259,11 +259,21 @@ class Deployment:
 
     def kv_bytes_per_token(self, stage: int) -> int:
         """Return the bytes of one token's keys and values on one GPU of a stage."""
-        layers = self.layers_per_stage[stage]
-        size = self.model.kv_bytes_per_token(layers, self.tensor_parallel)
+        kinds = self.kinds(stage).items()
+        size = round(
+            sum(count * kind.kv_token_bytes(self.tensor_parallel) for kind, count in kinds)
+        )
         if self.draft is not None and stage == self.depth - 1:
             size += self.draft.kv_bytes_per_token(tensor_parallel=self.tensor_parallel)
         return size
+
+    def state_bytes(self, stage: int) -> int:
+        """Return the bytes that a request keeps on one GPU of a stage, however long it is.
+
+        States of recurrent layers, and windows of compressed attention.
+        """
+        kinds = self.kinds(stage).items()
+        return sum(count * kind.state_bytes(self.tensor_parallel) for kind, count in kinds)
 
     def pool_bytes_per_token(self, stage: int) -> float:
         """Return the bytes that a token takes of the pool on one GPU of a stage.
@@ -275,7 +285,7 @@ class Deployment:
         counts = Counter[int]()
         for kind, count in self.model.kinds().items():
             counts[kind.sliding_window] += count
-        if self.memory is None or len(counts) == 1:
+        if self.memory is None or len(counts) == 1 or self.state_bytes(stage):
             return held
         group = min(counts.values())
         if max(counts.values()) < 1.5 * group:
@@ -286,16 +296,19 @@ class Deployment:
     def kv_pages(self) -> int:
         """Return how many KV pages fit. A page is one id on every stage: the fullest stage decides.
 
-        Layers with a sliding window keep all tokens, or, if more pages fit then, have room for a
-        window of each of `windows` requests, beside pages of the other layers.
+        The states of as many requests as sample at once (`logits_rows`) are set apart first, as
+        SGLang does; vLLM takes a page for each. Layers with a sliding window keep all tokens, or,
+        if more pages fit then, have room for a window of each of `windows` requests, beside pages
+        of the other layers.
 
         DoesNotFitError with the numbers when a stage has no room for a single page.
         """
         return min(self._pages_of(stage) for stage in range(self.depth))
 
     def _pages_of(self, stage: int) -> int:
-        free = self.free_bytes(stage)
-        pages = int(free // (self.page_tokens * self.pool_bytes_per_token(stage)))
+        free = self.free_bytes(stage) - self.logits_rows * self.state_bytes(stage)
+        per_token = self.pool_bytes_per_token(stage) or 1  # a stage of states keeps no tokens
+        pages = int(free // (self.page_tokens * per_token))
         kept_bytes, window_bytes = self._window_bytes(stage)
         if window_bytes and kept_bytes:
             free -= self.windows * window_bytes
@@ -313,6 +326,8 @@ class Deployment:
     def _needs(self, stage: int) -> str:
         weights, steps = self.weight_bytes(stage) / GIB, self.activation_bytes(stage) / GIB
         said = f"{weights:.1f} GiB for weights"
+        states = self.logits_rows * self.state_bytes(stage) / GIB
+        said += f", {states:.1f} for states of {self.logits_rows} requests" if states else ""
         if self.memory is None:
             return f"{said} and {steps:.1f} for activations"
         others = self.other_bytes(stage) / GIB

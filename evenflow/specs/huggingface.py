@@ -17,6 +17,7 @@ from typing import Any
 
 from evenflow.errors import UsageError, instead_of, is_count, once
 from evenflow.files import require_file
+from evenflow.specs.hybrids import READERS, layers_of
 from evenflow.specs.precision import DTYPE_BYTES
 from evenflow.specs.quantization import kv_format, mapping, spares_attention, weights_format
 
@@ -39,16 +40,35 @@ FAMILIES = {
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
     "kimi_k2": "deepseek",
+    "qwen3_next": "qwen3_5",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe_text": "qwen3_5",
+    "deepseek_v32": "deepseek_v32",
+    "glm_moe_dsa": "deepseek_v32",
+    "deepseek_v4": "deepseek_v4",
+    "deepseek_ref": "deepseek_v4",
+    "kimi_linear": "kimi_linear",
+    "nemotron_h": "nemotron_h",
+    "minimax_m3": "minimax_m3",
+    "gemma4_text": "gemma4",
+    "llama4_text": "llama4",
+    "step3p5": "step3",
+    "step3p7": "step3",
+    "mimo_v2_flash": "mimo_v2",
+    "nemotron-nas": "nemotron_nas",
     "falcon": "falcon",
     "RefinedWeb": "falcon",
     "RefinedWebModel": "falcon",
 }
 """`model_type` in the file -> family; the last two are Falcon's first spelling."""
 
-GEMMA = ("gemma2", "gemma3")
+GEMMA = ("gemma2", "gemma3", "gemma4")
 
 TEXT = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "llama4": "llama4_text",
+    "minimax_m3_vl": "minimax_m3",
     "idefics3": "llama",
     "internvl": "qwen2",
     "llava": "llama",
@@ -97,7 +117,7 @@ def _defaults() -> dict[str, dict[str, Any]]:
     """Return what transformers takes for keys that a file leaves out, by `model_type`.
 
     From the configuration classes of transformers 5.23.0; `rope_theta` is their `default_theta`.
-    Of kimi_k2, mimo and Falcon's first spelling it has none.
+    Of kimi_k2, mimo and Falcon's first spelling it has none; of hybrids only Qwen3.5's are here.
     """
     return dict(json.loads(Path(__file__).with_name("defaults.json").read_text(encoding="utf-8")))
 
@@ -159,6 +179,15 @@ class _Config:
         value = self.get(key, default=default)
         return bool(self._right(key, value, isinstance(value, bool), "true or false"))
 
+    def listed(self, key: str, known: Any, layers: int) -> list[Any]:
+        """Return the first `layers` values of a list, all of them among `known` (None: any)."""
+        found = self.get(key)
+        kept = found[:layers] if isinstance(found, list) else []
+        is_right = len(kept) == layers and (known is None or all(one in known for one in kept))
+        some = "" if known is None else f", of {', '.join(map(str, known))}"
+        right = f"a list of {layers}, one a layer{some}"
+        return list(self._right(key, found, is_right, right))[:layers]
+
     def number(self, value: Any, key: str) -> float:
         is_above = type(value) in (int, float) and value > 0
         return float(self._right(key, value, is_above, "a number above 0"))
@@ -182,6 +211,8 @@ def read_config(
     family = _family(config)
     shape = _falcon_shape(config) if family == "falcon" else _llama_shape(config, family)
     shape |= _experts(config, family) | _windows(config, family, shape["num_layers"])
+    if family in READERS:
+        shape["layers"] = layers_of(family, config, shape["num_layers"], config.path)
     heads, hidden = shape["num_heads"], config.count("hidden_size")
     vocabulary = config.count("vocab_size")
     config.require_all()
@@ -216,7 +247,7 @@ def _family(config: _Config) -> str:
             f'{config.path}: "model_type" is {model_type!r}, not supported'
             f"{f' ({words})' if words else ''}; known: {', '.join(sorted(FAMILIES))}"
         )
-    if words:
+    if words and FAMILIES[model_type] not in READERS:
         raise UsageError(f"{config.path}: {words}")
     return FAMILIES[model_type]
 
@@ -249,24 +280,35 @@ def _formats(
     if dtype is None:
         layers, experts = shape["num_layers"], shape.get("num_experts", 0)
         found["quantization"] = weights_format(said, layers, experts, config.path)
+        if config.get("expert_dtype") == "fp4" and found["quantization"] == "fp8_block":
+            found["expert_quantization"] = "mxfp4"
     if kv_dtype is None:
         found["kv_dtype"] = kv_format(said, config.path)
     return found
 
 
+def _layers(config: _Config) -> int:
+    """Return the number of layers; lists of them stand for it where it is left out."""
+    said = config.get("layers_block_type", "hybrid_override_pattern")
+    listed = len(said) if isinstance(said, list | str) and said else None
+    return config.count("num_hidden_layers", default=listed)
+
+
 def _llama_shape(config: _Config, family: str) -> dict[str, Any]:
     heads = config.count("num_attention_heads")
+    columns = config.get("moe_intermediate_size", default=1) if family in READERS else None
     return {
-        "num_layers": config.count("num_hidden_layers"),
+        "num_layers": _layers(config),
         "num_heads": heads,
         "num_kv_heads": config.count("num_key_value_heads", default=heads),
-        "intermediate_size": config.count("intermediate_size"),
-        "gated_mlp": True,
+        "intermediate_size": config.count("intermediate_size", default=columns),
+        "gated_mlp": family != "nemotron_h",
+        "attention_gate": family == "qwen3_5",
         # Gemma's files leave it out where it is so.
         "tie_word_embeddings": config.flag("tie_word_embeddings", default=family in GEMMA),
         # Qwen2 has the bias by construction; its files have no key for it. Qwen3 has the norms.
         "attention_bias": config.flag("attention_bias", default=family.startswith("qwen2")),
-        "qk_norm": family.startswith(("qwen3", "gemma3"))
+        "qk_norm": family.startswith(("qwen3", "gemma3", "gemma4", "step3"))
         or config.flag("use_qk_norm", default=False),
         "parallel_attention": False,
         "norm_epsilon": config.number(config.get("rms_norm_eps", default=1e-6), "rms_norm_eps"),
@@ -295,20 +337,40 @@ def _falcon_shape(config: _Config) -> dict[str, Any]:
 
 
 MIXTURES = {
-    "mixtral": ("num_local_experts", "intermediate_size"),
-    "gpt_oss": ("num_local_experts", "intermediate_size"),
-    "minimax_m2": ("num_local_experts", "intermediate_size"),
-    "qwen2_moe": ("num_experts", "moe_intermediate_size"),
-    "qwen3_moe": ("num_experts", "moe_intermediate_size"),
-    "deepseek": ("n_routed_experts", "moe_intermediate_size"),
+    "mixtral": ("num_local_experts", "intermediate_size", ""),
+    "gpt_oss": ("num_local_experts", "intermediate_size", ""),
+    "minimax_m2": ("num_local_experts", "intermediate_size", ""),
+    "qwen2_moe": ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"),
+    "qwen3_moe": ("num_experts", "moe_intermediate_size", ""),
+    "deepseek": ("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
+    "deepseek_v32": ("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
+    "deepseek_v4": ("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
+    "kimi_linear": ("num_experts", "moe_intermediate_size", "num_shared_experts"),
+    "qwen3_5": ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"),
+    "nemotron_h": (
+        "n_routed_experts",
+        "moe_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+    ),
+    "minimax_m3": ("num_local_experts", "intermediate_size", "n_shared_experts"),
+    "gemma4": ("num_experts", "moe_intermediate_size", "intermediate_size"),
+    "llama4": ("num_local_experts", "intermediate_size", "intermediate_size"),
+    "step3": ("moe_num_experts", "moe_intermediate_size", "share_expert_dim"),
+    "mimo_v2": ("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
 }
-"""Family -> the keys of how many experts a layer has, and of the columns of one."""
+"""Family -> the keys of how many experts a layer has, of the columns of one, and of those of the
+shared MLP: their number, or how many experts they are as much as; "": none."""
+
+MAYBE_DENSE = ("qwen3_5", "nemotron_h", "gemma4")
+"""Families of which some models have no experts."""
+
+LATENT = ("deepseek", "deepseek_v32", "kimi_linear")
 
 
 def _experts(config: _Config, family: str) -> dict[str, Any]:
-    if family not in MIXTURES:
+    number, columns, shared = MIXTURES.get(family, ("", "", ""))
+    if not number or (family in MAYBE_DENSE and not config.get(number)):
         return {}
-    number, columns = MIXTURES[family]
     if (
         config.get("mlp_only_layers", default=[])
         or config.get("decoder_sparse_step", default=1) != 1
@@ -318,19 +380,30 @@ def _experts(config: _Config, family: str) -> dict[str, Any]:
             "not supported; all layers must be alike"
         )
     several, few = (8, 2) if family == "mixtral" else (None, None)
-    shared, said = "shared_expert_intermediate_size", config.get("quantization_config")
+    said = config.get("quantization_config")
+    tops = ("num_experts_per_tok", "experts_per_token", *TOPS)
+    wide = config.count(columns)
+    beside = config.whole(shared) if shared else 0
     experts = {
-        "num_experts": config.count(number, "num_local_experts", default=several),
-        "experts_per_token": config.count("num_experts_per_tok", "experts_per_token", default=few),
-        "expert_intermediate_size": config.count(columns),
-        "shared_intermediate_size": config.count(shared) if family == "qwen2_moe" else 0,
+        "num_experts": config.count(number, "num_local_experts", "num_experts", default=several),
+        "experts_per_token": config.count(*tops, default=few),
+        "expert_intermediate_size": wide,
+        "shared_intermediate_size": beside * (wide if shared.endswith("shared_experts") else 1),
+        "expert_hidden_size": config.whole("moe_latent_size")
+        or config.whole("routed_expert_hidden_size"),
         "quantized_experts_only": family == "gpt_oss" or spares_attention(said),
-        "norm_topk_prob": config.flag("norm_topk_prob", default=columns == "intermediate_size"),
+        "norm_topk_prob": config.flag(
+            "norm_topk_prob", default=columns == "intermediate_size" or family == "deepseek_v4"
+        ),
     }
-    return experts | (_deepseek(config) if family == "deepseek" else {})
+    return experts | (_deepseek(config, family) if family in LATENT else {})
 
 
-def _deepseek(config: _Config) -> dict[str, Any]:
+TOPS = ("num_experts_per_token", "top_k_experts", "moe_top_k")
+"""Other spellings of how many experts a token is sent to."""
+
+
+def _deepseek(config: _Config, family: str) -> dict[str, Any]:
     """Return the latents, and what layers have no experts or a shared one."""
     frequency = config.count("moe_layer_freq", default=1)
     if frequency != 1:
@@ -344,10 +417,8 @@ def _deepseek(config: _Config) -> dict[str, Any]:
             f'{config.path}: "first_k_dense_replace" is {dense}; of {layers} layers some must have '
             "experts"
         )
-    columns = config.count("moe_intermediate_size")
     return {
-        "shared_intermediate_size": config.whole("n_shared_experts") * columns,
-        "dense_layers": dense,
+        "dense_layers": 0 if family in READERS else dense,
         "mtp_layers": config.whole("num_nextn_predict_layers"),
         "num_kv_heads": config.count("num_attention_heads"),
         "head_dim": config.count("qk_nope_head_dim"),

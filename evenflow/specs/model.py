@@ -9,9 +9,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from evenflow.errors import (
     Count,
@@ -23,16 +24,17 @@ from evenflow.errors import (
     require_declared,
 )
 from evenflow.specs.huggingface import read_config
+from evenflow.specs.mixer import Mixer
 from evenflow.specs.precision import DTYPE_BYTES, FORMATS, KV_BYTES, Format
-from evenflow.specs.tables import read_table
+from evenflow.specs.tables import read_rows
 
 VARIANTS = re.compile(r"^Meta-|-(Instruct|Chat|Base|hf|it|\d{4})(?=-|$)", re.IGNORECASE)
 """What names a training, not a shape: `Meta-Llama-3.1-8B-Instruct` is a Llama-3.1-8B."""
 
 QUANTIZED = re.compile(r"-(FP8|AWQ|GPTQ-Int4|GPTQ-Int8)(-dynamic)?$", re.IGNORECASE)
 WRITTEN = {"fp8": "fp8", "awq": "int4_wo", "gptq-int4": "int4_wo", "gptq-int8": "int8_wo"}
-"""What names the format of the matrices: Qwen's own FP8 has a scale a block, others one a matrix.
-An NVFP4 name does not say whether attention is in it, so that needs the file."""
+"""What names the format of the matrices: FP8 of Qwen, Z.ai and StepFun has a scale a block, others
+one a matrix. An NVFP4 name does not say whether attention is in it, so that needs the file."""
 
 
 class Split(NamedTuple):
@@ -69,8 +71,16 @@ class ModelSpec:
     `is_mtp`: it is that module, which first projects a hidden state and a token's embedding, side
     by side, to one (DeepSeek-V3, section 2.2). Its embedding and its head are the model's.
 
+    `mixer`: what a layer has in place of plain attention, or beside it. `attention_gate`: queries
+    come with as many gates of the outputs (Qwen3.5). `values_are_keys`: both are of one projection
+    (Gemma 4). `expert_hidden_size` > 0: experts work on vectors of that size, not the hidden one.
+
+    `parts`: the kinds of layers, each as a model of such, where dense layers first and windows do
+    not say them; `pattern` has the part of each layer.
+
     `quantization`: the format of the layers' matrices, a name of `FORMATS`; "": the model's dtype.
     `quantized_experts_only`: all but the experts stay in the model's dtype (gpt-oss).
+    `expert_quantization`: that of the experts, where it is another (DeepSeek-V4).
     `kv_dtype`: that of keys and values, a name of `KV_BYTES`; "": the model's.
 
     `source`: where the shape is from; of the table, the repository on huggingface.co whose
@@ -83,7 +93,7 @@ class ModelSpec:
     num_heads: Count
     num_kv_heads: Count
     head_dim: Count
-    intermediate_size: Count
+    intermediate_size: Whole
     vocab_size: Count
     max_position_embeddings: Count
     rope_theta: Positive
@@ -112,10 +122,19 @@ class ModelSpec:
     quantized_experts_only: bool = False
     mtp_layers: Whole = 0
     is_mtp: bool = False
+    mixer: Mixer | None = None
+    attention_gate: bool = False
+    values_are_keys: bool = False
+    expert_quantization: str = ""
+    expert_hidden_size: Whole = 0
+    parts: tuple["ModelSpec", ...] = ()
+    pattern: tuple[int, ...] = ()
     source: str = field(default="given", compare=False)
 
     def __post_init__(self) -> None:
         require_declared(self.name, self)
+        if not (self.num_experts or self.parts or self.mixer):
+            require_counts(self.name, intermediate_size=self.intermediate_size)
         if self.num_heads % self.num_kv_heads:
             raise UsageError(
                 f"{self.name}: {self.num_kv_heads} KV heads do not divide {self.num_heads} heads"
@@ -127,6 +146,7 @@ class ModelSpec:
             require_counts(self.name, **sizes)
         for key, value, known in (
             ("quantization", self.quantization, FORMATS),
+            ("expert_quantization", self.expert_quantization, FORMATS),
             ("kv_dtype", self.kv_dtype, KV_BYTES),
         ):
             if value and value not in known:
@@ -143,13 +163,28 @@ class ModelSpec:
         given (`in_precision`) go before the file's. UsageError names the file and the key.
         """
         values = read_config(path, dtype, kv_dtype)
+        layers = values.pop("layers", [])
         try:
-            return in_precision(cls(**values), dtype, kv_dtype)
+            return in_precision(cls(**values)._of(layers), dtype, kv_dtype)
         except UsageError as error:
             raise UsageError(f"{values['source']}: {error}") from None
 
+    def _of(self, layers: Sequence[Mapping[str, Any]]) -> Self:
+        """Return the model with layers that differ from it in these fields, one after the other."""
+        unlike = [layer for i, layer in enumerate(layers) if layer not in layers[:i]]
+        parts = tuple(replace(self, **layer) for layer in unlike)
+        return replace(self, parts=parts, pattern=tuple(map(unlike.index, layers)))
+
+    def changed(self, **fields: Any) -> Self:
+        """Return the model with fields of all of its layers replaced."""
+        parts = tuple(replace(part, **fields) for part in self.parts)
+        return replace(self, parts=parts, **fields)
+
     def kinds(self, start: int = 0, stop: int | None = None) -> dict[Self, int]:
         """Return how many of the layers [start, stop) are of each kind: models of such layers."""
+        if self.parts:
+            parts = cast("tuple[Self, ...]", self.parts)
+            return dict(Counter(parts[part] for part in self.pattern[start:stop]))
         layers = range(start, self.num_layers if stop is None else stop)
         if not self.dense_layers and not self.full_every:
             return {self: len(layers)}
@@ -176,6 +211,28 @@ class ModelSpec:
             )
         return kind
 
+    def kind_words(self) -> str:
+        """Say what a layer of this kind is: what mixes its tokens, and its MLP."""
+        plain = "latent attention" if self.kv_lora_rank else "attention"
+        if self.sliding_window:
+            plain += f" to {self.sliding_window} tokens"
+        mixer, mlp = self.mixer, f"MLP of {self.intermediate_size}"
+        if mixer is not None:
+            beside = f", {mixer.name}" if mixer.name else ""
+            plain = f"{plain}{beside}" if mixer.beside else mixer.name
+        if self.num_experts:
+            mlp = f"{self.experts_per_token} of {self.num_experts} experts"
+        return f"{plain}; {mlp if self.num_experts or self.intermediate_size else 'no MLP'}"
+
+    def require_plain(self, what: str) -> None:
+        """Raise UsageError where layers have another mixer than attention, which `what` lacks."""
+        mixers = {kind.mixer.name for kind in self.kinds() if kind.mixer}
+        if mixers:
+            raise UsageError(
+                f"{what} has no formula for {', '.join(sorted(filter(None, mixers)))} layers of {self.name}; "
+                "costs: aiconfigurator has the times of such"
+            )
+
     def mtp(self) -> Self:
         """Return the module that predicts the token after the next: a layer of the last kind.
 
@@ -195,17 +252,22 @@ class ModelSpec:
         up); KV heads are replicated where there are fewer of them than ranks. Latent attention: see
         `_latent_shapes`.
         """
-        heads = -(-self.num_heads // tensor_parallel)
-        hidden = self.hidden_size
-        if self.kv_lora_rank:
-            attention = self._latent_shapes(heads)
-        else:
-            qkv = (heads + 2 * self.local_kv_heads(tensor_parallel)) * self.head_dim
-            attention = ((hidden, qkv), (heads * self.head_dim, hidden))
+        hidden, mixer = self.hidden_size, self.mixer
+        attention = () if mixer and not mixer.beside else self._attention_shapes(tensor_parallel)
+        attention += mixer.shapes(tensor_parallel) if mixer else ()
         mlp = self.mlp_shapes(tensor_parallel)
         router = ((hidden, self.num_experts),) if self.num_experts else ()
         entry = ((2 * hidden, -(-hidden // tensor_parallel)),) if self.is_mtp else ()
         return attention + mlp + router + entry
+
+    def _attention_shapes(self, ranks: int) -> tuple[tuple[int, int], ...]:
+        heads, size = -(-self.num_heads // ranks), self.v_head_dim or self.head_dim
+        if self.kv_lora_rank:
+            return self._latent_shapes(heads)
+        queries = heads * self.head_dim * (2 if self.attention_gate else 1)
+        kept = self.head_dim + (0 if self.values_are_keys else size)
+        qkv = queries + self.local_kv_heads(ranks) * kept
+        return (self.hidden_size, qkv), (heads * size, self.hidden_size)
 
     def up_shape(self, tensor_parallel: int = 1) -> tuple[int, int] | None:
         """Return the matrix that makes the heads' keys and values of latents; None without any."""
@@ -233,18 +295,20 @@ class ModelSpec:
 
     def expert_shapes(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
         """Return (inputs, outputs) of one expert's matrices, columns divided over the ranks."""
-        return self._mlp_shapes(-(-self.expert_intermediate_size // tensor_parallel))
+        columns = -(-self.expert_intermediate_size // tensor_parallel)
+        return self._mlp_shapes(columns, self.expert_hidden_size)
 
     @property
     def shared_columns(self) -> int:
         """MLP columns that every token passes."""
         return self.shared_intermediate_size if self.num_experts else self.intermediate_size
 
-    def _mlp_shapes(self, columns: int) -> tuple[tuple[int, int], ...]:
+    def _mlp_shapes(self, columns: int, hidden: int = 0) -> tuple[tuple[int, int], ...]:
         if columns == 0:
             return ()
+        hidden = hidden or self.hidden_size
         up = 2 * columns if self.gated_mlp else columns
-        return (self.hidden_size, up), (columns, self.hidden_size)
+        return (hidden, up), (columns, hidden)
 
     def _check_experts(self) -> None:
         require_counts(
@@ -292,8 +356,9 @@ class ModelSpec:
         bias = self.linear_shapes(ranks)[0][1] if self.attention_bias else 0
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
         latents = self.kv_lora_rank + self.q_lora_rank
-        has_gate = self.num_experts and self.shared_columns and self.family == "qwen2_moe"
-        return bias + norms + latents + (self.hidden_size if has_gate else 0)
+        gated = self.family in ("qwen2_moe", "qwen3_5")
+        gate = self.hidden_size if self.num_experts and self.shared_columns and gated else 0
+        return bias + norms + latents + gate + (self.mixer.vectors if self.mixer else 0)
 
     @property
     def format(self) -> Format | None:
@@ -302,6 +367,8 @@ class ModelSpec:
 
     def matrix_bytes(self, shape: tuple[int, int], *, expert: bool = False) -> int:
         """Return the bytes of one of the layers' matrices, with scales where it has any."""
+        if expert and self.expert_quantization:
+            return FORMATS[self.expert_quantization].matrix_bytes(shape)
         if self.format is None or not (expert or self.is_quantized(shape)):
             return shape[0] * shape[1] * self.dtype_bytes
         return self.format.matrix_bytes(shape)
@@ -331,31 +398,50 @@ class ModelSpec:
     @property
     def active_parameters(self) -> int:
         """Parameters that one token passes: all of them, less the experts it is not sent to."""
-        unused = (self.num_experts - self.experts_per_token) * parameters(self.expert_shapes())
-        return self.num_parameters - (self.num_layers - self.dense_layers) * unused
+        return self.num_parameters - sum(
+            count * (kind.num_experts - kind.experts_per_token) * parameters(kind.expert_shapes())
+            for kind, count in self.kinds().items()
+        )
 
     def kv_bytes_per_token(self, layers: int | None = None, tensor_parallel: int = 1) -> int:
         """Return the bytes that one token's keys and values take in `layers` layers of one rank.
 
-        `layers` defaults to the whole model. layers x `kv_values` x bytes; a token that a sliding
-        window has left takes none, which `kv_bytes` counts.
+        `layers` are of the kind that the model itself is; None: all of the model's, of any kind. A
+        token that a sliding window has left takes none, which `kv_bytes` counts.
         """
-        count = self.num_layers if layers is None else layers
-        return count * self.kv_values(tensor_parallel) * self.kv_value_bytes
+        kinds = self.kinds() if layers is None else {self: layers}
+        return round(sum(n * kind.kv_token_bytes(tensor_parallel) for kind, n in kinds.items()))
 
-    def kv_values(self, tensor_parallel: int = 1) -> int:
+    def kv_token_bytes(self, tensor_parallel: int = 1) -> float:
+        """Return the bytes that a token keeps in a layer on one rank; less than one of several."""
+        index = self.mixer.index_bytes if self.mixer else 0.0
+        return self.kv_values(tensor_parallel) * self.kv_value_bytes + index
+
+    def kv_values(self, tensor_parallel: int = 1) -> float:
         """Return the values that a token keeps in a layer on one rank.
 
-        2 (K and V) x KV heads x head size; or a latent and a rotated key, whole on every rank.
+        2 (K and V) x KV heads x head size; or a latent and a rotated key, whole on every rank; or
+        what its mixer keeps.
         """
+        if self.mixer and not self.mixer.beside:
+            return self.mixer.kv_values
         if self.kv_lora_rank:
             return self.kv_lora_rank + self.qk_rope_head_dim
-        return 2 * self.local_kv_heads(tensor_parallel) * self.head_dim
+        size = self.head_dim + (self.v_head_dim or self.head_dim)
+        return self.local_kv_heads(tensor_parallel) * size
+
+    def state_bytes(self, tensor_parallel: int = 1) -> int:
+        """Return the bytes that a request keeps in a layer on one rank, however long it is."""
+        if self.mixer is None:
+            return 0
+        shared = -(-self.mixer.state_bytes // tensor_parallel)
+        return shared + self.mixer.window_values * self.kv_value_bytes
 
     def kv_bytes(self, tokens: int) -> int:
         """Return the bytes that a request of `tokens` tokens keeps: at most a window's a layer."""
         return sum(
             kind.kv_bytes_per_token(count) * min(tokens, kind.sliding_window or tokens)
+            + count * kind.state_bytes()
             for kind, count in self.kinds().items()
         )
 
@@ -370,10 +456,10 @@ def in_precision(spec: Model, dtype: str | None, kv_dtype: str | None) -> Model:
     is not quantised at 2 bytes; None leaves either as it is.
     """
     if dtype in DTYPE_BYTES:
-        spec = replace(spec, dtype_bytes=DTYPE_BYTES[dtype], quantization="")
+        spec = spec.changed(dtype_bytes=DTYPE_BYTES[dtype], quantization="", expert_quantization="")
     elif dtype is not None:
-        spec = replace(spec, dtype_bytes=2, quantization=dtype)
-    return spec if kv_dtype is None else replace(spec, kv_dtype=kv_dtype)
+        spec = spec.changed(dtype_bytes=2, quantization=dtype, expert_quantization="")
+    return spec if kv_dtype is None else spec.changed(kv_dtype=kv_dtype)
 
 
 def parameters(shapes: tuple[tuple[int, int], ...]) -> int:
@@ -381,13 +467,22 @@ def parameters(shapes: tuple[tuple[int, int], ...]) -> int:
     return sum(inputs * outputs for inputs, outputs in shapes)
 
 
+@cache
 def models() -> Mapping[str, ModelSpec]:
     """Return the table of models (`models.csv`): those of the papers and common ones since.
 
     Each is in its repository's format. Llama-3.1-100B is the 405B cut to 30 of its 126 layers,
     which gives the size that the gLLM paper names.
     """
-    return read_table("models", ModelSpec)
+    return {row["name"]: _of_row(**row) for row in read_rows("models", ModelSpec)}
+
+
+def _of_row(name: str, source: str, **shape: Any) -> ModelSpec:
+    """Return the model of a row; one with a source alone has its config.json beside the table."""
+    if shape:
+        return ModelSpec(name=name, source=source, **shape)
+    path = Path(__file__).with_name("configs") / f"{name}.json"
+    return ModelSpec.from_config_json(path).changed(name=name, source=source)
 
 
 def listed(name_or_path: str | Path) -> str | None:
@@ -416,9 +511,9 @@ def _quantized_as(written: str, spec: ModelSpec) -> ModelSpec:
     if said is None or spec.quantization:
         return spec
     found = WRITTEN[said[1].lower()]
-    if found == "fp8" and written.startswith("Qwen/"):
+    if found == "fp8" and written.startswith(("Qwen/", "zai-org/", "stepfun-ai/")):
         found = "fp8_block"
-    return replace(spec, quantization=found)
+    return spec.changed(quantization=found)
 
 
 def model(

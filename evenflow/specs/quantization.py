@@ -103,7 +103,7 @@ def kv_format(said: object, where: Path) -> str:
     """
     given = mapping(said)
     algorithm, scheme = given.get("kv_cache_quant_algo"), given.get("kv_cache_scheme")
-    if str(algorithm).upper() == "FP8":
+    if "FP8" in (str(algorithm).upper(), str(scheme).upper()):
         return "fp8"
     key, value = "kv_cache_quant_algo", algorithm
     if algorithm is None or str(algorithm).upper() == "NONE":

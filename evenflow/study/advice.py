@@ -42,7 +42,7 @@ HELPS = 0.005
 """A change helps if it makes the metric better by more than this share."""
 
 FASTER = 1.2
-"""A link is faster if it has so many times the bandwidth."""
+"""A link is faster if it has this many times the bandwidth."""
 
 
 BOUNDS = {

@@ -1,8 +1,8 @@
 """The capacity of a deployment: the largest request rate that keeps its SLO, and what it costs.
 
-All rates see the same requests and the same draws of arrivals, stretched (common random numbers);
-a replication is another seed, of a trace file also its next rows, and has a search of its own. The
-answer's files, words and picture are here too.
+All rates see the same requests and the same draws of arrivals, stretched (common random numbers).
+Each replication has a search: of another seed, and of the next rows of a trace file. The answer's
+files, words and picture are here too.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ SHOWN = (
     "busy_share",
     "preemptions",
 )
-"""Numbers of the capacity's own run that are shown beside those that the SLO limits."""
+"""Numbers at the capacity, shown beside the limited ones."""
 
 BESIDE = ("mean_ttft_ms", "mean_tpot_ms", "served_requests_per_s", "attainment", "busy_share")
-"""Numbers of the table of rates beside those that the SLO limits."""
+"""Columns of the table of rates beside the limited numbers."""
 
 CURVE = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 """Rates of the curve, as multiples of the capacity."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from evenflow.config.costs import MEASURED_COSTS
 from evenflow.config.run import RunConfig
 from evenflow.report.shown import Table
 from evenflow.report.tables import number, percent
@@ -243,7 +244,7 @@ def basis(config: RunConfig, trial: Trial, prediction: Prediction | None) -> Ite
 
 def _kernels(config: RunConfig, trial: Trial, prediction: Prediction | None) -> Basis:
     kind, what = config.costs.kind, f"costs {config.costs.kind}"
-    how = {"affine": "guessed", "profile": "measured", "silicon": "measured"}.get(kind, "guessed")
+    how = "measured" if kind in ("profile", *MEASURED_COSTS) else "guessed"
     if kind == "roofline" and config.gpus:
         specs = list(dict.fromkeys(config.gpus))
         how = "fitted" if all(spec.p95_error for spec in specs) else "guessed"
@@ -253,6 +254,8 @@ def _kernels(config: RunConfig, trial: Trial, prediction: Prediction | None) -> 
         how += f"; {percent(share, 0, sign=False)} of the time rests on no measurement"
     if prediction is not None:
         how += f"; stated error, one standard deviation: {prediction.error.source}"
+        if prediction.measured:
+            how += f"; TPOT and TTFT at least as {prediction.measured}"
     return Basis("time of kernels", what, how)
 
 

@@ -318,6 +318,7 @@ def _command(
         "no_cache": not config.kv.prefix_cache,
         "experts": config.expert_parallel,
         "unlike_nodes": unlike,
+        "eager": config.enforce_eager,
     }
     words += [flag for key, flag in engine.switches.items() if chosen[key]]
     if spelled := engine.kv_dtypes.get(config.kv_dtype or ""):
@@ -359,6 +360,8 @@ def _unsaid(engine: EngineCommand, config: RunConfig, values: Mapping[str, Any])
         yield f"the GPU of each stage: {', '.join(spec.name for spec in config.gpus)}"
     if config.expert_parallel and "experts" not in engine.switches:
         yield "expert_parallel"
+    if config.enforce_eager and "eager" not in engine.switches:
+        yield "enforce_eager"
     if config.speculative is not None:
         yield "speculative"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,7 +30,7 @@ from evenflow.study.plan_search import (
     PlanQuestion,
     at_rates,
     climb,
-    contenders,
+    equals,
     name_of,
     nearest,
     prepare,
@@ -57,8 +57,8 @@ class Planned(Shown):
 
     `misses` are the nearest points where none does, and `changed` these with changes, the
     best first. `rates`: up to how many requests/s a point keeps the SLO. `seconds`: how long it
-    took. `prediction`: how far the numbers of the best may be off, where that was asked or a page
-    is written.
+    took. `calm`: the plan without the processes that were asked for. `prediction`: how far the
+    numbers of the best may be off, where that was asked.
     """
 
     question: PlanQuestion
@@ -68,12 +68,21 @@ class Planned(Shown):
     changed: Sequence[Trial] = ()
     rates: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    calm: Planned | None = None
     prediction: Prediction | None = None
 
     @property
     def best(self) -> Trial:
         """The best point that keeps the SLO, or else the one that misses least."""
         return (*self.kept, *self.misses)[0]
+
+    @property
+    def spare(self) -> int | None:
+        """GPUs beyond the cheapest plan without the processes; None where one keeps no SLO."""
+        if self.calm is None or not (self.kept and self.calm.kept):
+            return None
+        gpus: int = self.best.labels["gpus"] - self.calm.best.labels["gpus"]
+        return gpus
 
     @property
     def winner(self) -> Document:
@@ -135,7 +144,7 @@ class Planned(Shown):
         if lost := [trial for trial in self.trials if trial.errors]:
             first = f"{lost[0].labels['setting']}: {lost[0].errors[0]}"
             yield Aside(f"{len(lost)} simulations failed, the first of them {first}")
-        if self.prediction is not None and self.question.ask.intervals:
+        if self.prediction is not None:
             yield from self.prediction.told()
 
 
@@ -149,12 +158,20 @@ def plan(document: Document, beside: Path, ask: Ask, how: How) -> Planned:
     question = prepare(document, beside, ask)
     with how.simulator("simulations", None) as who:
         planned = answered(question, who)
+        if ask.joining:
+            planned = replace(planned, calm=answered(_calm(question, document), who))
         require_served({"": planned.best.served}, allowed=ask.allow_refused)
-        if ask.intervals or how.out is not None:
+        if ask.intervals:
             planned = replace(planned, prediction=_predicted(planned, who))
         planned = replace(planned, seconds=time.perf_counter() - started)
         how.write(lambda folder: _write(folder, planned, how.out or folder))
     return planned
+
+
+def _calm(question: PlanQuestion, document: Document) -> PlanQuestion:
+    """Return the question without the processes that were asked for."""
+    own = {"processes": document.data.get("processes")}
+    return replace(question, document=patched(question.document, own))
 
 
 def _predicted(planned: Planned, who: Simulator) -> Prediction:
@@ -179,10 +196,11 @@ def answered(question: PlanQuestion, who: Simulator) -> Planned:
         changed = [each for each in tried if CHANGE in each.labels and not each.errors]
         changed.sort(key=lambda each: (question.excess(each), each.labels["gpus"]))
         return Planned(question, every, (), misses, changed, up_to(question, tried))
+    more = run(study, who, climb(question, equals(question, trials)))
+    climbed = list({str(each.labels): each for each in [*trials, *more]}.values())
+    kept = ranked(question, climbed)
     if question.rate is None:
-        return Planned(question, trials, kept)
-    best = contenders(question, kept)
-    climbed = [*trials, *run(study, who, climb(question, best))]
+        return Planned(question, climbed, kept)
     rates = up_to(question, climbed)
     kept = sorted(kept, key=lambda t: (t.labels["gpus"], -rates[name_of(t)], -question.margin(t)))
     return Planned(question, climbed, kept, rates=rates)
@@ -272,10 +290,29 @@ def facts(planned: Planned) -> dict[str, Any]:
         **(planned.best.served.facts if planned.best.served.failed else {}),
         "rows_left_out": rows_left_out(question.trace),
         "best": facts_of(planned, planned.best),
+        **({} if planned.calm is None else _spare_facts(planned, planned.calm)),
         "decision": planned.decision.facts,
         "effort": effort(planned),
+        "pruned": pruned(question),
         "left_out": [{"layout": each.label, "reason": each.reason} for each in question.left_out],
     }
+
+
+def _spare_facts(planned: Planned, calm: Planned) -> dict[str, Any]:
+    joining = list(planned.question.ask.joining)
+    without = facts_of(calm, calm.best)
+    return {"with": joining, "spare_gpus": planned.spare, "without": without}
+
+
+def pruned(question: PlanQuestion) -> list[dict[str, Any]]:
+    """Return which points bounds refuted: of each setting, with up to how many replicas and why."""
+    most: dict[str, int] = {}
+    for name, count in question.bounds:
+        most[name] = max(count, most.get(name, 0))
+    return [
+        {"setting": name, "up_to_replicas": count, **asdict(question.bounds[name, count])}
+        for name, count in most.items()
+    ]
 
 
 def effort(planned: Planned) -> dict[str, int]:
@@ -289,6 +326,7 @@ def effort(planned: Planned) -> dict[str, int]:
 
     return {
         "points": question.num_points,
+        "refuted_by_bounds": len(question.bounds),
         "simulated": count(plain),
         "on_all_requests": count(whole),
         "simulations": len({r.key for each in planned.trials for r in each.records}),
@@ -309,6 +347,7 @@ def sentences(planned: Planned, *, timed: bool = True) -> list[str]:
     """
     told = [*refusals({"": planned.best.served}), _what(planned), _how_near(planned)]
     first = {name_of(trial): trial for trial in planned.kept[:2]}
+    told += [] if planned.calm is None else [_spare(planned, planned.calm)]
     told += [] if planned.kept else [_what_would(planned)]
     told += [f"{line}." for line in rows_left_out(planned.question.trace)]
     seconds = f", in {planned.seconds:.0f} s" if timed else ""
@@ -345,6 +384,16 @@ def _how_near(planned: Planned) -> str:
     busy = percent(trial.mean("busy_share"), 0, sign=False)
     words = metric_words(binding(question, trial).metric)
     return f"{at}{', '.join(told)}; {words} binds, GPUs are {busy} busy{holds}."
+
+
+def _spare(planned: Planned, calm: Planned) -> str:
+    """Say how many GPUs are there for the processes alone, and how often these did something."""
+    names = ", ".join(each["name"] for each in planned.question.ask.joining)
+    gpus, acts = calm.best.labels["gpus"], planned.best.mean("marks")
+    enough = f"{gpus} GPU{'s do' if gpus > 1 else ' does'}: {name_of(calm.best)}"
+    if planned.spare is None:
+        return f"Without {names} {enough if calm.kept else 'nothing keeps it either'}."
+    return f"Spare for {names} ({acts:g} marks here): {planned.spare}; without, {enough}."
 
 
 def _what_would(planned: Planned) -> str:

@@ -1,33 +1,37 @@
 """Search the cheapest deployment that keeps an SLO: the candidates, and which are simulated.
 
 A setting is a layout of one pipeline, a scheduler and its budget; a point is a setting with a
-number of replicas. The search asks of each setting whether it keeps the SLO with no more GPUs than
-the best one found so far: first on the busiest stretch of the trace, then on all of it. It takes it
-that more replicas of one setting do no worse, and that an SLO which a stretch breaks the whole
-breaks too. `exhaustive` takes nothing for granted. Knows no words and no files.
+number of replicas. There is one way to search, `_highest`: up to which step a point keeps the SLO,
+fewer replicas or a higher rate, on one part of the trace after the other. What bounds refute is not
+simulated, and a run ends once it cannot keep the SLO. It takes it that a step after one that breaks
+the SLO breaks it, and that an SLO which a part breaks the whole breaks too. `exhaustive` takes
+nothing for granted of points. Knows no words and no files.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from evenflow.config.build import Workload, load_workload
+from evenflow.config.build import Workload, build, load_workload
 from evenflow.config.files import make_importable
 from evenflow.config.pools import defaults
 from evenflow.config.run import RunConfig, configured, memory_of_all, with_
-from evenflow.config.yaml_file import Document, Patch, patched
+from evenflow.config.yaml_file import Document, Patch, patched, value_of
+from evenflow.core.world import World
+from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError
 from evenflow.results.outcome import Served
 from evenflow.schedulers import POOLED
 from evenflow.specs.gpu import gpus, links
 from evenflow.study.advice import faster_links
+from evenflow.study.bounds import Least, Refuted, least, refuted
 from evenflow.study.deployments import (
     Candidate,
     Layout,
@@ -37,12 +41,12 @@ from evenflow.study.deployments import (
     policies_to_try,
     why_fixed,
 )
+from evenflow.study.early import allowed
 from evenflow.study.fair import require_served
 from evenflow.study.rates import TriedRate, bisect, own_rate, rate_patch, rounded, tried
 from evenflow.study.searches import side_by_side
 from evenflow.study.slo import (
     KEEPS_UP,
-    LATENCY,
     Condition,
     check_slo,
     levels_of,
@@ -75,11 +79,11 @@ BUDGETS = (512, 1024, 2048)
 DEGREES = (1, 2, 4, 8)
 """Stages, and tensor-parallel GPUs of a stage, beside those of the run."""
 
-SHARES = (1 / 16, 1 / 4)
-"""The parts of the requests on which a point is tried before the whole."""
+SHARE = 1 / 16
+"""The part of the requests on which a point is tried before the whole."""
 
 LEAST_REQUESTS = 200
-"""A part of the trace has no fewer."""
+"""The part has no fewer."""
 
 WIDTH = 8
 """Settings that are tried side by side. The answer follows from it, not from who simulates."""
@@ -88,9 +92,13 @@ NEAREST = 5
 """Of the layouts that miss, so many are simulated on the whole trace."""
 
 CONTENDERS = 3
-"""Of equally cheap points, for so many the rate is found up to which they keep the SLO."""
+"""Of the layouts that miss, so many are simulated with changes."""
 
 TOLERANCE = 0.05
+"""From one step of the rate to the next."""
+
+STEPS = 32
+"""So many steps up the rate is raised, to 4.8 times what is asked."""
 
 CHANGE = "change"
 """The label of what is not of the plan: a change that would be needed."""
@@ -107,6 +115,7 @@ class Ask:
     """The options of a plan, beside the run. None: chosen here.
 
     `rate`: requests/s, or a multiple of the run's own ("2x"); `price`: dollars of a GPU an hour.
+    `joining`: processes for each simulation, as the key `processes` has them.
     `allow_refused`: answer though too many requests are refused. `intervals`: say them, too.
     """
 
@@ -116,6 +125,7 @@ class Ask:
     price: float | None = None
     schedulers: Sequence[str] | None = None
     budgets: Sequence[int] | None = None
+    joining: Sequence[Mapping[str, Any]] = ()
     replications: int = 1
     exhaustive: bool = False
     allow_refused: bool = False
@@ -136,7 +146,7 @@ class Setting:
     """A pipeline of `gpus` GPUs with a policy, and the numbers of replicas that there may be."""
 
     candidate: Candidate
-    dispatch: str
+    dispatch: str | None
     gpus: int
     counts: tuple[int, ...]
 
@@ -155,15 +165,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A part of the trace: its number of requests, those skipped, and the SLO to keep.
+    """A part of the trace: its number of requests, and those skipped.
 
-    The SLO of a part is what the whole cannot keep if the part does not: of a limit on P99, no more
-    requests of the part may be beyond it than a hundredth of all requests.
+    It may have as many requests beyond a limit as all requests: of P99 a hundredth of all.
     """
 
     requests: int
     skip: int
-    slo: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +181,8 @@ class PlanQuestion:
     `parts` are the parts of the trace that a point has to pass, the whole last. `rate` is the
     arrivals' in requests/s, None where they have none. `left_out` are impossible layouts.
     `served`: the requests of all seeds, and how many no deployment refuses. `trace` is what the
-    provenance says of it; `is_cut`: whether it has more requests than are simulated.
+    provenance says of it; `is_cut`: whether it has more requests than are simulated. `bounds`: the
+    points, by setting and replicas, that cannot keep the SLO by a bound.
     """
 
     ask: Ask
@@ -186,6 +195,7 @@ class PlanQuestion:
     served: Served
     trace: Mapping[str, Any]
     is_cut: bool
+    bounds: Mapping[tuple[str, int], Refuted]
 
     @property
     def config(self) -> RunConfig:
@@ -207,15 +217,26 @@ class PlanQuestion:
     def study(self) -> Study:
         """The run, and its summary with what the SLO of each part needs."""
         config = self.config
-        more = levels_of(self.slo, config, *(c.metric for part in self.parts for c in part.slo))
+        more = levels_of(self.slo, config)
         parts = _replications(config, self.ask)
         return Study(self.document, self.beside, parts, service_levels, more)
 
     def case(
-        self, setting: Setting, count: int, part: Stretch | None = None, patch: Patch | None = None
+        self,
+        setting: Setting,
+        count: int,
+        part: Stretch | None = None,
+        patch: Patch | None = None,
+        *,
+        ends: bool = False,
     ) -> Variant:
-        """Return a point on a part of the requests (None: all), with other keys changed too."""
+        """Return a point on a part of the requests (None: all), with other keys changed too.
+
+        `ends`: the run ends once the SLO cannot be kept; never with several seeds, of which the
+        mean counts.
+        """
         part = part or self.parts[-1]
+        limits = allowed(self.slo, self.requests) if ends and self.ask.replications == 1 else ()
         labels = {
             "setting": setting.name,
             "replicas": count,
@@ -224,7 +245,18 @@ class PlanQuestion:
             **(patch or {}),
         }
         of_part = {"workload.requests": part.requests, "workload.skip": part.skip}
-        return Variant(labels, {**setting.patch(count), **of_part, **(patch or {})})
+        return Variant(labels, {**setting.patch(count), **of_part, **(patch or {})}, limits)
+
+    def at_rate(
+        self, setting: Setting, count: int, step: int, part: Stretch | None = None, *, ends: bool
+    ) -> Variant:
+        """Return a point at a rate so many steps above the one asked for."""
+        patch = None
+        if step:
+            assert self.rate is not None  # there are steps of it only
+            rate = rounded(self.rate * (1 + TOLERANCE) ** step)
+            patch = rate_patch(self.config.workload.arrivals, rate, self.rate)
+        return self.case(setting, count, part, patch, ends=ends)
 
     def point(self, trial: Trial) -> tuple[Setting, int]:
         """Return the setting of a trial, and how many replicas of it there were."""
@@ -238,17 +270,20 @@ class PlanQuestion:
         """Say whether a trial is of a point of the plan on all requests."""
         return self.is_planned(trial) and trial.labels["requests"] == self.requests
 
-    def excess(self, trial: Trial, slo: Sequence[Condition] | None = None) -> float:
+    def keeps(self, trial: Trial) -> bool:
+        """Say whether a trial keeps the SLO; one of a part does if it came to its end."""
+        if trial.labels["requests"] == self.requests:
+            return self.excess(trial) <= 0
+        return not (trial.errors or trial.is_missed)
+
+    def excess(self, trial: Trial) -> float:
         """Return the shares of their limits by which limits are missed, added up; inf: failed.
 
-        On all requests, more that arrives than is served counts as a limit missed by all of it.
+        More that arrives than is served counts as a limit missed by all of it.
         """
-        if trial.errors or trial.served.failed > self.served.failed:
+        if trial.errors or trial.is_missed or trial.served.failed > self.served.failed:
             return math.inf
-        shares = shares_beyond(slo or self.slo, trial.mean)
-        if slo is None and not trial.keeps_up:
-            shares.append(1.0)
-        return missed(shares)
+        return missed([*shares_beyond(self.slo, trial.mean), float(not trial.keeps_up)])
 
     def margin(self, trial: Trial) -> float:
         """Return the least share of a limit that is left; below 0 where it is missed."""
@@ -263,8 +298,27 @@ def parse_budgets(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
+def parse_with(given: Mapping[str, Mapping[str, Any]] | Sequence[str]) -> list[dict[str, Any]]:
+    """Return the processes of `name={key: value}` texts; UsageError for what is none."""
+    if isinstance(given, Mapping):
+        return [{"name": name, **keys} for name, keys in given.items()]
+    return [_process(text) for text in ([given] if isinstance(given, str) else given)]
+
+
+def _process(text: str) -> dict[str, Any]:
+    name, _, keys = text.partition("=")
+    params = value_of(keys or "{}", f"--with {text}")
+    if not name.strip() or not isinstance(params, dict):
+        right = "outage={mtbf_s: 86400, restart_s: 120}"
+        raise UsageError(f"--with {text}: should be PROCESS=KEYS, like {right}")
+    return {"name": name.strip(), **params}
+
+
 def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
     """Return the checked question; UsageError naming what is wrong with the run or `ask`."""
+    if ask.joining:
+        own = [each.written for each in configured(document).processes or ()]
+        document = patched(document, {"processes": [*own, *ask.joining]})
     make_importable([document.data, list(ask.schedulers or ())], Path.cwd(), beside)
     document, is_cut = _with_requests(document, beside, ask.replications)
     config = configured(document)
@@ -283,7 +337,7 @@ def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
     check_slo(ask.slo, outcome, config)
     served = _served(outcome.result.provenance["deployment"], config, beside, ask)
     require_served({"": served}, allowed=ask.allow_refused)
-    settings = list(_settings(config, fitting, ask))
+    settings = {each.name: each for each in _settings(config, fitting, ask)}
     if not settings:
         least = min(_gpus_of(config, each) for each in fitting)
         raise UsageError(
@@ -293,13 +347,14 @@ def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
         ask=ask,
         document=document,
         beside=beside,
-        settings={each.name: each for each in settings},
+        settings=settings,
         left_out=tuple(each for each in found if each.reason),
         parts=tuple(_parts(config, workload.requests, ask)),
         rate=rate,
         served=served,
         trace=workload.trace,
         is_cut=is_cut,
+        bounds={} if ask.exhaustive else _bounds(document, beside, settings, ask),
     )
 
 
@@ -420,29 +475,13 @@ def _parts(config: RunConfig, requests: Sequence[Request], ask: Ask) -> Iterator
     Of a trace with its own times, the stretch with the most tokens a second; else the beginning.
     """
     total, skip, own = len(requests), config.workload.skip, config.workload
-    plain = not (own.conversations or own.after or config.kv.prefix_cache)
-    open_loop = own.arrivals.kind not in ("closed", "offline")
-    for share in SHARES if plain and open_loop and not ask.exhaustive else ():
-        count = math.ceil(share * total)
-        slo = tuple(_slo_of_part(ask.slo, count / total))
-        if count >= LEAST_REQUESTS and slo:
-            first = _busiest(requests, count) if isinstance(own.arrivals, Replay) else 0
-            yield Stretch(count, skip + first, slo)
-    yield Stretch(total, skip, ask.slo)
-
-
-def _slo_of_part(slo: Sequence[Condition], share: float) -> Iterator[Condition]:
-    """Yield the limits on percentiles of requests, for a part that is a share of them.
-
-    More than 1 % of all requests, of a sixteenth of them, are more than 16 %: P99 becomes P84.
-    """
-    for each in slo:
-        found = LATENCY.fullmatch(each.metric)
-        if found is None or found[2] is None or found[3] == "itl" or each.at_least:
-            continue
-        percent = math.floor(100 - (100 - float(found[2])) / share)
-        if percent >= 1:
-            yield replace(each, metric=f"p{percent}_{found[3]}_ms")
+    plain = not (own.conversations or own.after or config.kv.prefix_cache or ask.exhaustive)
+    open_loop = own.arrivals.kind not in ("closed", "offline") and ask.replications == 1
+    count = math.ceil(SHARE * total)
+    if plain and open_loop and count >= LEAST_REQUESTS and allowed(ask.slo, total):
+        first = _busiest(requests, count) if isinstance(own.arrivals, Replay) else 0
+        yield Stretch(count, skip + first)
+    yield Stretch(total, skip)
 
 
 def _busiest(requests: Sequence[Request], count: int) -> int:
@@ -454,52 +493,136 @@ def _busiest(requests: Sequence[Request], count: int) -> int:
     return int(np.argmax(brought / np.maximum(spans_s, 1e-9)))
 
 
-@dataclass(slots=True)
-class _Best:
-    """The fewest GPUs with which the SLO was kept so far; at first, the most that may be."""
+def _bounds(
+    document: Document, beside: Path, settings: Mapping[str, Setting], ask: Ask
+) -> dict[tuple[str, int], Refuted]:
+    """Return the points that cannot keep the SLO, by a bound; {} where none is proved.
 
-    gpus: int
+    That is for costs that do not fall with tokens, when prompts are computed whole, each token
+    takes a step, and the times of arrival are given.
+    """
+    config = configured(document)
+    plain = config.costs.kind in ("affine", "roofline") and config.data_parallel == 1
+    cached = config.kv.prefix_cache or config.kv.swap or config.workload.after
+    known = config.workload.concurrency is None and ask.replications == 1
+    if cached or config.speculative or not (plain and known):
+        return {}
+    requests = load_workload(config, beside).requests
+    of_layouts: dict[str, Least] = {}
+    cuts: dict[tuple[str, str], bool] = {}  # by policy: whether prompts are computed in part
+    points, deployments = [], []
+    for setting in settings.values():
+        candidate, layout = setting.candidate, setting.candidate.layout.label
+        policy = candidate.scheduler, str(candidate.params)
+        if layout not in of_layouts or policy not in cuts:
+            built = build(with_(config, setting.patch(1)), requests[:1], beside)
+            assert built.costs is not None  # there are no pools
+            assert isinstance(built.world, World)
+            of_layouts[layout] = of_layouts.get(layout) or least(built.costs.cost)
+            cuts[policy] = EngineRules.of(built.world.make_scheduler()).cuts
+        if not cuts[policy]:
+            points += [(setting, count) for count in setting.counts]
+            deployments += [(of_layouts[layout], count) for count in setting.counts]
+    limits = allowed(ask.slo, len(requests))
+    found = zip(points, refuted(limits, requests, deployments), strict=True)
+    return {(setting.name, count): why for (setting, count), why in found if why}
+
+
+Case: TypeAlias = Callable[[int, Stretch], Variant]
+"""Returns the case that tells whether a step keeps the SLO on a part."""
+
+
+def _highest(
+    question: PlanQuestion, case: Case, parts: Sequence[Stretch], most: int, *, width: int = 1
+) -> Generator[Sequence[Variant], list[Trial], int]:
+    """Find the highest step of 1 to `most` that keeps the SLO on all parts; 0 where none does.
+
+    One part after the other lowers it, by halving; `width` steps are tried at once. What is likely
+    comes first: that a cheap part refutes all steps, and that what it left keeps the SLO.
+    """
+    for part in parts:
+        low, likely = 0, 1 if part is question.parts[0] else most
+        while low < most:
+            size = most - low
+            steps = {likely, *(low + -(-size * k // (width + 1)) for k in range(1, width + 1))}
+            steps = {likely} if likely and width == 1 else {each for each in steps if each > low}
+            likely, trials = 0, (yield [case(step, part) for step in sorted(steps)])
+            for step, trial in zip(sorted(steps), trials, strict=True):
+                if not question.keeps(trial):
+                    most = step - 1
+                    break
+                low = step
+    return most
+
+
+@dataclass(slots=True)
+class _Race:
+    """What is known of a search: the replicas that may keep the SLO, by setting, and the best.
+
+    `best` is the fewest GPUs with which a point kept it; at first, one more than there may be.
+    """
+
+    question: PlanQuestion
+    left: dict[str, list[int]]
+    best: int
+
+    def least(self, setting: Setting) -> int:
+        """Return the fewest GPUs with which a setting may keep the SLO; the best where not less."""
+        return min([self.best, *(each * setting.gpus for each in self.left[setting.name])])
+
+    def narrow(self, setting: Setting, parts: Sequence[Stretch]) -> Search:
+        """Ask with how few replicas a setting keeps the SLO of some parts, if those are cheaper."""
+        question, name = self.question, setting.name
+        counts = [each for each in self.left[name] if each * setting.gpus < self.best]
+
+        def case(step: int, part: Stretch) -> Variant:
+            return question.case(setting, counts[-step], part, ends=True)
+
+        step = yield from _highest(question, case, parts, len(counts))
+        self.left[name] = counts[len(counts) - step :]
+        if parts[-1] is question.parts[-1]:  # nothing more is to ask
+            self.best = self.least(setting)
+            self.left[name] = []
 
 
 def search(question: PlanQuestion) -> Search:
-    """Ask for points until no cheaper one can keep the SLO; `exhaustive`: for all of them."""
+    """Find the fewest GPUs with which a setting keeps the SLO; `exhaustive`: ask for all points.
+
+    The first setting tells how many suffice. Stretches of the trace refute most others with fewer;
+    all requests decide on the rest, two at a time, the cheapest first.
+    """
     settings = list(question.settings.values())
     if question.ask.exhaustive:
         yield [question.case(each, count) for each in settings for count in each.counts]
         return
-    best = _Best(question.ask.gpus[-1])
-    first, rest = settings[:1], settings[1:]
-    for chunk in [first, *(rest[at : at + WIDTH] for at in range(0, len(rest), WIDTH))]:
-        yield from side_by_side([_fewest(question, setting, best) for setting in chunk])
+    *stretches, whole = question.parts
+    left = {
+        each.name: [n for n in each.counts if (each.name, n) not in question.bounds]
+        for each in settings
+    }
+    race = _Race(question, left, question.ask.gpus[-1] + 1)
+    yield from race.narrow(settings[0], question.parts)
+    for at in range(1, len(settings), WIDTH) if stretches else ():
+        yield from side_by_side([race.narrow(e, stretches) for e in settings[at : at + WIDTH]])
+    while cheaper := [each for each in settings if race.least(each) < race.best]:
+        first = sorted(cheaper, key=race.least)[:2]
+        yield from side_by_side([race.narrow(each, [whole]) for each in first])
 
 
-def _fewest(question: PlanQuestion, setting: Setting, best: _Best) -> Search:
-    """Find the fewest replicas that keep the SLO, if those are no more GPUs than the best has."""
-    counts, low = list(setting.counts), 0  # none below `low` keeps it, all that are left may
-    at = None
-    while counts := [each for each in counts if each * setting.gpus <= best.gpus]:
-        if low >= len(counts):
-            return
-        # The most first, which mostly is the end; then halves of what is left.
-        at = len(counts) - 1 if at is None or at >= len(counts) else (low + len(counts)) // 2
-        if (yield from _keeps(question, setting, counts[at])):
-            best.gpus = min(best.gpus, counts[at] * setting.gpus)
-            del counts[at:]
-        elif at == len(counts) - 1:
-            return
-        else:
-            low = at + 1
+def equals(question: PlanQuestion, trials: Sequence[Trial]) -> list[tuple[Setting, int]]:
+    """Return the points that may keep the SLO with the fewest GPUs, in the settings' order."""
+    gpus = ranked(question, trials)[0].labels["gpus"]
+    beaten = [each for each in trials if not question.keeps(each)]
+    broken = {(each.labels["setting"], each.labels["replicas"]) for each in beaten}
+    points = [(each, gpus // each.gpus) for each in question.settings.values()]
 
-
-def _keeps(
-    question: PlanQuestion, setting: Setting, count: int
-) -> Generator[Sequence[Variant], list[Trial], bool]:
-    """Say whether a point keeps the SLO, on one part of the requests after the other."""
-    for part in question.parts:
-        (trial,) = yield [question.case(setting, count, part)]
-        if question.excess(trial, part.slo) > 0:
+    def is_open(setting: Setting, count: int) -> bool:
+        if count * setting.gpus != gpus or count not in setting.counts:
             return False
-    return True
+        more = [count] if question.ask.exhaustive else [n for n in setting.counts if n >= count]
+        return broken.union(question.bounds).isdisjoint((setting.name, n) for n in more)
+
+    return [point for point in points if is_open(*point)]
 
 
 def name_of(trial: Trial) -> str:
@@ -516,27 +639,45 @@ def ranked(question: PlanQuestion, trials: Sequence[Trial]) -> list[Trial]:
     return sorted(kept.values(), key=lambda each: (each.labels["gpus"], -question.margin(each)))
 
 
-def contenders(question: PlanQuestion, kept: Sequence[Trial]) -> list[Trial]:
-    """Return the best of the cheapest points."""
-    same = [each for each in kept if each.labels["gpus"] == kept[0].labels["gpus"]]
-    return same[:CONTENDERS]
+def climb(question: PlanQuestion, points: Sequence[tuple[Setting, int]]) -> Search:
+    """Find which of some points keeps the SLO at the highest rate, in steps of TOLERANCE.
 
-
-def climb(question: PlanQuestion, trials: Sequence[Trial]) -> Search:
-    """Find the rate up to which the best of some points keeps the SLO.
-
-    A point after the first is asked only for a rate above that of the best so far.
+    Of equal ones the first; without a rate all are simulated on all requests. A step above the
+    winner's is simulated to its end, as it tells what would break it.
     """
-    best = question.rate
-    assert best is not None  # there is one
-    at = partial(probe, question)
-    for trial in trials:
-        case = partial(_at_rate, question, trial)
-        (first,) = yield [case(rounded(best * (1 + TOLERANCE)))]
-        probes = [at(trial), at(first)]
-        if probes[1].passes:
-            probes = yield from bisect(best, TOLERANCE, case, at, probes=probes)
-        best = max(each.rate for each in probes if each.passes)
+    top, best = -1, None
+    for at in range(0, len(points), WIDTH):
+        several = points[at : at + WIDTH]
+        for part in question.parts[:-1]:
+            step = top + 1
+            trials = yield [question.at_rate(*each, step, part, ends=True) for each in several]
+            pairs = zip(several, trials, strict=True)
+            several = [each for each, trial in pairs if question.keeps(trial)]
+        for point in several:
+            reached = yield from _raised(question, point, top)
+            if reached > top:
+                best, top = point, reached if question.rate else -1
+    if best is not None and top < STEPS and question.rate:
+        yield [question.at_rate(*best, top + 1, ends=False)]
+
+
+def _raised(
+    question: PlanQuestion, point: tuple[Setting, int], top: int
+) -> Generator[Sequence[Variant], list[Trial], int]:
+    """Return up to which step a point keeps the SLO if it is above `top`; else `top`."""
+    least, (*stretches, whole) = top + 1, question.parts
+
+    def case(step: int, part: Stretch) -> Variant:
+        return question.at_rate(*point, least + step, part, ends=True)
+
+    # The numbers to tell are those at the rate asked for, step 0.
+    for cases in ([case(0, part) for part in stretches], [case(0, whole), case(-least, whole)]):
+        if not all(map(question.keeps, (yield cases))):
+            return top
+    if question.rate is None:
+        return least
+    more = yield from _highest(question, case, question.parts, STEPS - least, width=2)
+    return least + more
 
 
 def probe(question: PlanQuestion, trial: Trial) -> TriedRate:
@@ -568,7 +709,9 @@ def at_rates(question: PlanQuestion, trials: Sequence[Trial]) -> list[TriedRate]
     return [
         probe(question, trial)
         for trial in trials
-        if CHANGE not in trial.labels and trial.labels["requests"] == question.requests
+        if CHANGE not in trial.labels
+        and trial.labels["requests"] == question.requests
+        and not trial.is_missed
     ]
 
 
@@ -584,13 +727,15 @@ def up_to(question: PlanQuestion, trials: Sequence[Trial]) -> dict[str, float]:
 
 def nearest(question: PlanQuestion, trials: Sequence[Trial]) -> Search:
     """Simulate on all requests the settings that miss least, one a layout, as large as may be."""
-    misses = {}
+    misses: dict[str, tuple[float, ...]] = {
+        name: (0.0, why.beyond) for (name, _), why in question.bounds.items()
+    }
     for trial in trials:
         setting, count = question.point(trial)
-        part = next(p for p in question.parts if p.requests == trial.labels["requests"])
         if count == setting.counts[-1]:
-            length = -part.requests  # who passed more of it is nearer
-            misses[setting.name] = (length, question.excess(trial, part.slo))
+            done = min(each.values.get("done", math.inf) for each in trial.records)
+            # Who passed more of the trace is nearer, and who came further in it.
+            misses[setting.name] = (-trial.labels["requests"], -done, question.excess(trial))
     order = [question.settings[name] for name in sorted(misses, key=lambda name: misses[name])]
     of_layouts = {each.candidate.layout.parallel: each for each in reversed(order)}
     settings = [each for each in order if each in of_layouts.values()][:NEAREST]

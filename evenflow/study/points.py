@@ -31,6 +31,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 import evenflow
 from evenflow.children import end_with_parent
 from evenflow.config.build import Workload, reads_text
+from evenflow.config.costs import MEASURED_COSTS
 from evenflow.config.files import files_of
 from evenflow.config.provenance import code_version
 from evenflow.config.run import RunConfig
@@ -39,6 +40,7 @@ from evenflow.errors import LostProcessError, UsageError, require_package
 from evenflow.files import is_begun, write_whole
 from evenflow.report.manifest import inside
 from evenflow.results.outcome import Outcome
+from evenflow.study.early import MISSED, Allowed, EarlyEnd, MissedError
 from evenflow.study.runs import Job, run_job
 
 CODE = (
@@ -63,13 +65,15 @@ class Point:
     """A configuration, the folder its relative paths start from, and what to keep of its run.
 
     `measure` makes plain data of an outcome; it has to be a function of a module, so that another
-    process finds it. `more` are its arguments by name, as plain data.
+    process finds it. `more` are its arguments by name, as plain data. A run ends early once
+    more requests than `allowed` are beyond a limit; its record has nothing but MISSED.
     """
 
     config: RunConfig
     beside: Path
     measure: Callable[..., dict[str, Any]] = summary
     more: tuple[tuple[str, Any], ...] = ()
+    allowed: tuple[Allowed, ...] = ()
 
     @property
     def key(self) -> str:
@@ -78,9 +82,10 @@ class Point:
         parts = [
             resolved,
             sorted(_digest_of(path) for path in files_of(resolved, self.beside)),
-            _silicon_version() if self.config.costs.kind == "silicon" else None,
+            _silicon_version() if self.config.costs.kind in MEASURED_COSTS else None,
             [self.measure.__module__, self.measure.__qualname__, self.more],
             _digest_of(Path(inspect.getfile(self.measure))),
+            *self.allowed,
         ]
         text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
@@ -109,11 +114,14 @@ RECORD = TypeAdapter(Record)
 def simulate_point(point: Point) -> Record:
     """Simulate one point; a point that fails gives a record that says why, and raises nothing."""
     try:
-        outcome = run_job(Job(point.config, workload_of(point), point.beside))
+        watch = EarlyEnd(point.allowed) if point.allowed else None
+        outcome = run_job(Job(point.config, workload_of(point), point.beside), watch=watch)
         values = point.measure(outcome, **dict(point.more))
         source = outcome.result.provenance.get("cost_source", {})
         values, source = json.loads(json.dumps([values, source]))  # as they will be read again
         return Record(point.key, values, cost_source=source, why=outcome.served.why)
+    except MissedError as error:
+        return Record(point.key, {MISSED: error.metric, "done": error.done})
     except Exception as error:  # whatever it is, the other points go on
         kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
         return Record(point.key, {}, kind + " ".join(str(error).split()))

@@ -20,7 +20,7 @@ from evenflow.traces import AnyArrivals, Replay
 from evenflow.types import Request
 
 RATE_DIGITS = 4
-"""Rates are rounded to so many significant digits: readable, and found again in a store."""
+"""Significant digits of a rate: readable, and found again in a store."""
 
 LEAST_TOLERANCE = 0.002
 """Below it, neighbouring rates round to one."""
@@ -29,7 +29,7 @@ IDLE_REQUESTS = 0.1
 """With fewer requests in the system, on average, no two of them share anything."""
 
 ENOUGH_TIMES = 10
-"""A run with so many times the requests that are in the system at once has a steady state."""
+"""A run has a steady state with this many times the requests in the system at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Probe:
     def crowded(self) -> bool:
         """Whether all requests arrive before, on average, one of them is served.
 
-        The queue of such a run is as long as the run has requests: it says nothing of longer ones.
+        Its queue is as long as the run has requests: it says nothing of longer runs.
         """
         return self.in_system >= self.requests
 

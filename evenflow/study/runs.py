@@ -37,6 +37,7 @@ from evenflow.study.told import runs_told
 if TYPE_CHECKING:
     from evenflow.core.world import World
     from evenflow.engines.pools import PooledWorld
+    from evenflow.sim.driver import Watch
     from evenflow.sim.processes import UserProcess
 
 Save = Literal["summary", "requests", "all"]
@@ -103,8 +104,8 @@ def given_process(process: object) -> tuple[object, UserProcess | None]:
 class Job(NamedTuple):
     """One configuration to simulate on requests already made; `beside` is its file's folder.
 
-    `policy` stands in for the one that the configuration names, `name` for that one's in tables,
-    `processes` for those that it names, each that is given in Python.
+    `policy`, given in Python, replaces the configuration's, `name` its name in tables; `processes`
+    given in Python replace the configuration's at the same positions.
     """
 
     config: RunConfig
@@ -138,18 +139,21 @@ class Job(NamedTuple):
         on_done: Callable[[int], None] | None = None,
         *,
         whole: bool = True,
+        watch: Watch | None = None,
     ) -> list[RunResult]:
         """Simulate a world with the pipeline and the processes of the configuration."""
         return simulate_replicas(
             world,
             on_done,
             pipeline=self.config.pipeline,
-            processes=self._joining(),
+            processes=self.joining(),
             seed=self.config.workload.seed,
             whole=whole,
+            watch=watch,
         )
 
-    def _joining(self) -> list[UserProcess]:
+    def joining(self) -> list[UserProcess]:
+        """Return the processes that join the run, as functions of a world."""
         named = self.config.processes or []
         if not named:
             return []
@@ -180,15 +184,17 @@ def run_job(
     *,
     whole: bool = True,
     built: Built | None = None,
+    watch: Watch | None = None,
 ) -> Outcome:
     """Simulate a job. `on_done` is called with the number of requests done.
 
-    If not `whole`, only what a summary and the requests need is kept (see `simulate_replicas`).
+    If not `whole`, only what a summary and the requests need is kept; `watch` may end the run (see
+    `simulate_replicas`).
     `built`: what the job has built already.
     """
     started = time.perf_counter()
     built = built or job.built()
-    results = job.simulate(built.world, on_done, whole=whole)
+    results = job.simulate(built.world, on_done, whole=whole, watch=watch)
     asked, joining = job.config.pipeline, job.config.processes or ()
     source = job.source(built, pipeline=pipeline_of(built.world, asked, joining))
     replicas = tuple(replace(result, provenance=source) for result in results)

@@ -119,7 +119,7 @@ class OneAtATime(Keys):
 
 
 class Random(Keys):
-    """Independent draws; those that are drawn twice count once.
+    """Independent draws; equal ones count once.
 
     Each parameter is drawn from a stream of its own: one more leaves the others as they were.
     """
@@ -190,7 +190,7 @@ def identity(patch: Patch) -> str:
 
 
 Score: TypeAlias = tuple[Sequence[float], Mapping[str, float]]
-"""What Optuna is told of a trial: its objectives, and by how much it is beyond each limit."""
+"""A trial for Optuna: its objectives, and by how much it is beyond each limit."""
 
 
 def optuna(

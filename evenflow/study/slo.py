@@ -111,8 +111,8 @@ KEEPS_UP = Condition("overloaded", 0)
 def keeps_up(values: Mapping[str, Any]) -> bool:
     """Say whether a run is not overloaded.
 
-    A run too short to tell counts as not overloaded, unless, on average, all requests arrive before
-    one is done and that one waits for its first token most of the time.
+    A run too short to tell counts as not overloaded, with one exception: on average, all requests
+    arrive before one is done, and that one waits for its first token most of the time.
     """
     if values.get("overloaded", 0) is not None:
         return not values.get("overloaded", 0)
@@ -235,6 +235,8 @@ def service_levels(outcome: Outcome, *, metrics: Sequence[str], limits: Limits) 
     `gap_attainment` the share of gaps between tokens within the limit on ITL.
     """
     values = dict(outcome.summary)
+    if outcome.result.marks is not None:
+        values["marks"] = len(outcome.result.marks)
     if not set(OF_GPUS).isdisjoint(metrics):
         values |= _per_gpu_and_user(outcome, _num_gpus(outcome))
     result = outcome.result

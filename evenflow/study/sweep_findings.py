@@ -123,7 +123,8 @@ def within_limits(config: SweepConfig, trial: Trial) -> bool:
 
 def spread(values: pd.DataFrame) -> pd.DataFrame:
     """Return the `mean` of each row and the `half_width` of its interval; NaN where one is NaN."""
-    return pd.DataFrame([interval(row) for row in values.to_numpy().tolist()], values.index)
+    rows = [interval(row) for row in values.to_numpy().tolist()]
+    return pd.DataFrame(rows, values.index, ["mean", "half_width", "n"])
 
 
 def point_cells(findings: Findings) -> pd.DataFrame:

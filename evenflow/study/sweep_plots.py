@@ -49,9 +49,9 @@ class ParameterPanel:
 def sensitivity(found: Findings) -> list[ParameterPanel]:
     """Return a panel a parameter: metrics relative to the default, all other parameters as there.
 
-    Ratios are taken within a replication. A parameter of which no other value was simulated beside
-    the default is left out; without a default there are no panels, nor of points drawn or searched
-    for, of which hardly any differ in one parameter only.
+    Ratios are taken within a replication. A parameter with no other value than the default is left
+    out. There are no panels without a default, nor of points that are drawn or searched for: hardly
+    any of those differ in one parameter only.
     """
     default = found.default
     chosen = found.config.method.kind in ("grid", "one_at_a_time")

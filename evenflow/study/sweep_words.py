@@ -28,7 +28,7 @@ SHORT = {"token_budget": "budget", "stages": "PP", "tensor_parallel": "TP"}
 
 @dataclass(frozen=True, repr=False)
 class Swept(Findings, Shown):
-    """What a sweep found, told in words; where files have JSON, tables have `sarathi budget=64`."""
+    """The findings of a sweep in words; where files have JSON, tables have `sarathi budget=64`."""
 
     def told(self) -> Iterator[str | Table]:
         point = self.trials[(self.ranked or [0])[0]]

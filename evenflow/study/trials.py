@@ -25,6 +25,7 @@ from evenflow.errors import UsageError
 from evenflow.report.folder import claimed, staged
 from evenflow.report.words import LOAD, overload
 from evenflow.results.outcome import Outcome, Served
+from evenflow.study.early import MISSED, Allowed
 from evenflow.study.fair import Side, doubts, marked
 from evenflow.study.points import (
     Point,
@@ -103,10 +104,14 @@ def why_alike(
 
 
 class Variant(NamedTuple):
-    """A case to try: a patch of the run; `labels` name it in tables, as columns."""
+    """A case to try: a patch of the run; `labels` name it in tables, as columns.
+
+    Its runs end early once more requests than `allowed` are beyond a limit.
+    """
 
     labels: Mapping[str, Any]
     patch: Patch
+    allowed: tuple[Allowed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,11 @@ class Trial:
         """How many requests were asked for on all parts, and completed."""
         done = (record for record in self.records if record.error is None)
         return Served.of_all(Served.of(record.values, record.why) for record in done)
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether a run ended early, as it could not keep its SLO."""
+        return any(MISSED in record.values for record in self.records)
 
     @property
     def errors(self) -> list[str]:
@@ -200,11 +210,11 @@ class Study:
             keys |= value if key in self.tied else {key: value}
         return with_(self.run, keys, self.places)
 
-    def points_of(self, patch: Patch) -> list[Point]:
-        """Return the points of a patch, one for each part."""
+    def points_of(self, patch: Patch, allowed: tuple[Allowed, ...] = ()) -> list[Point]:
+        """Return the points of a patch, one for each part; `allowed` as in Variant."""
         config = self.config(patch)
         configs = [with_(config, part.patch) for part in self.parts(config)]
-        return [Point(each, self.beside, self.measure, self.more) for each in configs]
+        return [Point(each, self.beside, self.measure, self.more, allowed) for each in configs]
 
     def build(self, patch: Patch) -> None:
         """Build a patch's first point, which tells what is wrong with it; simulates nothing."""
@@ -272,7 +282,9 @@ class Simulator:
 
     def trials(self, study: Study, cases: Sequence[Variant]) -> list[Trial]:
         """Simulate cases, each on all parts of the study."""
-        return self.trials_of([(case.labels, study.points_of(case.patch)) for case in cases])
+        return self.trials_of(
+            [(case.labels, study.points_of(case.patch, case.allowed)) for case in cases]
+        )
 
     def trials_of(self, rows: Sequence[tuple[Mapping[str, Any], Sequence[Point]]]) -> list[Trial]:
         """Simulate rows of equally many points, part by part; return a trial of each row."""
@@ -400,6 +412,7 @@ def seed_matters(config: RunConfig) -> bool:
         config.workload.is_drawn
         or config.workload.arrivals.kind not in ("replay", "offline", "closed")
         or config.speculative is not None
+        or bool(config.processes)
         or "predictor" in config.scheduler.params
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from evenflow.config.build import model_of
+from evenflow.config.costs import MEASURED_COSTS
 from evenflow.config.run import RunConfig
 from evenflow.config.yaml_file import Document, Patch
 from evenflow.errors import UsageError
@@ -27,6 +28,7 @@ from evenflow.report.tables import number, percent, write_table
 from evenflow.report.words import metric_words
 from evenflow.results.student import student_quantile
 from evenflow.specs.gpu import gpus
+from evenflow.study.nearness import Likeness, deviation, likeness
 from evenflow.study.trials import How, Simulator, Study, Trial, Variant
 
 LEVEL = 0.9
@@ -72,25 +74,31 @@ class Stated:
 
 def stated(config: RunConfig, beside: Path) -> Stated:
     """Return the stated error of a run's costs."""
-    kind = config.costs.kind
-    model = model_of(config, beside)
-    if kind not in ("roofline", "silicon") or model is None or config.gpu is None:
+    kind, layers = config.costs.kind, kind_of_model(config, beside)
+    if kind not in ("roofline", *MEASURED_COSTS) or not layers or config.gpu is None:
         known = {"affine": "are given, and taken as exact", "profile": "have no stated error"}
         return Stated(0.0, f"costs {kind} {known.get(kind, 'have no stated error')}")
-    layers = "quantised dense" if model.quantization else "dense"
-    if model.num_experts:
-        layers = "mixture"
-    if model.kv_lora_rank:
-        layers = "latent" if config.speculative is None else "speculating"
     share = TABLES[layers]
     words = f"{share:.1%} of {layers} models on measured GPUs"
-    if kind == "silicon":
+    if kind != "roofline":
         return Stated(share, words)
     measured = all(spec.p95_error for spec in config.gpus)
     p95 = max(each.p95_error for each in (config.gpus if measured else gpus()))
     more = "" if measured else ", not known and taken as that of the worst GPU"
     against = f"{p95:.1%} (P95) of the roofline of {config.gpu_words} against operators{more}"
     return Stated(math.hypot(share, p95 / 1.96), f"{words}; {against}")
+
+
+def kind_of_model(config: RunConfig, beside: Path) -> str:
+    """Return the kind of a run's model, a key of TABLES; "" without a model."""
+    model = model_of(config, beside)
+    if model is None:
+        return ""
+    if model.kv_lora_rank:
+        return "latent" if config.speculative is None else "speculating"
+    if model.num_experts:
+        return "mixture"
+    return "quantised dense" if model.quantization else "dense"
 
 
 def factors(config: RunConfig, error: Stated, index: int) -> Patch:
@@ -144,13 +152,32 @@ def range_of(values: Sequence[float]) -> MetricInterval | None:
     return MetricInterval(math.exp(middle - half), math.exp(middle + half), *map(float, shares))
 
 
+def widened(
+    ranges: Mapping[str, MetricInterval], values: Mapping[str, Any], like: Likeness
+) -> dict[str, MetricInterval]:
+    """Return intervals that also hold what measured runs like this one would have them hold.
+
+    `values` are the run's own: their 90 % interval by `errors.csv`, where it has the metric.
+    """
+    found = dict(ranges)
+    for metric, each in ranges.items():
+        if (known := deviation(like, metric)) is not None:
+            low, high = (values[metric] * math.exp(end) for end in (known.low, known.high))
+            found[metric] = replace(each, low=min(low, each.low), high=max(high, each.high))
+    return found
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Prediction(Shown):
-    """A run as it is, and the intervals of its metrics."""
+    """A run as it is, and the intervals of its metrics.
+
+    `measured` says by how near runs the intervals of TPOT and TTFT were widened.
+    """
 
     error: Stated
     base: Trial
     ranges: dict[str, MetricInterval]
+    measured: str = ""
 
     @property
     def table(self) -> pd.DataFrame:
@@ -189,7 +216,13 @@ def predicted(study: Study, who: Simulator, metrics: Iterable[str] = METRICS) ->
         for message in trial.errors:
             raise UsageError(message)
     values = [record.values for trial in others for record in trial.records]
-    return Prediction(error, base, ranges_of(values, metrics))
+    ranges, words = ranges_of(values, metrics), ""
+    if error.share:  # else the costs are given, or measured for this run
+        like = likeness(config, kind_of_model(config, study.beside))
+        ranges = widened(ranges, base.records[0].values, like)
+        known = deviation(like, "mean_ttft_ms")
+        words = "" if known is None else known.words
+    return Prediction(error, base, ranges, words)
 
 
 def ranges_of(
@@ -220,6 +253,8 @@ def told(prediction: Prediction) -> Addition:
         "The last column: per cent of the variance. "
         f"Stated error of the costs, one standard deviation: {prediction.error.source}."
     )
+    if prediction.measured:
+        sentence += f" Mean TPOT and TTFT: at least as wide as {prediction.measured} are off."
     heads = ["90 % interval", "value", "from", "to", "±", "costs:host:seeds"]
 
     def write(folder: Path) -> None:

@@ -25,12 +25,14 @@ class ReplayOutcome(NamedTuple):
     """Number of steps in a journal, of equal ones before the first `difference`, and that.
 
     `timed` requests, of a journal that has times, were simulated too, with times equal to 1 ns.
+    `warning`: what weakens the comparison; "" for nothing.
     """
 
     steps: int
     equal: int
     difference: str | None = None
     timed: int = 0
+    warning: str = ""
 
 
 Ask = Callable[[], MicroBatch | None]
@@ -110,13 +112,14 @@ class Replayer:
         return f"{differ(name, ours, theirs)} ({self._form.RULES[name]})"
 
 
-def replay(path: Path, form: Form, scheduler: str | None = None) -> ReplayOutcome:
-    """Replay a journal through the policy `scheduler`, by default that of its settings.
+def replay(path: Path, form: Form, version: str, scheduler: str | None = None) -> ReplayOutcome:
+    """Replay a journal by the rules of a version, through its policy or the one of a `scheduler`.
 
     What a journal of equal steps took on a virtual clock is simulated too, and compared to 1 ns.
     UsageError for a file that cannot be read, or settings that are not modelled.
     """
-    events = read(path, form.FIELDS)
+    config, *rest = read(path, form.FIELDS)
+    events = [{**config, "version": version}, *rest]
     world = form.world_of(path, events, scheduler)
     replayer = Replayer(form, world)
     outcome = replayed(events, replayer)
@@ -275,6 +278,11 @@ def lines(path: Path) -> Iterator[Event]:
 def first_line(path: Path) -> Event:
     """Return the first event of a file, or an empty one if it has none."""
     return next(lines(path), {})
+
+
+def version_of(config: Event) -> str:
+    """Return the version of the engine that wrote a journal, "" if its `config` does not say it."""
+    return str(config.get("engine", "")).partition(" ")[2]
 
 
 def differ(name: str, ours: object, theirs: object) -> str:

@@ -91,6 +91,8 @@ def scheduler_of(config: Event, name: str = "trtllm") -> Scheduler:
         "capacity_scheduler_policy": config[MARK],
         "enable_chunked_prefill": bool(config.get("chunking")),
         "chunk_unit": config.get("chunk_unit"),
+        "batch_wait_timeout_iters": config.get("batch_wait_timeout_iters", 0),
+        "batch_wait_max_tokens_ratio": config.get("batch_wait_max_tokens_ratio", 0.0),
         "disable_overlap_scheduler": config["loop"] == "simple",
         "version": "1.0" if config.get("waits_first") is False else "1.2",
     }

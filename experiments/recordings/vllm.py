@@ -40,9 +40,10 @@ FIELDS = {
 RULES = {
     "running": "requests run in the order of their admission",
     "preempted": "the last admitted, or the least urgent, is preempted, in flight or not; if that "
-    "is who lacks a page, no more decodes go",
+    "is who lacks a page, no more decodes go (not so by priority in 0.33)",
     "admitted": "who waits is admitted while nothing was preempted in this step, all of the prompt "
-    "fits and no output of it is in flight",
+    "fits and no output of it is in flight; between steps that prefill as many do not as "
+    "`prefill_schedule_interval` says (0.33), while anything decodes and no prompt was left over",
     "tokens": "decodes and chunks, the last one in flight or not, share one budget",
     "cached tokens": "full pages are found by what is in them, and the last token is computed",
     "pages held": "pages come with the chunk",
@@ -75,7 +76,9 @@ def mode(config: Event) -> str:
     if config.get("async_scheduling"):
         words = [f"asynchronous, runner V{1 + bool(config.get('v2_runner'))}"]
     words += ["prefix caching"] * bool(config.get("prefix_caching"))
-    return ", ".join([*words, *["priorities"] * (config.get("policy") == "priority")])
+    words += ["priorities"] * (config.get("policy") == "priority")
+    cadence = config["version"] != "0.32.0" and config.get("prefill_schedule_interval", 1) > 1
+    return ", ".join([*words, *["prefill cadence"] * cadence])
 
 
 def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:
@@ -87,7 +90,10 @@ def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:
         "watermark": float(config.get("watermark", 0.0)),
         "async_scheduling": False,
         "scheduling_policy": config.get("policy", "fcfs"),
+        "version": config["version"].removesuffix(".0"),
     }
+    if params["version"] != "0.32":
+        params["prefill_schedule_interval"] = config.get("prefill_schedule_interval", 1)
     if config.get("async_scheduling"):
         params["async_scheduling"] = "v2" if config.get("v2_runner") else "v1"
     known = parameters(policy(name))

@@ -30,6 +30,7 @@ from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import write_table
 from evenflow.study import uncertainty
 from evenflow.study.fair import alike, alone, marked
+from evenflow.study.nearness import likeness
 from evenflow.study.points import Point
 from evenflow.study.trials import How, Trial
 
@@ -49,6 +50,29 @@ class SourceKeys(Keys):
         return f"https://{self.repository}, commit {self.commit}, {self.path}"
 
 
+Where = dict[str, list[Any]]
+"""By the name of a fact: the values of those that are meant."""
+
+
+class LaunchKeys(Keys):
+    """How the engine was started: the script that did it, the commit of that, and its settings.
+
+    `not_simulated` are those of the settings that the simulation leaves out, and what they change.
+    """
+
+    script: Text
+    commit: Text
+    settings: Text
+    not_simulated: list[Text] = Field(default_factory=list)
+
+
+class SomeKeys(Keys):
+    """The keys of RUN.yaml that are different for rows with facts among those of `where`."""
+
+    where: Where
+    run: dict[str, Any]
+
+
 class EntryKeys(Keys):
     """A set of measured runs that one RUN.yaml describes, each from a file, or from a row of one.
 
@@ -56,9 +80,10 @@ class EntryKeys(Keys):
     with, and of the original; `sha256` are the hashes of files that were read. Of a file with many
     rows, those with facts among those of `where`, or of one of several, are taken. `metrics` are
     compared, with the largest error that is aimed at (null: none). `spread` is the run-to-run
-    spread by metric, of runs with names that end so. `run` holds RUN.yaml's keys; lengths, arrivals
-    and layout come from the file where it says them; `by_lengths` holds those that differ by the
-    row's lengths, "prompt/output", and goes before both. A closed loop serves `rounds` requests a
+    spread by metric, of runs with names that end so. `launch` is how the engine was started, where
+    that is known. `run` holds RUN.yaml's keys; lengths, arrivals and layout come from the file
+    where it says them; `by_clients` holds keys that are the number of clients plus so many, `some`
+    those of some rows, each before what stands before it. A closed loop serves `rounds` requests a
     client, of lengths drawn uniformly from the `shortest` share of what is stated to all of it.
     `sequence`: the runs, by how their names end, were made one after the other on one server, with
     the same prompts at these requests a second (null: all at once). `assumed` is what nothing
@@ -70,7 +95,7 @@ class EntryKeys(Keys):
     engine: Text | None = None
     files: Annotated[list[Text], Field(min_length=1)]
     sha256: dict[str, Text] = Field(default_factory=dict)
-    where: dict[str, list[Any]] | list[dict[str, list[Any]]] = Field(default_factory=dict)
+    where: Where | list[Where] = Field(default_factory=dict)
     metrics: dict[str, Positive | None]
     spread: dict[str, dict[str, Positive]] = Field(default_factory=dict)
     rounds: Count = 5
@@ -78,8 +103,10 @@ class EntryKeys(Keys):
     sequence: dict[str, Positive | None] = Field(default_factory=dict)
     assumed: list[Text]
     misses: Text | None = None
+    launch: LaunchKeys | None = None
     run: dict[str, Any]
-    by_lengths: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    by_clients: dict[str, int] = Field(default_factory=dict)
+    some: list[SomeKeys] = Field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +135,22 @@ class Entry:
 
     def _is_meant(self, run: MeasuredRun) -> bool:
         where = self.keys.where
-        return any(
-            all(run.facts.get(name) in values for name, values in each.items())
-            for each in (where if isinstance(where, list) else [where])
-        )
+        return any(_is_of(run, each) for each in (where if isinstance(where, list) else [where]))
+
+    @property
+    def by_hand(self) -> str:
+        """Say which hardware the entry states itself, in place of the catalogue's."""
+        run = self.keys.run
+        own = {"card": isinstance(run.get("gpu"), dict), "links": {"link", "nodes"} & run.keys()}
+        return "".join(f", {name} by hand" for name, there in own.items() if there)
+
+    def own_keys(self, run: MeasuredRun) -> dict[str, Any]:
+        """Return the keys of RUN.yaml that a run of this entry has by its facts."""
+        clients = run.run.get("workload.arrivals", {}).get("concurrency", 0)
+        keys = {key: clients + more for key, more in self.keys.by_clients.items()}
+        for each in self.keys.some:
+            keys |= each.run if _is_of(run, each.where) else {}
+        return keys
 
     def others(self, folder: Path) -> list[Path]:
         """Return this entry's files below a folder that its `sha256` does not have."""
@@ -122,6 +161,10 @@ class Entry:
     def where_from(self) -> str:
         """Say where to get the data."""
         return f"it is at {self.keys.source.words()}, to be given with --data DIR"
+
+
+def _is_of(run: MeasuredRun, where: Where) -> bool:
+    return all(run.facts.get(name) in values for name, values in where.items())
 
 
 def entries() -> dict[str, Entry]:
@@ -189,7 +232,7 @@ class MeasuredCase(NamedTuple):
             "entry": self.entry.name,
             "run": self.measured.label,
             "engine": str(engine),
-            "gpu": f"{config.pipeline_gpus} {name}",
+            "gpu": f"{config.pipeline_gpus} {name}{self.entry.by_hand}",
             "layout": layout_words(config.tensor_parallel, config.data_parallel, config.num_stages),
         }
 
@@ -356,9 +399,8 @@ def _case(
     entry: Entry, measured: MeasuredRun, trace: Path, overrides: Sequence[str]
 ) -> MeasuredCase:
     """Return the case of a measured run; its requests are written to the file `trace`."""
-    facts = measured.facts
     patch = served(measured, trace, entry.keys.rounds, entry.keys.shortest)
-    patch |= entry.keys.by_lengths.get(f"{facts.get('isl')}/{facts.get('osl')}", {})
+    patch |= entry.own_keys(measured)
     document = patched(
         Document(f"{entry.name}.yaml: run", {"stages": 1, **entry.keys.run}, {}), patch
     )
@@ -395,7 +437,9 @@ def _rows(case: MeasuredCase, trial: Trial) -> Iterator[dict[str, Any]]:
     keys = case.entry.keys
     spreads = (known for end, known in keys.spread.items() if case.measured.label.endswith(end))
     spread = next(spreads, {})
+    like = likeness(case.config, uncertainty.kind_of_model(case.config, Path()))
     ranges = uncertainty.ranges_of([record.values for record in trial.records[2:]])
+    ranges = uncertainty.widened(ranges, trial.records[0].values, like)
     for metric, goal in keys.metrics.items():
         measured = case.measured.metrics.get(metric)
         if measured is None:
@@ -411,6 +455,7 @@ def _rows(case: MeasuredCase, trial: Trial) -> Iterator[dict[str, Any]]:
             "ideal": ideal,
             "ideal_error": ideal / measured - 1,
             "goal": np.nan if goal is None else goal,
+            **{f"like_{name}": value for name, value in like._asdict().items()},
             **_told(ranges.get(metric), measured),
         }
 

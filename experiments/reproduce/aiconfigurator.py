@@ -1,4 +1,4 @@
-"""Rows of AIConfigurator's silicon_sample.csv: means of a closed loop each."""
+"""Rows of AIConfigurator's accuracy set: means of a closed loop each."""
 
 from __future__ import annotations
 
@@ -24,16 +24,12 @@ ENGINES = {"trtllm": "TensorRT-LLM", "vllm": "vLLM", "sglang": "SGLang"}
 def of_aiconfigurator(table: pd.DataFrame) -> Iterator[MeasuredRun]:
     """Return the runs of the rows.
 
-    An empty precision is bf16. Rows that are measured twice count once. The file itself tells the
-    number of clients among the words on a row's origin, else by the batch size of each group.
-    `slower` are those with the same set-up as one that is more than 5 % faster.
+    An empty precision is bf16. Rows that are measured twice count once. `slower` are those with the
+    same set-up as one that is more than 5 % faster. A file without the number of clients, as the
+    package's own, is not read: part of it is kept back.
     """
     precision = table["dtype"] if "dtype" in table else table["precision"]
     table = table.assign(precision=precision.astype(object).fillna("bf16"))
-    if "concurrency" not in table:
-        told = table["silicon_data_source"].str.extract(r"silicon_concurrency=(\d+)")[0]
-        by_group = table["batch_size"] * table["attention_dp_size"].fillna(1)
-        table = table.assign(concurrency=told.astype(float).fillna(by_group))
     table = table.drop_duplicates(["silicon_ttft_ms", "silicon_tpot_ms"])
     alike = table.groupby([name for name in SETUP if name in table], dropna=False)
     fastest_ms = alike["silicon_tpot_ms"].transform("min")

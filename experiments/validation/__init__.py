@@ -12,15 +12,19 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from evenflow.config.run import with_
+from evenflow.core.batcher import Batcher
 from evenflow.core.replay import Entry, replay
 from evenflow.engines.pools import PooledWorld
+from evenflow.engines.recovery import Lives
 from evenflow.errors import PolicyError, UsageError
+from evenflow.experiments.validation.faults import JoinedProcesses
 from evenflow.experiments.validation.layers import (
     METRICS,
     Structure,
@@ -40,12 +44,17 @@ from evenflow.experiments.validation.layers import (
 )
 from evenflow.results.run import Floats, RunResult, merged
 from evenflow.runtime import ServedRun
+from evenflow.runtime.mortal import Joins
 from evenflow.runtime.real import check_comparable, real_workload, recorded, servable, serve_job
 from evenflow.runtime.serve import LAST, engine_names, names_of
-from evenflow.sim import World, simulate, simulate_replicas
+from evenflow.runtimes import RuntimeOverheads
+from evenflow.sim import Link, World, simulate_replicas
 from evenflow.sim.timed import simulate_timed
 from evenflow.study.runs import Job
 from evenflow.sums import plain_sum
+
+NO_TIMES = "vLLM tells no times of its stages: no structure, costs and bubbles"
+DISTURBED = "processes act on its stages: no structure, costs and bubbles"
 
 DRAWS = 5
 """So many simulations, each with a seed of its own, share a calibrated prediction."""
@@ -130,10 +139,12 @@ def validate(
     """
     check_comparable(job)
     if job.config.workers.kind == "vllm":
-        return _without_stages(job, runs, watch)
+        return _without_stages(job, runs, watch, NO_TIMES)
     around = None
     if calibration:
         around = _measure(calibration_job(job, calibration), "calibration", watch)
+    if job.config.processes:
+        return _without_stages(job, runs, watch, DISTURBED, around)
     measured = [_measure(job, f"run {number + 1} of {runs}", watch) for number in range(runs)]
     world = _system(job)
     parts = [part for run in measured for part in run.parts]
@@ -170,8 +181,10 @@ def validate(
     return _validation(job, served, found, first, prediction)
 
 
-def _without_stages(job: Job, runs: int, watch: Watch) -> Validation:
-    """Return the layers of runs without stage times: decisions and end to end.
+def _without_stages(
+    job: Job, runs: int, watch: Watch, why: str, around: RealRun | None = None
+) -> Validation:
+    """Return the layers of runs whose stage times say nothing, and `why`: decisions, end to end.
 
     Raises PolicyError when a run's decisions, replayed, differ from the recorded ones.
     """
@@ -180,18 +193,22 @@ def _without_stages(job: Job, runs: int, watch: Watch) -> Validation:
         journals = _Journals(list)
         served.append(_serve(job, f"run {number + 1} of {runs}", watch, journals))
         for pool, journal in journals.items():
-            if (difference := replay(journal, recorded(built, pool))) is not None:
+            engine = cast("Batcher", Lives(partial(recorded, built, pool)))
+            if (difference := replay(journal, engine)) is not None:
                 raise PolicyError(f"a recorded run does not replay: {difference}")
-    predicted = simulate(built.world)
-    summaries, simulated = [summary_of(each.result) for each, _ in served], summary_of(predicted)
+    predicted = merged(job.simulate(built.world))
+    lines: list[Any] = [[summary_of(each.result) for each, _ in served], summary_of(predicted)]
+    if around is not None:
+        predicted = merged(job.simulate(_held_up(servable(built), around)))
+        lines.append([summary_of(predicted)])
     names = [key for key in METRICS if key not in ("busy_share", "bubble_share")]
     found = {
         "requests": len(built.world.requests),
-        "failed": simulated["failed"],
+        "failed": lines[1]["failed"],
         "decisions": [len(each.result.scheduled_s) for each, _ in served],
-        "end_to_end": {key: compared(key, summaries, simulated) for key in names},
-        "calibration": None,
-        "left_out": "vLLM tells no times of its stages: no structure, costs and bubbles",
+        "end_to_end": {key: compared(key, *lines) for key in names},
+        "calibration": None if around is None else _calibration(around),
+        "left_out": why,
     }
     return _validation(job, served, found, None, predicted)
 
@@ -219,7 +236,8 @@ def calibration_job(job: Job, requests: int) -> Job:
     """Return a short job of the same kind: as many requests, drawn with the next seed."""
     fewer = min(requests, len(job.workload.requests))
     seed = job.config.workload.seed + 1
-    config = with_(job.config, {"workload.requests": fewer, "workload.seed": seed})
+    changes = {"workload.requests": fewer, "workload.seed": seed, "processes": None}
+    config = with_(job.config, changes)
     return job._replace(config=config, workload=real_workload(config, job.beside))
 
 
@@ -268,8 +286,12 @@ def _alone(world: World, served: ServedRun) -> World:
 def _serve(job: Job, name: str, watch: Watch, journals: _Journals) -> tuple[ServedRun, Load]:
     """Serve a job, and return beside it the load of the machine before and after."""
     before = os.getloadavg()[0]
+    joins: Joins | None = None
+    if made := job.joining():
+        depth, seed = job.config.num_stages, job.config.workload.seed
+        joins = partial(JoinedProcesses, depth=depth, made=made, seed=seed)
     with watch(name, len(job.workload.requests)) as on_done:
-        served = serve_job(job, on_done, journals=lambda pool: journals[pool].append)
+        served = serve_job(job, on_done, journals=lambda pool: journals[pool].append, joins=joins)
         if served.interrupted:
             raise KeyboardInterrupt
         if served.failure is not None:
@@ -290,6 +312,20 @@ def _calibrated(world: World | PooledWorld, around: RealRun, seed: int) -> list[
         return [simulate_timed(linked, *timings)]
     times = joined_times([part.times for part in around.parts])
     return simulate_replicas(world, timing=drawn(times, world.costs, seed))
+
+
+def _held_up(world: World, around: RealRun) -> World:
+    """Return the world where every micro-batch takes the mean times around the stages of a run.
+
+    The driver's go into `schedule_s`, what messages take into the latency of the links.
+    """
+    mean_s = {key: 1e-3 * around_ms for key, around_ms in _overheads(around.parts).items()}
+    hops = max(world.depth - 1, 1)
+    late_s = mean_s["hop_ms"] + (world.depth * mean_s["prepare_ms"] + mean_s["returned_ms"]) / hops
+    overheads = RuntimeOverheads(schedule_s=mean_s["schedule_ms"])
+    return replace(
+        world, overheads=overheads, link=(world.link or Link(0.0, 0.0))._replace(latency_s=late_s)
+    )
 
 
 def _alike(world: World | PooledWorld, runs: Sequence[RealRun]) -> Sequence[Sequence[PipelineRun]]:

@@ -178,7 +178,8 @@ def worse_when_calibrated(found: Found) -> Iterator[str]:
     known = [
         (abs(line["calibrated_error"]) - abs(line["error"]), name, line)
         for name, line in lines
-        if found["calibration"] is not None and line is not None and line["error"] is not None
+        if None not in (found["calibration"], line) and "costs" in found
+        if line["error"] is not None
     ]
     if not known or plain_sum(more for more, _, _ in known) <= WORSE * len(known):
         return

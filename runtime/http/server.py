@@ -1,8 +1,8 @@
 """The HTTP server: OpenAI's completions and chats, /health and /metrics, by FastAPI.
 
-A process of its own, connected to the driver by a channel; it does not outlive the driver. Knows
-HTTP, how many connections there may be and how long a request may be on its way; no pages and no
-policy: tokens, text and their order come from `evenflow.runtime.http.answers`.
+A separate process, connected to the driver by a channel; it does not outlive the driver. Knows
+HTTP, how many connections there may be and how long a request may be on its way. Knows no pages and
+no policy: tokens and text come from `evenflow.runtime.http.answers`.
 """
 
 from __future__ import annotations

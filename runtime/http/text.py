@@ -181,9 +181,9 @@ def codec_of(
 ) -> Codec:
     """Return the codec of the model in `folder`: by `tokenizer`, or by its own file.
 
-    Without either it writes numbers, and so it does where tokens are `made_up`: most clients time
-    a token by its text, and of tokens in no order a tokenizer makes none, or half a character.
-    UsageError names a file that cannot be used.
+    Without either it writes numbers, and so it does where tokens are `made_up`. Most clients time a
+    token by its text, and random tokens have none, or half a character. UsageError names a file
+    that cannot be used.
     """
     end_ids = frozenset[int]() if folder is None else _end_ids(folder)
     if tokenizer is None and folder is not None and (folder / TOKENIZER_FILE).is_file():

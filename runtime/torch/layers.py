@@ -19,7 +19,7 @@ from torch.nn import functional
 from evenflow.runtime.torch.inputs import BatchInputs, ChunkInputs, DecodeInputs
 
 Mark = Callable[[str], None]
-"""Is told the name of each operator when it has been issued; a profiler's stopwatch is one."""
+"""Called with the name of each operator once it is issued; a profiler's stopwatch is one."""
 
 
 def unmarked(operator: str) -> None:

@@ -85,18 +85,13 @@ def transport_of(wanted: str | None, device: str, stages: int, ranks: int = 1) -
             "workers.transport: the ranks of tensor_parallel are processes; gloo or ipc is right"
         )
     if device == "cpu":
-        if wanted in ("nccl", "sm_partition"):
-            raise UsageError(f"workers.transport: {wanted} is for GPUs; {ONE_GPU} is right")
+        if wanted == "nccl":
+            raise UsageError(f"workers.transport: nccl is for GPUs; {ONE_GPU} is right")
         return wanted or "gloo"
     import torch
 
     if not torch.cuda.is_available():
         raise UsageError("workers.device: torch finds no CUDA device here; cpu is right")
-    if wanted == "sm_partition":
-        raise UsageError(
-            "workers.transport: torch's green contexts take a number of SMs and not which, so "
-            f"stages would share theirs; {ONE_GPU} is right"
-        )
     gpus, chosen = torch.cuda.device_count(), wanted or "nccl"
     if chosen == "nccl" and stages * ranks > gpus:
         raise UsageError(

@@ -14,10 +14,7 @@ from tests.browser.page import Page, browser, served
 from tests.command_line import done
 
 pytest.importorskip("selenium", reason="needs selenium: pip install selenium")
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(not shutil.which("chromedriver"), reason="needs chromium-driver"),
-]
+pytestmark = pytest.mark.skipif(not shutil.which("chromedriver"), reason="needs chromium-driver")
 
 RUN = """\
 # short of pages
@@ -47,7 +44,12 @@ def address(folder: Path) -> Iterator[tuple[str, int]]:
         yield found
 
 
-@pytest.fixture(params=[(1280, False), (480, True)], ids=["wide and light", "narrow and dark"])
+@pytest.fixture(
+    params=[
+        pytest.param((1280, False), id="wide and light"),
+        pytest.param((480, True), id="narrow and dark", marks=pytest.mark.long),
+    ]
+)
 def page(request: pytest.FixtureRequest) -> Iterator[Page]:
     width, dark = request.param
     with browser(width, dark=dark) as found:
@@ -103,6 +105,7 @@ def test_a_page_is_used(page: Page, address: tuple[str, int]) -> None:
     assert "kv_thresh should be less than 1.0, not 2" in page.text("#error")
 
 
+@pytest.mark.long
 def test_a_slider_is_swept(page: Page, address: tuple[str, int]) -> None:
     page.open(address[0])
     page.find(f"#{KV_THRESH} button").click()
@@ -110,6 +113,7 @@ def test_a_slider_is_swept(page: Page, address: tuple[str, int]) -> None:
     assert page.run("return document.getElementById('swept-figure').data[0].x.length") == 7
 
 
+@pytest.mark.long
 def test_the_keyboard_suffices(page: Page, address: tuple[str, int]) -> None:
     page.open(address[0])
     slider = page.find(f"#{KV_THRESH}-in")
@@ -133,6 +137,7 @@ def test_the_keyboard_suffices(page: Page, address: tuple[str, int]) -> None:
     assert {f"{KV_THRESH}-in", "text", "pin", "copy", "CANVAS", "BUTTON"} <= reached
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not AXE.exists(), reason="needs axe-core: npm install --no-save axe-core")
 def test_the_page_breaks_no_rule_of_accessibility(page: Page, address: tuple[str, int]) -> None:
     page.open(address[0])
@@ -143,6 +148,7 @@ def test_the_page_breaks_no_rule_of_accessibility(page: Page, address: tuple[str
     assert not broken
 
 
+@pytest.mark.long
 def test_ten_pages_and_a_thousand_moves_leave_nothing(address: tuple[str, int]) -> None:
     link, server = address
     with browser() as page:
@@ -173,6 +179,7 @@ def left_of(server: int) -> tuple[int, int]:
     return len([each for each in files if each.startswith("pipe")]), len(children)
 
 
+@pytest.mark.long
 def test_a_page_is_opened_from_disk_without_a_network(
     page: Page, folder: Path, tmp_path: Path
 ) -> None:

@@ -146,7 +146,7 @@ def requests_of(
     return [Request(number, *each) for number, each in enumerate(sorted(drawn))]
 
 
-def poisson_requests(seed: int, count: int = 200, rate_per_s: float = 12.0) -> list[Request]:
+def poisson_requests(seed: int, count: int, rate_per_s: float) -> list[Request]:
     """Poisson arrivals, prompts of 1 to 900 tokens (median about 200), outputs of 1 to 60."""
     rng = np.random.default_rng(seed)
     arrivals_s = np.cumsum(rng.exponential(1 / rate_per_s, count))

@@ -62,6 +62,7 @@ class PlainExecutor:
         ]
         self.now_s = 0.0
         self.stages_s = [0.0] * config["pp"]
+        self.waits = 0
 
     def run(self) -> Iterator[Event]:
         """Serve all; yield the events."""
@@ -113,6 +114,8 @@ class PlainExecutor:
         """Choose a micro-batch, give it its blocks, and complete the event."""
         fitting, paused = self.fits()
         prompts, decodes = self.choose(fitting)
+        if prompts and decodes:
+            prompts = self.gather(prompts, len(decodes))
         event["tokens"] = {str(one.number): size for one, size in prompts}
         event["tokens"] |= {str(one.number): 1 for one in decodes}
         event["context"] = [one.number for one, _ in prompts]
@@ -206,6 +209,16 @@ class PlainExecutor:
         cut = [(one, size) for one, size in zip(prompts, sizes, strict=True) if size]
         ends = [(one, size) for one, size in cut if one.at + size == one.now]
         return [chunk for chunk in cut if chunk not in ends] + ends, decodes
+
+    def gather(self, prompts: list[tuple[Plain, int]], decodes: int) -> list[tuple[Plain, int]]:
+        """Return the prompts, or none of them where they wait for more."""
+        scheduled = sum(size for _, size in prompts) + decodes
+        enough = self.config["batch_wait_max_tokens_ratio"] * self.config["max_num_tokens"]
+        if scheduled >= enough or self.waits == self.config["batch_wait_timeout_iters"]:
+            self.waits = 0
+            return prompts
+        self.waits += 1
+        return []
 
     def first(self, rest: list[int], left: int) -> list[int]:
         sizes = []

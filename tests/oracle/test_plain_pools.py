@@ -15,6 +15,7 @@ from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.results.run import RunResult
 from evenflow.sim import simulate
 from evenflow.types import Request
+from tests.amounts import ALL
 from tests.oracle.cases import (
     ANY_TIME_S,
     INSTANTS_S,
@@ -130,11 +131,11 @@ UNRESERVED = [1238, 2445, 2634]
 """Seeds of worlds with decodes of KV that Orca did not reserve for."""
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(150 if ALL else 50))
 def test_distserve(seed: int) -> None:
     assert_agree(case_of(seed, "prefill", "decode"))
 
 
-@pytest.mark.parametrize("seed", [*range(150), *LATE, *UNRESERVED])
+@pytest.mark.parametrize("seed", [*range(150 if ALL else 50), *LATE, *UNRESERVED])
 def test_splitwise(seed: int) -> None:
     assert_agree(case_of(seed, "prefill", "decode", "mixed"))

@@ -115,6 +115,7 @@ def profile_cost(
     def parts_of(kind: ModelSpec) -> StageParts:
         return StageParts(profile, kind, tensor_parallel, fill, name, reduces=reduces)
 
+    model.require_plain("costs: profile")
     return table_cost(model, layers_per_stage, parts_of)
 
 
@@ -274,6 +275,9 @@ class StageParts:
         self.fill_attention = None if fill is None else estimated_attention(fill, model)
         self.name = name
         self.reduces = reduces
+
+    def alone(self) -> None:
+        """Decodes alone take no other time."""
 
     def attending(self) -> Attending:
         """Return attention of a layer."""

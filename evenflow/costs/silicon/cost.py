@@ -159,6 +159,7 @@ def silicon_source(
             "for others: costs: roofline, or profile the GPU"
         )
     spec, measured = deployment.model, GPUS[name]
+    spec.require_plain("costs: silicon")
     if spec.dtype_bytes != 2:
         raise UsageError("costs: silicon has 16-bit operators and less; use a 2-byte dtype")
     kinds = {
@@ -326,6 +327,9 @@ class _Parts:
             most = SHARED_BESIDE[self.tables.framework]
             experts = beside(experts, added(self.products(shared)), most)
         return added([self.own(without=shared), experts, *self.all_reduces()])
+
+    def alone(self) -> None:
+        """Decodes alone take no other time."""
 
     def own(self, without: Sequence[tuple[int, int]] = ()) -> BySize:
         """Return the operators that every token passes, except some products."""

@@ -1,0 +1,1 @@
+"""Seconds of AIConfigurator's compiled engine, sampled into tables."""

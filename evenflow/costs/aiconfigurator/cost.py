@@ -1,0 +1,236 @@
+"""Costs of a deployment from AIConfigurator's compiled engine.
+
+The engine answers for a layer of each kind, so that a stage takes its own layers. Of several
+tokens a decode step (speculation) the keys are read once. Known error: experts of groups with
+requests of their own are those of prompts, also in decode steps.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from evenflow.costs.aiconfigurator.checkpoint import config_of, first_layers, written
+from evenflow.costs.aiconfigurator.engine import Answer, LayerQuestion, answer
+from evenflow.costs.roofline import Part
+from evenflow.costs.tables import (
+    Attending,
+    BySize,
+    Curve,
+    Estimate,
+    Surface,
+    TableCost,
+    added,
+    table_cost,
+)
+from evenflow.errors import UsageError, instead_of
+from evenflow.specs.deployment import Deployment
+from evenflow.specs.model import ModelSpec, models
+
+SYSTEMS = {
+    "A100-80G": "a100_sxm",
+    "L40S": "l40s",
+    "H100": "h100_sxm",
+    "H200": "h200_sxm",
+    "B200": "b200_sxm",
+    "B300": "b300_sxm",
+    "GB200": "gb200",
+    "GB300": "gb300",
+    "RTX-PRO-6000": "rtx_pro_6000_server",
+}
+"""GPU -> what the package calls it: those that it has measurements of."""
+
+PRODUCTS = {
+    "": "bfloat16",
+    "fp8": "fp8_static",
+    "fp8_block": "fp8_block",
+    "int8": "sq",
+    "int8_wo": "int8_wo",
+    "int4_wo": "int4_wo",
+    "nvfp4": "nvfp4",
+    "nvfp4_wo": "nvfp4_wo",
+}
+EXPERTS = {
+    "": "bfloat16",
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "int4_wo": "int4_wo",
+    "nvfp4": "nvfp4",
+    "nvfp4_wo": "nvfp4_wo",
+    "mxfp4": "w4a16_mxfp4",
+    "mxfp4_wo": "w4a16_mxfp4",
+}
+"""Formats -> the engine's names of them, of products and of experts."""
+
+FOUR_BITS = {
+    (True, True): "w4a8_mxfp4_mxfp8_trtllm",
+    (True, False): "w4a16_mxfp4_cutlass",
+    (False, True): "w4a8_mxfp4_mxfp8",
+    (False, False): "w4a16_mxfp4",
+}
+"""Kernels of DeepSeek-V4's experts: of SGLang, on GPUs with 4-bit arithmetic."""
+
+
+def engine_cost(
+    deployment: Deployment,
+    framework: str,
+    wanted: str | None = None,
+    part: Part = "all",
+) -> TableCost:
+    """Return the costs of a deployment; `wanted`: the framework's version, None for the current.
+
+    `part`: as for `RooflineCost`. UsageError where the package is missing or has no such thing.
+    """
+    system = SYSTEMS.get(deployment.gpu.name)
+    if system is None:
+        raise UsageError(
+            f"costs: aiconfigurator has no measurements of {deployment.gpu.name}; "
+            f"{instead_of(deployment.gpu.name, SYSTEMS)}; for others: costs: roofline"
+        )
+
+    def parts_of(kind: ModelSpec) -> EngineParts:
+        asked = question(deployment, kind, system, framework, wanted)
+        return EngineParts(answer(asked), deployment, part)
+
+    return table_cost(deployment.model, deployment.layers_per_stage, parts_of)
+
+
+def question(
+    deployment: Deployment, kind: ModelSpec, system: str, framework: str, wanted: str | None
+) -> LayerQuestion:
+    """Return what the engine is asked of a layer of one kind."""
+    model, ranks = deployment.model, deployment.tensor_parallel
+    # Its mixtures have experts in all layers: of a dense one the MLP's products are asked for.
+    dense = bool(model.num_experts) and not kind.num_experts and not model.parts
+    like = replace(model, num_layers=1, dense_layers=0) if dense else kind
+    entry = ((2 * kind.hidden_size, kind.hidden_size),) if kind.is_mtp else ()
+    config, less = _configs(model, kind) if model.parts else (written(like), None)
+    split, gpu = deployment.expert_split, deployment.gpu
+    four_bits = FOUR_BITS[framework == "sglang", gpu.fp4_tflops > 0]
+    return LayerQuestion(
+        system,
+        framework,
+        wanted,
+        json.dumps(config, sort_keys=True),
+        json.dumps(less, sort_keys=True) if less else "",
+        ranks,
+        deployment.data_parallel,
+        (split.slices, split.ranks) if model.num_experts else (1, 1),
+        tuple(formats(model, like, framework, four_bits).items()),
+        (*(kind.mlp_shapes(ranks) if dense else ()), *entry),
+        dense,
+    )
+
+
+def _configs(model: ModelSpec, kind: ModelSpec) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return the files of a model up to a layer of a kind, and up to the one before, if any."""
+    config, part = config_of(model), model.parts.index(kind)
+    at = [layer for layer, each in enumerate(model.pattern) if each == part]
+    last = next((layer for layer in at if layer), 0)
+    whole = first_layers(config, model.num_layers, last + 1)
+    return whole, first_layers(config, model.num_layers, last) if last else None
+
+
+def formats(
+    whole: ModelSpec, model: ModelSpec, framework: str, four_bits: str = ""
+) -> dict[str, str]:
+    """Return the engine's names of a layer's formats; UsageError where it has none.
+
+    Of a checkpoint that says its formats itself, the engine reads them, part by part; `four_bits`
+    are those of experts of four bits beside others of eight.
+    """
+    if whole.parts and whole.quantization == _stated(whole):
+        kept = {"kvcache_quant_mode": "fp8"} if model.kv_value_bytes == 1 else {}
+        return kept | ({"moe_quant_mode": four_bits} if model.expert_quantization else {})
+    given = model.quantization
+    products = "" if model.quantized_experts_only else given
+    if products not in PRODUCTS or (model.num_experts and given not in EXPERTS):
+        what = "experts" if products in PRODUCTS else "products"
+        raise UsageError(f"costs: aiconfigurator has no {given} {what}; costs: roofline is right")
+    small = model.kv_value_bytes == 1
+    prompts = "fp8" if small and framework != "vllm" and not model.kv_lora_rank else "bfloat16"
+    return {
+        "gemm_quant_mode": PRODUCTS[products],
+        "kvcache_quant_mode": "fp8" if small else "bfloat16",
+        "fmha_quant_mode": prompts,
+        **({"moe_quant_mode": EXPERTS[given]} if model.num_experts else {}),
+    }
+
+
+def _stated(model: ModelSpec) -> str:
+    """Return the format that a model's file states."""
+    path = Path(model.source)
+    spec = ModelSpec.from_config_json(path) if path.is_file() else models()[model.name]
+    return spec.quantization
+
+
+def facts(deployment: Deployment, framework: str, wanted: str | None) -> dict[str, Any]:
+    """Return where the seconds come from, for the provenance."""
+    return {
+        "system": SYSTEMS[deployment.gpu.name],
+        "framework": f"{framework} {wanted or 'current'}",
+        "package": f"aiconfigurator-core {version('aiconfigurator-core')}",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """Seconds of a layer and of the ends, from an answer of the engine."""
+
+    found: Answer
+    deployment: Deployment
+    part: Part
+
+    def layer(self) -> BySize:
+        """Return a layer beside attention, where there are prompts."""
+        if self.part == "own":
+            return self._curve("layer")
+        groups = self.deployment.data_parallel
+        experts = self._curve("experts")
+        if self.part == "experts":
+            return lambda tokens: experts(-(-tokens // groups))
+        return added([self._curve("layer"), experts])
+
+    def alone(self) -> BySize | None:
+        """Return a layer beside attention in a micro-batch of decodes alone, if it differs."""
+        return self._curve("alone") if self.part == "all" else None
+
+    def embedding(self) -> BySize:
+        return _nothing if self.part == "experts" else self._curve("embedding")
+
+    def head(self) -> BySize:
+        return self._curve("head")
+
+    def attending(self) -> Attending:
+        prompts = Surface({(n, at): s for n, at, s in self.found["prompts"]}, calm=False)
+        launch_s = min(seconds for *_, seconds in self.found["prompts"])
+        steps = Surface({(n, at): s for n, at, s in self.found["steps"]}, calm=False)
+        tokens = self.deployment.verified_tokens
+
+        def prefill(count: int, start: int) -> tuple[float, bool]:
+            seconds, inside = prompts.prefill(count, start)
+            return seconds, inside and self.found["prompts_measured"]
+
+        def decode(count: int, context: int) -> tuple[float, bool]:
+            seconds, inside = steps.decode(-(-count // tokens), context)
+            return seconds, inside and self.found["steps_measured"]
+
+        return Attending(prefill, decode, launch_s)
+
+    def _curve(self, name: str) -> BySize:
+        rows = self.found[name]
+        seconds = Curve.of({size: taken_s for size, taken_s, _ in rows})
+        unmeasured = Curve.of({size: taken_s for size, _, taken_s in rows})
+
+        def estimate(size: int) -> Estimate:
+            taken_s = seconds(size)
+            return Estimate(taken_s, unmeasured(size) if seconds.covers(size) else taken_s)
+
+        return estimate
+
+
+def _nothing(size: int) -> Estimate:
+    return Estimate(0.0, 0.0)

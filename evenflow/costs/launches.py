@@ -1,0 +1,91 @@
+"""Kernels that the host launches one by one: those that no CUDA graph replays.
+
+Knows a model's shape and the numbers of a micro-batch; what an engine captures is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evenflow.costs.base import BatchShape, StageCost
+from evenflow.costs.modifiers import Modified
+from evenflow.specs.deployment import Deployment
+from evenflow.specs.model import ModelSpec
+
+LAUNCH_S = 28e-6
+"""Seconds from one launch of an engine in Python to the next, with what leads to it. Eager decode
+steps of one row, over the kernels counted here: GPT-2 on H200 with vLLM 28 us and with SGLang 30
+(github.com/deepspeedai/DeepSpeed, pull request 8352), Llama-3-8B on H100 with SGLang 25 and 29 us
+(github.com/sgl-project/sglang, pull request 1401)."""
+
+PIECE = 3
+"""Launches of a layer whose kernels are replayed but for the attention: the rest, as one graph, the
+writing of keys and values, the attention."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LaunchedCost(Modified):
+    """A stage that takes at least as long as the host takes to launch its kernels.
+
+    `kernels` of each stage are launched where nothing is replayed, `pieces` where all but attention
+    is. Decodes alone are replayed, unless `eager`; micro-batches with prompts in pieces up to
+    `graph_tokens`. Known error: launches begin when the stage is free, not before.
+    """
+
+    kernels: Sequence[int]
+    pieces: Sequence[int]
+    launch_s: float
+    graph_tokens: int = 0
+    eager: bool = False
+
+    def times(self, batch: BatchShape) -> list[float]:
+        times = self.costs.times(batch)
+        if not (self.eager or batch.prefill_tokens):
+            return times
+        parts = getattr(batch, "parts", ()) or (batch,)
+        tokens = max(part.prefill_tokens + part.decode_tokens for part in parts)
+        in_pieces = not self.eager and tokens <= self.graph_tokens
+        counts = self.pieces if in_pieces else self.kernels
+        return [max(s, self.launch_s * n) for s, n in zip(times, counts, strict=True)]
+
+
+def launched(
+    costs: StageCost, deployment: Deployment, launch_s: float, graph_tokens: int, *, eager: bool
+) -> LaunchedCost:
+    """Return costs with the launches of a deployment's kernels."""
+    stages = range(deployment.depth)
+    kernels = [stage_kernels(deployment, stage) for stage in stages]
+    pieces = [PIECE * deployment.layers_per_stage[stage] for stage in stages]
+    return LaunchedCost(costs, kernels, pieces, launch_s, graph_tokens, eager)
+
+
+def stage_kernels(deployment: Deployment, stage: int) -> int:
+    """Return the kernels of a stage: its layers, the embedding, the head with norm and sampling."""
+    layers = sum(
+        count * layer_kernels(kind, deployment.stage_gpus, narrow=deployment.arithmetic != "16-bit")
+        for kind, count in deployment.kinds(stage).items()
+    )
+    return layers + (stage == 0) + 4 * (stage == deployment.depth - 1)
+
+
+def layer_kernels(kind: ModelSpec, ranks: int, *, narrow: bool = False) -> int:
+    """Return the kernels of a layer on one of `ranks` GPUs.
+
+    Attention: norm, rotary embedding, writing of keys and values, attention; a norm of queries and
+    one of keys where the model has them; one of each latent, and the joining of keys. MLP: norm,
+    activation. Each product, where it is `narrow` after the quantising of its inputs. Experts:
+    choice, sorting in two, two products, activation, sum, the shared one added. Two all-reduces.
+    """
+    shapes = kind.linear_shapes(ranks)
+    has_mlp = kind.shared_columns > 0
+    count = 5 + len(shapes) + has_mlp + 2 * kind.qk_norm
+    if kind.kv_lora_rank:
+        count += 2 + (kind.q_lora_rank > 0)
+    if kind.num_experts:
+        count += 7 + has_mlp
+    if narrow:
+        count += sum(map(kind.is_quantized, shapes)) + 2 * (kind.num_experts > 0)
+    if ranks > 1:
+        count += 1 if kind.parallel_attention else 2
+    return count

@@ -1,0 +1,46 @@
+"""What a layer has in place of plain attention, or beside it: its matrices, and what it keeps.
+
+Knows sizes; no file and no seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+
+class Matrix(NamedTuple):
+    """A matrix, and what of it the tensor-parallel ranks share out; "": each has all of it."""
+
+    inputs: int
+    outputs: int
+    split: Literal["inputs", "outputs", ""] = ""
+
+    def shape(self, ranks: int) -> tuple[int, int]:
+        """Return (inputs, outputs) on one rank, rounded up."""
+        inputs = -(-self.inputs // ranks) if self.split == "inputs" else self.inputs
+        return inputs, -(-self.outputs // ranks) if self.split == "outputs" else self.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Mixer:
+    """Part of a layer in which tokens meet; `name` is what its kind is called.
+
+    `beside`: it comes beside the layer's plain attention, and else in its place. `vectors` are
+    parameters outside matrices. A token keeps `kv_values` in the format of keys and values, and
+    `index_bytes` in one of their own, both whole on every rank. A request keeps `state_bytes`,
+    which ranks share out, and `window_values` as of tokens of a window, whole on every rank.
+    """
+
+    name: str
+    matrices: tuple[Matrix, ...] = ()
+    vectors: int = 0
+    beside: bool = False
+    kv_values: float = 0.0
+    index_bytes: float = 0.0
+    state_bytes: int = 0
+    window_values: int = 0
+
+    def shapes(self, ranks: int) -> tuple[tuple[int, int], ...]:
+        """Return (inputs, outputs) of the matrices on one rank."""
+        return tuple(matrix.shape(ranks) for matrix in self.matrices)

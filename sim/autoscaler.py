@@ -1,0 +1,76 @@
+"""Replicas that follow the requests, by the rule of Kubernetes' HorizontalPodAutoscaler.
+
+Source: Kubernetes documentation, "Horizontal Pod Autoscaling", the algorithm and the default
+behaviour of autoscaling/v2; the metric is one of the whole fleet with an average as its target.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from math import ceil
+from typing import Annotated, Any
+
+from pydantic import Field
+from simpy import Event
+
+from evenflow.keys import NonNegative, Positive
+from evenflow.sim.processes import ProcessWorld
+
+Count = Annotated[int, Field(ge=1)]
+"""How many replicas."""
+
+
+def desired(current: int, metric: float, target: float, tolerance: float = 0.1) -> int:
+    """Return how many replicas the rule asks for: ceil(current x metric / target).
+
+    `metric` is the mean of the `current` replicas. Within `tolerance` of its target nothing
+    changes.
+    """
+    ratio = metric / target
+    return current if abs(ratio - 1) <= tolerance else ceil(current * ratio - 1e-9)
+
+
+def autoscaler(
+    world: ProcessWorld,
+    *,
+    target: Positive,
+    max_replicas: Count,
+    start_s: NonNegative,
+    min_replicas: Count = 1,
+    sync_s: Positive = 15.0,
+    stabilization_s: NonNegative = 300.0,
+    tolerance: NonNegative = 0.1,
+) -> Generator[Event, Any, None]:
+    """Let replicas follow the requests in the system, `target` of them a replica.
+
+    Looked at every `sync_s`. Up at once, by at most four or to twice as many; down to the highest
+    wish of the last `stabilization_s`. A replica takes requests `start_s` after it is asked for,
+    and its hours count from then on until it is drained.
+    """
+    wishes: deque[int] = deque(maxlen=max(ceil(stabilization_s / sync_s), 1))
+    starting, hours = 0, 0.0
+
+    def start() -> Generator[Event, Any, None]:
+        nonlocal starting
+        yield world.env.timeout(start_s)
+        starting -= 1
+        world.replicas.add()
+
+    while True:
+        yield world.env.timeout(sync_s)
+        serving = world.replicas.open
+        current = len(serving) + starting
+        hours += current * sync_s / 3600
+        load = sum(world.queue)
+        wish = desired(current, load / current, target, tolerance)
+        wish = min(max(wish, min_replicas), max_replicas, max(2 * current, current + 4))
+        wishes.append(wish)
+        if wish != current:
+            words = f"{load} requests ask for {wish} replicas of {current}"
+            world.log("scale", f"{words}; {hours:.2f} replica-hours so far")
+        for _ in range(wish - current):
+            starting += 1
+            world.env.process(start())
+        for number in serving[max(wishes) - starting :] if max(wishes) < current else ():
+            world.replicas.drain(number)

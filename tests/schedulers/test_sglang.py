@@ -1,0 +1,190 @@
+"""SGLang's rules: recorded journals, the times of its loops, and what holds whatever it serves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenflow.core.decodes import ONE_TOKEN, Sequence
+from evenflow.core.replay import replay
+from evenflow.engines.loop import EngineLoop
+from evenflow.engines.speculation import Speculation
+from evenflow.engines.swap import SwapCache
+from evenflow.engines.view import DecodeRow, EnginePrompt
+from evenflow.experiments.recordings import sglang
+from evenflow.experiments.recordings.journal import first_line, lines
+from evenflow.experiments.recordings.journal import replay as replay_journal
+from evenflow.results.bubbles import attribute
+from evenflow.schedulers.sglang import PrefillAdder, SGLang
+from evenflow.sim import World, simulate
+from evenflow.sim.driver import SimDriver
+from evenflow.sim.tandem import Tandem
+from evenflow.types import Request
+from tests.amounts import many
+from tests.experiments.test_engine_journals import stem
+from tests.places import ROOT
+from tests.worlds import (
+    AuditedBatcher,
+    assert_same,
+    cut_short,
+    require_idle,
+    sglang_worlds,
+    small_world,
+)
+
+SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")) / "engines" / "sglang-0.5.23"
+OWN = ROOT / "tests" / "journals"
+FILES = [*sorted(SHARED.glob("*.jsonl.gz")), *sorted(OWN.glob("sglang-*.jsonl.gz"))]
+JOURNALS = [path for path in FILES if sglang.MARK in first_line(path)]
+
+
+@pytest.mark.parametrize("path", JOURNALS, ids=stem)
+def test_sglang_decides_as_recorded(path: Path) -> None:
+    """Step for step and, from arrivals alone, each end in a simulation to 1 ns."""
+    outcome = replay_journal(path, sglang, "0.5.23")
+    assert outcome.difference is None
+    assert outcome.equal == outcome.steps > 40
+    assert outcome.timed == sum(len(event.get("finished", ())) for event in lines(path))
+
+
+@settings(max_examples=many(150), deadline=None)
+@given(sglang_worlds(st.just(1), overlap=True))
+def test_nothing_is_lost_but_what_is_chosen_too_early(world: World) -> None:
+    """Who ends by itself decodes once more; what is in flight of who is retracted is dropped."""
+    driver = SimDriver(world, Tandem, batcher=AuditedBatcher)
+    result = driver.run()
+    wanted = {request.request_id: request.output_tokens for request in world.requests}
+    got = zip(result.request_id.tolist(), result.output_tokens.tolist(), result.status, strict=True)
+    assert all(tokens == wanted[number] for number, tokens, status in got if status == "completed")
+    served = np.array([status != "rejected" for status in result.status], dtype=bool)
+    assert result.sampled_rows.sum() >= result.output_tokens[served].sum()
+    assert result.gap_count.sum() == (result.output_tokens[served] - 1).clip(0).sum()
+    (engine,) = driver.engines
+    require_idle(engine)
+    assert replay(engine.journal, world.batcher()) is None
+    assert_same(result, SimDriver(world, Tandem).run())
+    bubbles = attribute(result)
+    assert sum(bubbles.totals().values()) == pytest.approx(bubbles.idle_s, abs=1e-9)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+@pytest.mark.parametrize("speculates", [False, True])
+def test_of_a_pipelines_speculative_decodes_one_fewer_than_stages_are_in_flight(
+    stages: int, *, speculates: bool
+) -> None:
+    """A request a slot, a second a stage: SGLang verifies once an older slot is back."""
+    requests = [Request(number, 0.0, 8, 40) for number in range(stages)]
+    params = {"pp_max_micro_batch_size": 1, "chunked_prefill_size": 16}
+    world = small_world(
+        requests,
+        "sglang",
+        params,
+        depth=stages,
+        max_in_flight=stages,
+        loop=EngineLoop,
+        page_tokens=16,
+        decoding=Speculation((0.0,)) if speculates else ONE_TOKEN,
+    )
+    result = simulate(world)
+    sent_s = result.scheduled_s[result.prefill_tokens == 0][stages : stages * 20]
+    in_flight = stages - speculates
+    assert (sent_s[in_flight:] - sent_s[:-in_flight]).tolist() == [stages] * (
+        19 * stages - in_flight
+    )
+
+
+@pytest.mark.parametrize(("chunk", "computed"), [(48, 51), (64, 67)])
+def test_of_two_prompts_cut_at_once_the_first_decodes_after_what_it_has(
+    chunk: int, computed: int
+) -> None:
+    """Of 115 tokens; each chunk counts whole pages of 16, and only the last prompt goes on."""
+    result = SimDriver(cut_short(chunk), Tandem).run()
+    assert result.prefill_tokens.sum() == computed
+    assert result.status == ["completed"] * 5
+
+
+def test_chunks_of_a_time_that_bends_down_at_first_are_those_of_its_square() -> None:
+    """A fitted linear part below zero counts as none."""
+
+    asked = []
+
+    def sizes(linear: float) -> list[int]:
+        def time_s(tokens: int) -> float:
+            asked.append(tokens)
+            return 1e-8 * tokens * tokens + linear * tokens
+
+        limits = {"chunked_prefill_size": 2048, "max_prefill_tokens": 4096, "max_model_len": 16_384}
+        policy = SGLang(dynamic_chunking=True, page_tokens=16, prefill_s=time_s, **limits)
+        return [*map(policy.chunk_after, (0, 2048, 6000))]
+
+    assert sizes(0.0) == sizes(-1e-5) == [2048, 1088, 704]
+    assert asked == 2 * [*range(2540, 0, -20)], "as it profiles: up to 1.25 of a first chunk"
+
+
+def test_prompts_of_one_pass_count_against_the_pool_one_after_the_other() -> None:
+    """Each takes two pages of 16 and 40 more tokens: of 208, two prompts, not three."""
+    room = room_of(13)
+    prompts = [EnginePrompt(Sequence(Request(number, 0.0, 16, 40), 16)) for number in range(3)]
+    taken = []
+    for prompt in prompts:
+        taken.append(room.fits(prompt))
+        room.take(prompt, 16)
+    assert taken == [True, True, False]
+
+
+def room_of(pages: int, *decodes: DecodeRow) -> PrefillAdder:
+    view = small_world([], "sglang", {}, total_pages=pages, loop=EngineLoop).batcher().view
+    return PrefillAdder(view, 64, 64, 0, 0.5, decodes)
+
+
+@pytest.mark.parametrize(("pages", "fits"), [(9, False), (10, True)])
+def test_the_end_of_a_prompt_under_way_is_awaited_too(pages: int, fits: bool) -> None:
+    """Both hold two pages and write 40 tokens each: 64 + 80 of the pool, and two to spare."""
+    room = room_of(pages)
+    first, second = (
+        EnginePrompt(Sequence(Request(number, 0.0, 16, 40), 16)) for number in range(2)
+    )
+    room.take(first, 16)
+    assert room.fits(second) == fits
+
+
+@pytest.mark.parametrize(("generated", "fits"), [(9, False), (8, True)])
+def test_what_has_ended_leaves_nothing_behind_to_wait_for(generated: int, fits: bool) -> None:
+    """Beside 32 + 40 tokens of a prompt; a decode frees 100 with its ninth, if that is to come."""
+    room = room_of(4, DecodeRow(1, 91, generated, 9, exact=True))
+    assert room.fits(EnginePrompt(Sequence(Request(0, 0.0, 16, 40), 16))) == fits
+
+
+def test_what_comes_back_from_the_host_needs_pages_for_what_was_kept() -> None:
+    """Found by the pages' properties: a swapped request was admitted by what it has yet to do."""
+    first = [Request(0, 0.0, 1, 1), Request(1, 0.0, 69, 1)]
+    first += [Request(2, 0.003, 108, 54, max_new_tokens=54)]
+    others = [(64, 34), (3, 1), (1, 1), (49, 1), (81, 1)]
+    requests = [*first, *(Request(n, 0.503, *tokens) for n, tokens in enumerate(others, 3))]
+    params = {"chunked_prefill_size": 208, "schedule_conservativeness": 0.1}
+    fields: dict[str, Any] = {"max_in_flight": 4, "total_pages": 16, "loop": EngineLoop}
+    fields |= {"depth": 4, "times_s": (0.005, 1e-4), "kv": SwapCache}
+    result = simulate(small_world(requests, "sglang", params, **fields))
+    assert result.preemptions.sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("interval", "first_tokens_s"), [(1, [1.0, 3.0, 7.0, 101.5]), (4, [1.0, 6.0, 7.0, 101.5])]
+)
+def test_who_comes_is_seen_after_some_steps_of_decodes_or_one_of_prompts(
+    interval: int, first_tokens_s: list[float]
+) -> None:
+    """Steps of a second: decodes from 1 to 5, the second prompt then; the third comes meanwhile.
+
+    The last comes when nobody runs, and is seen at once.
+    """
+    requests = [Request(n, s, 16, 20) for n, s in enumerate((0.0, 1.5, 5.5, 100.5))]
+    params = {"scheduler_recv_interval": interval, "overlap": False}
+    result = simulate(small_world(requests, "sglang", params, loop=EngineLoop))
+    assert result.first_token_s.tolist() == first_tokens_s

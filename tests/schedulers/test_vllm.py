@@ -1,0 +1,267 @@
+"""vLLM, V0 and V1: what recordings (test_engine_journals) and tests/oracle do not show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evenflow.config.build import build
+from evenflow.config.run import load_config
+from evenflow.core.kv import KvCache, PagePool
+from evenflow.core.replay import RecordingBatcher, decision_of, replay
+from evenflow.core.scheduling import View
+from evenflow.engines.rules import EngineRules
+from evenflow.engines.speculation import Speculation
+from evenflow.engines.swap import SwapCache
+from evenflow.errors import PolicyError, UsageError
+from evenflow.schedulers import create
+from evenflow.types import Plan, Prefill, Request, Rules
+from tests.places import ROOT
+from tests.worlds import engine_of, send
+
+
+def test_a_share_of_the_pages_is_left_free_but_not_by_what_runs_alone() -> None:
+    policy = create("vllm", {"max_num_batched_tokens": 64, "watermark": 0.25})
+    chunks = [
+        send(engine_of(policy, 4, asked), 0.0).chunks for asked in ([(62, 2)], [(48, 2), (16, 2)])
+    ]
+    assert [[chunk.stop for chunk in each] for each in chunks] == [[62], [48]]
+
+
+def test_the_latest_to_arrive_is_preempted_and_comes_back_before_others() -> None:
+    """Two prompts of a page each fill two pages; the first of them to grow takes the other's."""
+    policy = create("vllm", {"max_num_batched_tokens": 64, "watermark": 0.0})
+    serving = engine_of(policy, 2, [(16, 3)] * 3, max_in_flight=8)
+    serving.complete(send(serving, 0.0), 1.0)
+    assert serving.next(1.0) is not None
+    assert serving.queues.preemptions == 1
+    assert [seq.request.request_id for seq in serving.queues.waiting] == [1, 2]
+    assert serving.next(1.0) is None, "nothing is free for them yet"
+    assert serving.wait_reason == "kv"
+
+
+@pytest.mark.parametrize(
+    ("budget", "refused"),
+    [(64, "a prompt of 65 tokens exceeds max_num_batched_tokens 64"), (65, None)],
+)
+def test_a_prompt_that_never_fits_into_a_micro_batch_is_refused(
+    budget: int, refused: str | None
+) -> None:
+    serving = engine_of(create("vllm", {"max_num_batched_tokens": budget}), 100)
+    assert serving.add(Request(0, 0.0, 65, 9)) == refused
+
+
+# -- V1 ------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_under_way_preempts_itself_and_nothing_is_sent() -> None:
+    """A step that is empty for want of pages is an answer: the next one admits again."""
+    policy = create("vllm_v1", {"max_num_batched_tokens": 16, "max_num_seqs": 8})
+    batcher = engine_of(policy, 3, [(16, 2)], asks_again=False)
+    batcher.complete(send(batcher, 0.0), 1.0)
+    decode = send(batcher, 1.0)
+    batcher.add(Request(1, 1.0, 20, 2))
+    batcher.pool.allocate(1)
+    assert batcher.next(1.5) is None, "not all of it fits"
+    batcher.complete(decode, 2.0)
+    chunk = send(batcher, 2.0)
+    assert decision_of(chunk) == (((1, 0, 16),), ())
+    batcher.pool.allocate(1)
+    assert batcher.next(3.0) is None
+    assert (batcher.view.preemptions, batcher.queues.owed.total()) == (1, 1)
+    assert batcher.complete(chunk, 4.0) == []
+    assert [prompt.request_id for prompt in batcher.view.waiting] == [1]
+
+
+@pytest.mark.parametrize(
+    ("mode", "stages", "places"),
+    [("off", 4, 4), ("v2", 4, 5), ("v2", 1, 2), ("v1", 1, 2)],
+)
+def test_as_many_are_in_flight_as_in_vllm(mode: str, stages: int, places: int) -> None:
+    system = ROOT / "examples" / "systems" / "vllm_v1.yaml"
+    changes = [f"stages={stages}", f"scheduler.async_scheduling={mode}", "gpu=H100"]
+    world = build(load_config(system, changes), [], system.parent).world
+    assert world.max_in_flight == places
+
+
+def test_what_decodes_that_run_ahead_do_not_go_with() -> None:
+    policy = create("vllm_v1", {"async_scheduling": "v2"})
+    for kv, asks_again in ((KvCache(PagePool(8)), True), (SwapCache(PagePool(8)), False)):
+        with pytest.raises(UsageError, match="run ahead, which goes with dispatch: engine_loop"):
+            engine_of(policy, kv, depth=1, asks_again=asks_again)
+
+
+def test_runner_v1_runs_ahead_on_one_stage_only() -> None:
+    with pytest.raises(UsageError, match="async_scheduling v1 is for one stage, not 2"):
+        create("vllm_v1", {"async_scheduling": "v1"}, depth=2)
+
+
+def test_a_policy_of_0_32_has_no_prefill_cadence() -> None:
+    with pytest.raises(UsageError, match="prefill_schedule_interval 2 does nothing in version"):
+        create("vllm_v1", {"version": "0.32", "prefill_schedule_interval": 2})
+
+
+@pytest.mark.parametrize(("version", "decodes"), [("0.32", ()), ("0.33", (1,))])
+def test_who_preempts_itself_ends_the_decodes_in_0_32_only(
+    version: str, decodes: tuple[int, ...]
+) -> None:
+    """Two prompts fill two pages; the less urgent, which started first, lacks the next one."""
+    policy = create("vllm_v1", {"scheduling_policy": "priority", "version": version})
+    batcher = engine_of(policy, 2, depth=2, asks_again=False)
+    prompts = []
+    for number, priority in enumerate((5, 0)):
+        batcher.add(Request(number, 0.0, 16, 2, priority=priority))
+        prompts.append(send(batcher, 0.0))
+    for batch in prompts:
+        batcher.complete(batch, 1.0)
+    batch = batcher.next(1.0)
+    assert ((), decodes) == (((), ()) if batch is None else decision_of(batch))
+    assert batcher.view.preemptions == 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "stops"),
+    [
+        (1, [[16], [], [], [16], [], [], [15], [16, 14], [], [], [16]]),
+        (2, [[16], [], [], [16], [], [], [15], [16, 14], [], [16], []]),
+    ],
+)
+def test_prompts_go_every_third_micro_batch_unless_some_are_left_over(
+    groups: int, stops: list[list[int]]
+) -> None:
+    """Since the last that had any; with data parallelism one micro-batch in three."""
+    params = {"prefill_schedule_interval": 3, "max_num_batched_tokens": 17, "max_num_seqs": 8}
+    policy = create("vllm_v1", params, data_parallel=groups)
+    batcher = engine_of(policy, 100, [(16, 99)], asks_again=False)
+    arrivals, found = {1: [1], 4: [2, 3]}, []
+    for step in range(11):
+        for number in arrivals.get(step, ()):
+            batcher.add(Request(number, 0.0, 16, 99))
+        batch = send(batcher, float(step))
+        found.append([chunk.stop for chunk in batch.chunks])
+        batcher.complete(batch, step + 0.5)
+    assert found == stops
+
+
+def test_who_was_passed_over_for_an_output_in_flight_is_not_left_over() -> None:
+    """Request 1 is preempted in flight; request 2 goes past it, and its rest is held back."""
+    params = {"prefill_schedule_interval": 2, "max_num_batched_tokens": 16, "max_num_seqs": 8}
+    policy, sizes = create("vllm_v1", params), [(16, 99), (16, 99)]
+    batcher = engine_of(policy, 9, sizes, max_in_flight=4, asks_again=False)
+    prompt, _ = send(batcher, 0.0), send(batcher, 0.0)
+    others = batcher.pool.allocate(7)
+    batcher.complete(prompt, 1.0)
+    decode = send(batcher, 1.0)
+    assert (batcher.view.preemptions, batcher.view.lined_up) == (1, [(1, True)])
+    batcher.pool.free(others)
+    batcher.add(Request(2, 1.0, 64, 9))
+    assert decision_of(send(batcher, 1.0)) == (((2, 0, 16),), ())
+    batcher.complete(decode, 2.0)
+    assert decision_of(send(batcher, 2.0)) == ((), (0,))
+
+
+class InParts:
+    """Yields the plans it was given, each in answer to one question."""
+
+    rules: Rules = EngineRules(delivers=True)
+
+    def __init__(self, *answers: list[Plan]) -> None:
+        self.answers = list(answers)
+
+    def schedule(self, view: View) -> object:
+        yield from self.answers.pop(0)
+
+
+def in_parts(*answers: list[Plan], asked: int = 2, **options: Any) -> Any:
+    """Return an engine that is asked that many times for 16 tokens and three of output."""
+    plans = InParts(*answers)
+    return engine_of(plans, 4, [(16, 3)] * asked, RecordingBatcher, max_in_flight=4, **options)
+
+
+def test_parts_of_an_answer_are_one_micro_batch() -> None:
+    answers = [[Plan([Prefill(0, 16)]), Plan([Prefill(1, 16)])], [Plan(decodes=1)]]
+    batcher = in_parts(*answers)
+    batch = send(batcher, 0.0)
+    assert decision_of(batch) == (((0, 0, 16), (1, 0, 16)), ())
+    batcher.complete(batch, 1.0)
+    assert decision_of(send(batcher, 1.0)) == ((), (0,))
+    assert replay(batcher.journal, in_parts(*answers, asked=0)) is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([Plan(decodes=1), Plan(decodes=1)], "takes decodes in two parts"),
+        ([Plan([Prefill(2, 8)]), Plan(preempt=[2])], "after it was aborted or planned"),
+        ([Plan(decodes=2), Plan(preempt=[1])], "after it was aborted or planned"),
+        ([Plan(decodes=1), "more"], "returned 'more', not a Plan"),
+    ],
+)
+def test_parts_that_cannot_be_carried_out(parts: list[Plan], message: str) -> None:
+    batcher = in_parts([Plan([Prefill(0, 16), Prefill(1, 16)])], parts, asked=3)
+    batcher.complete(send(batcher, 0.0), 1.0)
+    with pytest.raises(PolicyError, match=message):
+        batcher.next(1.0)
+
+
+def test_who_waits_for_an_output_cannot_be_planned() -> None:
+    batcher = in_parts([Plan([Prefill(0, 16)])], [Plan(preempt=[0]), Plan([Prefill(0, 16)])])
+    send(batcher, 0.0)
+    with pytest.raises(PolicyError, match="while an output of it is in flight"):
+        batcher.next(1.0)
+
+
+def test_a_decode_in_flight_is_preempted_and_waits_for_its_token() -> None:
+    batcher = in_parts([Plan([Prefill(0, 16)])], [Plan(decodes=1)], [Plan(preempt=[0])], [Plan()])
+    batcher.complete(send(batcher, 0.0), 0.5)
+    decode = send(batcher, 1.0)
+    assert batcher.next(1.5) is None
+    assert [batcher.queues.owed[seq] for seq in batcher.queues.waiting] == [1, 0]
+    batcher.complete(decode, 2.0)
+    assert [seq.generated for seq in batcher.queues.waiting] == [2, 0]
+
+
+def test_a_speculative_decode_in_flight_yields_no_more_than_its_rest() -> None:
+    """A step yields four tokens; the request wants three, and one came with its prompt."""
+    answers = [Plan([Prefill(0, 16)])], [Plan(decodes=1)], [Plan(preempt=[0])], [Plan()]
+    batcher = in_parts(*answers, decoding=Speculation((1.0,) * 3))
+    batcher.complete(send(batcher, 0.0), 0.5)
+    decode = send(batcher, 1.0)
+    assert batcher.next(1.5) is None
+    (ended,) = batcher.complete(decode, 2.0)
+    assert (ended.generated, batcher.queues.gap_s) == (3, [1.5, 0.0])
+
+
+def test_a_decode_taken_while_another_is_in_flight_is_not_preempted() -> None:
+    one = Plan(decodes=1)
+    batcher = in_parts([Plan([Prefill(0, 16), Prefill(1, 16)])], [one], [one, Plan(preempt=[1])])
+    batcher.complete(send(batcher, 0.0), 0.5)
+    assert decision_of(send(batcher, 1.0)) == ((), (0,))
+    with pytest.raises(PolicyError, match="preempts request 1, after it was aborted or planned"):
+        batcher.next(1.5)
+
+
+def test_a_client_leaves_while_its_preempted_request_is_in_flight() -> None:
+    batcher = in_parts([Plan([Prefill(0, 16)])], [Plan(preempt=[0])], [Plan()])
+    batch = send(batcher, 0.0)
+    assert batcher.next(0.5) is None
+    assert batcher.abort(0).aborted
+    batcher.abort(1)
+    assert (len(batcher.queues.live), batcher.queues.waiting_tokens, batcher.kv.tokens) == (0, 0, 0)
+    assert batcher.complete(batch, 1.0) == []
+    assert not batcher.queues.owed
+
+
+def test_only_policies_that_say_so_preempt_in_flight() -> None:
+    class Quiet(InParts):
+        rules = Rules()
+
+    policy = Quiet([Plan([Prefill(0, 16)])], [Plan(decodes=1, victims="latest_admitted")])
+    batcher = engine_of(policy, 2, [(16, 3)])
+    batcher.complete(send(batcher, 0.0), 1.0)
+    batcher.pool.allocate(1)
+    with pytest.raises(
+        PolicyError, match="asks for the victims 'latest_admitted'; its rules lack them"
+    ):
+        batcher.next(1.0)

@@ -1,0 +1,179 @@
+"""Models of several kinds of layers: read, counted, and refused where nothing has their times."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenflow.errors import UsageError
+from evenflow.specs.model import ModelSpec, model, models
+from tests.command_line import evenflow
+from tests.profiles import deployed
+
+PARAMETERS = {
+    "DeepSeek-V3.2": 671_877_944_064,
+    "DeepSeek-V4-Flash": 284.332e9,
+    "GLM-5": 743.911e9,
+    "GLM-5.3": 743.377e9,
+    "Gemma-4-26B-A4B": 25.233e9,
+    "Kimi-K3": 2.8e12,
+    "Llama-4-Maverick": 400.712e9,
+    "Llama-4-Scout": 107.770e9,
+    "MiniMax-M3": 426.175e9,
+    "Nemotron-3-Nano-30B-A3B": 31.578e9,
+    "Qwen3.5-27B": 26.896e9,
+    "Qwen3.5-35B-A3B": 34.661e9,
+    "Qwen3.5-397B-A17B": 396.346e9,
+    "Step-3.7-Flash": 196e9,
+}
+"""Of transformers 5.23 on its meta device, text alone; of Kimi-K3 and Step-3.7, which it does not
+build, as published."""
+
+LINEAR = {
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 8,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+    "max_position_embeddings": 2048,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "dtype": "bfloat16",
+}
+
+
+def read(folder: Path, values: Mapping[str, Any]) -> ModelSpec:
+    (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    return ModelSpec.from_config_json(folder)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_models_of_today_have_the_parameters_of_their_code(name: str) -> None:
+    close = 0.01 if PARAMETERS[name] == 2.8e12 else 0.005
+    assert models()[name].num_parameters == pytest.approx(PARAMETERS[name], rel=close)
+
+
+def test_layers_of_a_hybrid_keep_tokens_or_a_state(tmp_path: Path) -> None:
+    spec = read(tmp_path, LINEAR)
+    (linear, full), (many, few) = zip(*spec.kinds().items(), strict=True)
+    assert (many, few) == (6, 2)
+    assert (linear.kv_token_bytes(), full.kv_token_bytes()) == (0, 2 * 2 * 16 * 2)
+    state = 4 * 8 * 8 * 4 + (2 * 2 * 8 + 4 * 8) * 3 * 2
+    assert (linear.state_bytes(), linear.state_bytes(2), full.state_bytes()) == (
+        state,
+        state / 2,
+        0,
+    )
+    assert spec.kv_bytes_per_token() == 2 * 2 * 2 * 16 * 2
+    assert spec.kv_bytes(100) == 100 * spec.kv_bytes_per_token() + 6 * state
+
+
+def test_a_stage_keeps_what_its_own_layers_do(tmp_path: Path) -> None:
+    on = deployed(read(tmp_path, LINEAR), "L40S", [3, 5])
+    assert [on.kv_bytes_per_token(stage) for stage in (0, 1)] == [0, 2 * 2 * 2 * 16 * 2]
+    assert on.state_bytes(0) == on.state_bytes(1)
+
+
+def test_states_of_all_seats_are_set_apart_from_the_pages() -> None:
+    few = deployed("Qwen3.5-27B", "H100", ranks=2, logits_rows=1)
+    many = deployed("Qwen3.5-27B", "H100", ranks=2, logits_rows=101)
+    pages = 100 * few.state_bytes(0) / (16 * few.kv_bytes_per_token(0))
+    logits = 100 * few.model.vocab_size * 6 / (16 * few.kv_bytes_per_token(0))
+    assert few.kv_pages() - many.kv_pages() == pytest.approx(pages + logits, abs=2)
+
+
+def test_compressed_and_indexed_attention_keep_few_bytes_a_token() -> None:
+    indexed, compressed = model("DeepSeek-V3.2"), model("DeepSeek-V4-Flash")
+    assert indexed.kv_bytes_per_token() == 61 * (2 * (512 + 64) + 128 + 4)
+    picked, coarse = 2 * 512 / 4 + (128 + 4) / 4, 2 * 512 / 128
+    assert compressed.kv_bytes_per_token() == 21 * picked + 20 * coarse
+    window = sum(n * kind.state_bytes() for kind, n in compressed.kinds().items())
+    assert window == 43 * 128 * 512 * 2
+
+
+def test_a_kind_that_is_not_known_is_named(tmp_path: Path) -> None:
+    values = {"model_type": "gemma4_text", "layer_types": ["sliding_attention", "lru"]}
+    wrong = LINEAR | values | {"num_hidden_layers": 2, "sliding_window": 64}
+    with pytest.raises(UsageError, match=r"layer_types.*a list of 2, one a layer, of sliding"):
+        read(tmp_path, wrong)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"layer_types": ["full_attention"] * 7}, "says 7 layers one by one, and has 8"),
+        ({"layer_types": 3}, "the layers cannot be read"),
+        ({"linear_num_key_heads": "2"}, "linear_num_key_heads.*whole number"),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "MXMMMMMM"}
+            | dict.fromkeys(("mamba_num_heads", "mamba_head_dim", "n_groups"), 1)
+            | dict.fromkeys(("ssm_state_size", "conv_kernel"), 1),
+            "the layers cannot be read, for 'X'",
+        ),
+        (
+            {"model_type": "kimi_linear", "linear_attn_config": {"num_heads": "4"}}
+            | dict.fromkeys(("v_head_dim", "num_experts", "num_experts_per_token"), 1),
+            '"num_heads" is .4.; a whole number',
+        ),
+    ],
+)
+def test_layers_that_make_no_sense_are_a_line(
+    tmp_path: Path, values: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words) as refused:
+        read(tmp_path, LINEAR | values)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_roofline_names_the_layers_that_it_has_no_formula_for(tmp_path: Path) -> None:
+    from evenflow.costs import RooflineCost
+
+    spec = read(tmp_path, LINEAR)
+    with pytest.raises(UsageError, match=r"no formula for gated_delta layers.*aiconfigurator"):
+        RooflineCost(deployed(spec, "L40S"))
+
+
+def test_models_prints_what_a_config_is_read_as(tmp_path: Path) -> None:
+    read(tmp_path, LINEAR)
+    shown = " ".join(evenflow("models", "--from-config", str(tmp_path))[1].split())
+    for words in ("gated_delta", "6", "KV: 256 bytes a token", "Precision: 16 bits"):
+        assert words in shown
+
+
+UNREAD = {
+    "nvidia--Gemma-4-31B-IT-NVFP4": "attention is left out",
+    "nvidia--MiniMax-M3-NVFP4": "MXFP8",
+    "nvidia--NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4": "one format",
+    "nvidia--Qwen3.6-27B-NVFP4": "one format",
+    "nvidia--Qwen3.6-35B-A3B-NVFP4": "one format",
+}
+
+
+def test_all_configs_of_the_package_are_read_but_those_of_two_formats(tmp_path: Path) -> None:
+    package = pytest.importorskip("aiconfigurator_core", reason="pip install -e '.[silicon]'")
+    folder, refused = Path(package.__file__).parent / "model_configs", {}
+    paths = [path for path in folder.glob("*_config.json") if "_hf_quant_" not in path.name]
+    for path in paths:
+        name = path.name.removesuffix("_config.json")
+        shutil.copy(path, tmp_path / "config.json")
+        said = path.with_name(f"{name}_hf_quant_config.json")
+        (tmp_path / "hf_quant_config.json").write_text(said.read_text() if said.is_file() else "{}")
+        try:
+            ModelSpec.from_config_json(tmp_path)
+        except UsageError as error:
+            refused[name] = str(error)
+    assert refused.keys() == UNREAD.keys()
+    assert all(words in refused[name] for name, words in UNREAD.items())
+    assert len(paths) - len(refused) >= 84

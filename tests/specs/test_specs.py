@@ -1,0 +1,785 @@
+"""Models, GPUs, links, deployments: published numbers, some counted by hand, every refusal."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenflow.config.run import RuntimeConfig
+from evenflow.errors import UsageError
+from evenflow.runtimes import RuntimeName, RuntimeOverheads, runtimes
+from evenflow.specs import quantization
+from evenflow.specs.deployment import split_layers
+from evenflow.specs.gpu import GIB, GpuSpec, LinkSpec, gpu, gpus, link
+from evenflow.specs.model import ModelSpec, in_precision, listed, model, models
+from evenflow.specs.precision import FORMATS
+from evenflow.specs.tables import read_rows
+from tests.command_line import refused
+from tests.profiles import deployed
+
+QWEN = {
+    "model_type": "qwen2",
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 40,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 152064,
+}
+OLD_FALCON = {
+    "model_type": "RefinedWeb",
+    "hidden_size": 14848,
+    "n_head": 232,
+    "n_head_kv": 8,
+    "n_layer": 80,
+    "new_decoder_architecture": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 65024,
+}
+QWEN3_MOE = {
+    "norm_topk_prob": True,
+    "model_type": "qwen3_moe",
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rope_theta": 1000000.0,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151936,
+}
+QWEN2_MOE = {
+    "model_type": "qwen2_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "moe_intermediate_size": 1408,
+    "num_attention_heads": 16,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 16,
+    "shared_expert_intermediate_size": 5632,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151936,
+}
+
+
+def written(folder: Path, values: object, name: str = "config.json") -> Path:
+    path = folder / name
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return path
+
+
+# ---- models
+
+
+PUBLISHED_BILLIONS = {
+    "Qwen2.5-0.5B": 0.494,
+    "Qwen2.5-7B": 7.616,
+    "Qwen2.5-14B": 14.770,
+    "Qwen2.5-32B": 32.764,
+    "Llama-3.1-8B": 8.030,
+    "Llama-3.1-70B": 70.554,
+    "Llama-3.1-100B": 99.8,
+    "Llama2-13B": 13.016,
+    "Llama-30B": 32.529,
+    "Llama2-70B": 68.977,
+    "Mistral-7B": 7.242,
+    "Yi-34B": 34.389,
+    "Falcon-180B": 178.55,
+    "Mixtral-8x7B": 46.70,
+    "Qwen3-30B-A3B": 30.53,
+    "Qwen3-32B": 32.762,
+    "Qwen2.5-1.5B": 1.544,
+    "Qwen2.5-3B": 3.086,
+    "Qwen2.5-72B": 72.706,
+    "Qwen3-0.6B": 0.596,
+    "Qwen3-1.7B": 1.721,
+    "Qwen3-4B": 4.022,
+    "Qwen3-8B": 8.191,
+    "Qwen3-14B": 14.768,
+    "Qwen3-235B-A22B": 235.09,
+    "Qwen3-Coder-480B-A35B": 480.15,
+    "Llama-3-8B": 8.030,
+    "Llama-3-70B": 70.554,
+    "Llama-3.1-405B": 405.85,
+    "Llama-3.2-1B": 1.236,
+    "Llama-3.2-3B": 3.213,
+    "Llama-3.3-70B": 70.554,
+    "Mistral-7B-v0.3": 7.248,
+    "Mistral-Nemo-12B": 12.248,
+    "Mistral-Small-24B": 23.572,
+    "Mixtral-8x22B": 140.62,
+    "DeepSeek-V2": 235.74,
+    "DeepSeek-V3": 671,
+    "DeepSeek-V3.1": 671,
+    "DeepSeek-R1": 671,
+    "Kimi-K2": 1026,
+    "Kimi-K2.5": 1026,
+    "MiniMax-M2.5": 228.7,
+    "MiniMax-M2.7": 228.7,
+    "gpt-oss-20b": 20.91,
+    "gpt-oss-120b": 116.8,
+    "Gemma-2-9B": 9.24,
+    "Gemma-2-27B": 27.23,
+    "Gemma-3-27B": 27.01,
+}
+"""As their publishers state them, written down from memory; tied ones count once. What is checked
+against files at hand are the shapes: `aiconfigurator_keeps`, below."""
+
+
+@pytest.mark.parametrize("name", [name for name, spec in models().items() if not spec.parts])
+def test_parameter_counts_are_those_published(name: str) -> None:
+    billions = PUBLISHED_BILLIONS[name]
+    assert model(name).num_parameters / 1e9 == pytest.approx(billions, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("Qwen/Qwen3-32B", "Qwen3-32B"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "Llama-3.1-70B"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "Llama-3.1-8B"),
+        ("meta-llama/Llama-2-70b-chat-hf", "Llama2-70B"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "Mixtral-8x7B"),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507", "Qwen3-235B-A22B"),
+        ("qwen3-8b", "Qwen3-8B"),
+    ],
+)
+def test_models_go_by_the_names_that_people_write(written: str, name: str) -> None:
+    assert model(written) == models()[name]
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "quantization"),
+    [
+        ("Qwen/Qwen3-32B-FP8", "Qwen3-32B", "fp8_block"),
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", "Llama-3.1-8B", "fp8"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "Llama-3.3-70B", "fp8"),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "Qwen2.5-72B", "int4_wo"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "Qwen2.5-7B", "int8_wo"),
+        ("deepseek-ai/DeepSeek-V3-FP8", "DeepSeek-V3", "fp8_block"),
+    ],
+)
+def test_the_end_of_a_name_says_the_format(written: str, name: str, quantization: str) -> None:
+    assert model(written) == replace(models()[name], quantization=quantization)
+
+
+def test_a_folder_goes_before_the_table_unless_it_has_the_very_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("Qwen/Qwen3-32B", "Qwen3-32B"):
+        Path(name).mkdir(parents=True)
+        written(Path(name), QWEN)
+    assert model("Qwen/Qwen3-32B").attention_bias
+    assert not model("Qwen3-32B").attention_bias
+
+
+def test_the_table_has_the_shapes_of_the_config_files_that_aiconfigurator_keeps() -> None:
+    package = pytest.importorskip("aiconfigurator_core")
+    folder = Path(package.__file__).parent / "model_configs"
+    names = {
+        path: path.stem.removesuffix("_config").replace("--", "/") for path in folder.iterdir()
+    }
+    known = {path: name for path, name in names.items() if listed(name)}
+    assert len(known) > 10
+    for path, name in known.items():
+        spec = ModelSpec.from_config_json(path)
+        beside = path.with_name(path.name.replace("_config", "_hf_quant_config"))
+        if beside.exists():  # where NVIDIA's checkpoints said it first
+            said = json.loads(beside.read_text())["quantization"]["quant_algo"]
+            spec = spec.changed(quantization=said.lower())
+        assert spec.changed(name=model(name).name) == model(name)
+
+
+def test_kv_of_llama_30b_is_what_td_pipe_states() -> None:
+    spec = model("Llama-30B")
+    assert spec.kv_bytes_per_token() / 2**20 == pytest.approx(1.52, abs=0.005)
+    assert 400 * 300 * spec.kv_bytes_per_token() / GIB == pytest.approx(178, rel=0.01)
+
+
+def test_tensor_parallel_ranks_share_the_matrices() -> None:
+    spec = model("Llama2-70B")
+    assert sum(i * o for i, o in spec.linear_shapes(4)) * 4 == sum(
+        i * o for i, o in spec.linear_shapes()
+    )
+
+
+def test_kv_heads_are_replicated_when_ranks_outnumber_them() -> None:
+    spec = model("Llama-3.1-8B")
+    assert [spec.local_kv_heads(ranks) for ranks in (1, 2, 8, 16)] == [8, 4, 1, 1]
+    assert spec.kv_bytes_per_token(32, 16) == spec.kv_bytes_per_token(32, 8)
+
+
+def test_unknown_model_suggests_the_nearest() -> None:
+    with refused('unknown model "Qwen2.5-32", and no such file; did you mean "Qwen2.5-32B"?'):
+        model("Qwen2.5-32")
+
+
+# ---- config.json
+
+
+def test_a_config_file_gives_the_model_of_the_table(tmp_path: Path) -> None:
+    parsed = ModelSpec.from_config_json(written(tmp_path, QWEN))
+    assert replace(parsed, name="Qwen2.5-32B") == model("Qwen2.5-32B")
+    assert model(tmp_path) == parsed
+    assert parsed.name == tmp_path.name
+
+
+def test_the_spelling_of_transformers_5_is_the_same_model(tmp_path: Path) -> None:
+    newer = {key: value for key, value in QWEN.items() if key not in {"rope_theta", "torch_dtype"}}
+    newer |= {"dtype": "bfloat16", "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}
+    old = ModelSpec.from_config_json(written(tmp_path, QWEN))
+    assert ModelSpec.from_config_json(written(tmp_path, newer)) == old
+
+
+def test_both_spellings_of_falcon_are_the_model_of_the_table(tmp_path: Path) -> None:
+    newer = OLD_FALCON | {"model_type": "falcon", "num_attention_heads": 232, "num_kv_heads": 8}
+    newer = newer | {"num_hidden_layers": 80, "n_head": None, "n_head_kv": None, "n_layer": None}
+    for values in (OLD_FALCON, newer):
+        parsed = ModelSpec.from_config_json(written(tmp_path, values))
+        assert replace(parsed, name="Falcon-180B") == model("Falcon-180B")
+
+
+def test_multi_query_falcon_has_one_kv_head(tmp_path: Path) -> None:
+    values = OLD_FALCON | {"new_decoder_architecture": False, "n_head_kv": None}
+    assert ModelSpec.from_config_json(written(tmp_path, values)).num_kv_heads == 1
+
+
+def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
+    values = {key: QWEN[key] for key in ("hidden_size", "intermediate_size", "vocab_size")}
+    values |= {"model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 2}
+    parsed = ModelSpec.from_config_json(written(tmp_path, values))
+    assert (parsed.num_kv_heads, parsed.head_dim, parsed.dtype_bytes) == (32, 160, 4)
+    assert (parsed.tie_word_embeddings, parsed.attention_bias) == (False, False)
+    assert parsed.rope_theta == 10000.0
+
+
+DEFAULTS = json.loads(
+    (Path(quantization.__file__).parent / "defaults.json").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.slow
+def test_what_a_file_leaves_out_is_what_transformers_declares() -> None:
+    auto = pytest.importorskip("transformers.models.auto.configuration_auto")
+    for model_type, known in DEFAULTS.items():
+        declared: dict[str, Any] = {}
+        for cls in reversed(auto.CONFIG_MAPPING[model_type].__mro__):
+            declared |= vars(cls)
+        theta = declared["default_theta"]
+        declared["rope_theta"] = theta["global"] if isinstance(theta, dict) else theta
+        assert {key: declared[key] for key in known} == known
+
+
+def test_the_text_of_a_model_that_sees_is_read_with_its_own_defaults(tmp_path: Path) -> None:
+    """The keys of gemma-3-4b-it, llava-1.5-7b and pixtral-12b as the hub has them."""
+    gemma = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
+    gemma |= {"num_hidden_layers": 34, "sliding_window": 1024}
+    vicuna = {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064}
+    pixtral = {
+        "hidden_size": 5120,
+        "head_dim": 128,
+        "num_hidden_layers": 40,
+        "model_type": "mistral",
+    }
+    pixtral |= {"num_key_value_heads": 8, "vocab_size": 131072, "sliding_window": None}
+    for kind, text, billions, kv_heads in (
+        ("gemma3", gemma, 3.88, 4),
+        ("llava", vicuna, 6.74, 32),
+        ("llava", pixtral, 12.25, 8),
+    ):
+        file = written(tmp_path, {"model_type": kind, "text_config": text, "dtype": "bfloat16"})
+        spec = model(file)
+        assert spec.num_parameters / 1e9 == pytest.approx(billions, rel=2e-3)
+        assert (spec.num_kv_heads, spec.dtype_bytes) == (kv_heads, 2)
+    assert model(file).sliding_window == 0  # null is no default
+
+
+HYBRID = QWEN3_MOE | {"num_hidden_layers": 4, "model_type": "zamba2"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layer_types": ["conv", "full_attention"] * 2}, "(2 of 4 layers are conv, which is not"),
+        ({"full_attention_interval": 4}, "(3 of 4 layers are linear_attention, which is not"),
+        ({"attn_type_list": [0, 1, 1, 0]}, "(2 of 4 layers are linear_attention, which is not"),
+        ({"mamba_d_state": 16}, '(has layers with "mamba_d_state", which is not modelled)'),
+        ({"model_type": "deepseek_v9", "index_topk": 2048}, 'has layers with "index_topk"'),
+        (
+            {"model_type": "qwen3_moe", "layer_types": ["mamba"] * 4},
+            "4 of 4 layers are mamba",
+        ),
+    ],
+)
+def test_layers_that_are_not_modelled_are_named(tmp_path: Path, change: Any, words: str) -> None:
+    with refused(words) as raised:
+        model(written(tmp_path, HYBRID | change))
+    assert "did you mean" not in str(raised.value)
+
+
+def test_a_shared_expert_is_counted_as_published_for_qwen2_moe(tmp_path: Path) -> None:
+    parsed = ModelSpec.from_config_json(written(tmp_path, QWEN2_MOE))
+    assert parsed.num_parameters / 1e9 == pytest.approx(14.3, rel=2e-3)
+    assert parsed.active_parameters / 1e9 == pytest.approx(2.7, rel=0.02)
+
+
+def test_active_parameters_are_those_published() -> None:
+    assert model("Mixtral-8x7B").active_parameters / 1e9 == pytest.approx(12.9, rel=2e-3)
+    assert model("Qwen3-30B-A3B").active_parameters / 1e9 == pytest.approx(3.3, rel=0.02)
+    assert model("Qwen3-235B-A22B").active_parameters / 1e9 == pytest.approx(22, rel=0.01)
+    assert model("Mixtral-8x22B").active_parameters / 1e9 == pytest.approx(39, rel=5e-3)
+    for name, billions in (("DeepSeek-V2", 21), ("DeepSeek-V3", 37), ("Kimi-K2", 32)):
+        assert model(name).active_parameters / 1e9 == pytest.approx(billions, rel=0.03)
+    for name, billions in (("gpt-oss-20b", 3.61), ("gpt-oss-120b", 5.13)):
+        spec = model(name)  # the card leaves the embedding out
+        active = spec.active_parameters - spec.embedding_parameters
+        assert active / 1e9 == pytest.approx(billions, rel=2e-3)
+    dense = model("Qwen2.5-32B")
+    assert dense.active_parameters == dense.num_parameters
+
+
+def test_the_mlp_of_a_mixture_is_its_shared_one_and_the_router_is_whole() -> None:
+    spec = model("Mixtral-8x7B")
+    assert spec.linear_shapes(2) == ((4096, 3072), (2048, 4096), (4096, 8))
+    assert spec.expert_shapes(2) == ((4096, 14336), (7168, 4096))
+    shared = replace(spec, shared_intermediate_size=100)
+    assert shared.linear_shapes()[2:] == ((4096, 200), (100, 4096), (4096, 8))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "mixtrl"}, "\"model_type\" is 'mixtrl', not supported; known: "),
+        ({"model_type": None}, '"model_type" is None, not supported; '),
+        ({"model_type": "gemma3"}, "\"model_type\" is 'gemma3', not supported; "),  # no text_config
+        ({"hidden_size": None}, 'the key "hidden_size" is missing'),
+        (
+            {"hidden_size": None, "vocab_size": None, "num_hidden_layers": None},
+            'the keys "num_hidden_layers", "hidden_size", "vocab_size" are missing',
+        ),
+        ({"hidden_size": 5121}, '"hidden_size" 5121 is no multiple of 40 heads; add "head_dim"'),
+        ({"num_hidden_layers": -1}, '"num_hidden_layers" is -1; it must be a whole number'),
+        ({"num_hidden_layers": "64"}, "\"num_hidden_layers\" is '64'; it must be a whole number"),
+        ({"vocab_size": 1.5}, '"vocab_size" is 1.5; it must be a whole number'),
+        ({"torch_dtype": "int4"}, "\"torch_dtype\" is 'int4', not supported; "),
+        ({"rope_theta": -1}, '"rope_theta" is -1; it must be a number above 0'),
+        ({"tie_word_embeddings": "no"}, "\"tie_word_embeddings\" is 'no'; it must be true or"),
+        ({"num_key_value_heads": 7}, "7 KV heads do not divide 40 heads"),
+        ({"num_experts": None}, 'the key "num_experts" is missing'),
+        ({"num_experts_per_tok": 0}, '"num_experts_per_tok" is 0; it must be a whole number'),
+        ({"num_experts_per_tok": 129}, "experts_per_token is 129; there are only 128 experts"),
+        ({"mlp_only_layers": [0]}, "some layers have no experts (mlp_only_layers, decoder_sparse"),
+        ({"decoder_sparse_step": 2}, "all layers must be alike"),
+        ({"moe_intermediate_size": None}, 'the key "moe_intermediate_size" is missing'),
+    ],
+)
+def test_a_wrong_config_names_the_key(tmp_path: Path, change: Any, message: str) -> None:
+    dense = change.keys() <= QWEN.keys()
+    with refused(message):
+        ModelSpec.from_config_json(written(tmp_path, (QWEN if dense else QWEN3_MOE) | change))
+
+
+def grouped(*groups: Any, **beside: Any) -> dict[str, Any]:
+    """Return what compressed-tensors says of groups: bits, type, and bits of inputs if any."""
+    named = {}
+    for number, (bits, kind, inputs, more) in enumerate(groups):
+        weights = {"num_bits": bits, "type": kind, **more}
+        acts = inputs and {"num_bits": inputs, "type": kind}
+        targets = more.get("targets", ["Linear"])
+        named[f"group_{number}"] = {
+            "weights": weights,
+            "input_activations": acts,
+            "targets": targets,
+        }
+    return {"quant_method": "compressed-tensors", "config_groups": named, **beside}
+
+
+FP8 = {"quant_algo": "FP8"}
+MLP, SELF = {"targets": ["re:.*mlp.*"]}, {"targets": ["re:.*self_attn.*"]}
+
+
+@pytest.mark.parametrize(
+    ("said", "quantization"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8_block"),
+        ({"quant_method": "fbgemm_fp8"}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_algo": "FP8", "config_groups": {}}, "fp8"),
+        ({"quant_algo": None, "kv_cache_quant_algo": None}, ""),
+        (
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": "FP8"}}},
+            "fp8",
+        ),
+        ({"quant_method": "awq", "bits": 4}, "int4_wo"),
+        ({"quant_method": "gptq", "bits": 8}, "int8_wo"),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "int"}, "int4_wo"),
+        (grouped((4, "int", None, {})), "int4_wo"),
+        (grouped((8, "int", 8, {})), "int8"),
+        (grouped((4, "float", 4, {"group_size": 16})), "nvfp4"),
+        (grouped((4, "float", None, {"group_size": 16})), "nvfp4_wo"),
+        (grouped((4, "float", 4, {"group_size": 32})), "mxfp4"),
+        (grouped((4, "float", None, {}), format="mxfp4-pack-quantized"), "mxfp4_wo"),
+        (grouped((8, "float", 8, {"strategy": "channel"})), "fp8"),
+        (grouped((8, "float", 8, {"strategy": "block"})), "fp8_block"),
+        (grouped((8, "float", None, {})), "fp8_wo"),
+        (grouped((8, "float", 8, MLP), (8, "float", 8, SELF)), "fp8"),
+    ],
+)
+def test_a_quantised_checkpoint_is_read(tmp_path: Path, said: Any, quantization: str) -> None:
+    file = written(tmp_path, QWEN | {"quantization_config": said})
+    assert ModelSpec.from_config_json(file).quantization == quantization
+
+
+UNREAD: list[tuple[Any, str, str]] = [
+    (grouped((4, "float", 4, MLP), (8, "float", 8, SELF)), '"group_1" is fp8 beside', "fp8"),
+    (grouped((8, "float", 8, SELF), (4, "float", 4, MLP)), '"group_1" is nvfp4 beside', "fp8"),
+    (grouped((8, "float", 8, MLP)), "attention is left out", "fp8"),
+    (grouped((4, "float", 4, SELF)), "MLP is left out", "nvfp4"),
+    (grouped((4, "int", 8, {})), "weights in 4 bits of int with inputs in 8 bits", "int4_wo"),
+    (grouped((8, "float", 8, {"strategy": "group", "group_size": 32})), "8 bits of float", "fp8"),
+    (grouped((8, "float", 8, {}), sparsity_config={"sparsity_structure": "2:4"}), "'2:4'", "fp8"),
+    ({"quant_method": "fp8", "weight_block_size": [1, 32]}, "blocks of [1, 32]", "fp8_block"),
+    ({"quant_method": "fp8", "ignore": ["re:.*self_attn.*"]}, "attention is left out", "fp8"),
+    ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ' is none of", "bfloat16"),
+    ({"quant_method": "gptq", "bits": 4, "dynamic": {"x": {}}}, '"dynamic" has formats', "int4_wo"),
+    ({"quant_method": "auto-round", "bits": 4, "data_type": "fp"}, "bits of fp", "int4_wo"),
+    (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False},
+        "only",
+        "int4_wo",
+    ),
+    (
+        {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True, "t": "fp4"},
+        "only fp8, fbgemm_fp8, ",
+        "int8_wo",
+    ),
+    ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, "'torchao'", "int4_wo"),
+    ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Float8Dy"}}}, "only", "fp8"),
+    ({"quant_method": "quark", "global": {"weight": {"dtype": "fp8_e4m3"}}}, "only", "fp8"),
+    ({"quant_method": "quark", "global": {"weight": {"dtype": "fp4e8m0"}}}, "only", "mxfp4"),
+    ({"quant_method": "aqlm"}, "'aqlm': only", "bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("said", "words", "stand_in"), UNREAD)
+def test_what_is_not_read_has_a_dtype_that_stands_in(
+    tmp_path: Path, said: Any, words: str, stand_in: str
+) -> None:
+    file = written(tmp_path, QWEN | {"quantization_config": said})
+    with refused(words):
+        model(file)
+    with refused(f"; dtype: {stand_in} in the run stands in for it"):
+        model(file)
+    assert model(file, stand_in).quantization == ("" if stand_in == "bfloat16" else stand_in)
+
+
+@pytest.mark.parametrize(
+    ("said", "kv_dtype"),
+    [
+        ({"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"quant_algo": None, "kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"quant_algo": "FP8", "kv_cache_quant_algo": None}, ""),
+        ({"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "fp8"),
+        (grouped((8, "float", 8, {}), kv_cache_scheme=None), ""),
+    ],
+)
+def test_keys_and_values_are_in_what_the_checkpoint_says(
+    tmp_path: Path, said: Any, kv_dtype: str
+) -> None:
+    file = written(tmp_path, QWEN | {"quantization_config": said})
+    assert model(file).kv_dtype == kv_dtype
+    assert model(file, kv_dtype="bfloat16").kv_value_bytes == 2
+
+
+def test_keys_and_values_that_are_not_read_have_a_dtype_that_stands_in(tmp_path: Path) -> None:
+    for said in (
+        {"quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"},
+        {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "int"}},
+        {"quant_method": "fp8", "kv_cache_scheme": "static"},
+    ):
+        file = written(tmp_path, QWEN | {"quantization_config": said})
+        with refused("not supported; 8-bit floats are, and kv_dtype: fp8 in the run stands in"):
+            model(file)
+        assert model(file, kv_dtype="fp8").kv_value_bytes == 1
+
+
+NAMES = """\
+quant_method quant_algo bits num_bits type float int fp8 modelopt gptq compressed-tensors Linear
+config_groups weights input_activations targets ignore group_size strategy block FP8 re:.*mlp.* re:(
+kv_cache_scheme kv_cache_quant_algo MIXED_PRECISION quantized_layers"""
+WORDS = st.sampled_from(NAMES.split())
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.sampled_from([4, 8, 16, 32, 1.5]) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@given(said=st.dictionaries(WORDS, VALUES, max_size=6) | VALUES, experts=st.sampled_from([0, 8]))
+def test_whatever_a_quantisation_says_is_a_format_or_one_line(said: Any, experts: int) -> None:
+    quantization.spares_attention(said)
+    told, file = "", Path("c.json")
+    try:
+        assert quantization.weights_format(said, 4, experts, file) in ("", *FORMATS)
+        assert quantization.kv_format(said, file) in ("", "fp8")
+    except UsageError as error:
+        told = str(error)
+    assert not told or re.fullmatch(r"c\.json: .*type: \w+ in the run stands in for it", told)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_a_mixture_is_read_whose_attention_is_not_quantised(tmp_path: Path, family: str) -> None:
+    said = {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.self_attn"]}
+    values = QWEN3_MOE | {"model_type": family, "quantization_config": said}
+    assert ModelSpec.from_config_json(written(tmp_path, values)).quantized_experts_only
+
+
+def test_a_quantisation_that_stands_beside_the_config_is_read(tmp_path: Path) -> None:
+    written(tmp_path, {"quantization": {"quant_algo": "NVFP4"}}, "hf_quant_config.json")
+    assert ModelSpec.from_config_json(written(tmp_path, QWEN)).quantization == "nvfp4"
+    own = QWEN | {"quantization_config": {"quant_method": "fp8"}}
+    assert ModelSpec.from_config_json(written(tmp_path, own)).quantization == "fp8"
+    (tmp_path / "hf_quant_config.json").write_text("{", encoding="utf-8")
+    with refused("hf_quant_config.json: not a JSON file"):
+        ModelSpec.from_config_json(written(tmp_path, QWEN))
+
+
+def test_a_quantisation_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    groups: list[Any] = [[1], {"a": None}, {"a": {"weights": "x"}}]
+    compressed = [{"quant_method": "compressed-tensors", "config_groups": each} for each in groups]
+    unknown = [{"quant_method": "aqlm"}, {"quant_method": "gptq", "bits": 3}, "fp8 or so"]
+    for said in (*unknown, {"quant_method": "awq", "bits": [4]}, *compressed):
+        with refused('"quantization_config" of '):
+            ModelSpec.from_config_json(written(tmp_path, QWEN | {"quantization_config": said}))
+
+
+def test_a_file_that_is_no_config_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{", encoding="utf-8")
+    with refused("broken.json: not a JSON file"):
+        model(tmp_path / "broken.json")
+    with refused("list.json: holds no JSON object"):
+        model(written(tmp_path, [], "list.json"))
+    with refused("missing.json: cannot be read (No such file or directory)"):
+        model(tmp_path / "missing.json")
+
+
+# ---- GPUs and links
+
+
+def test_the_schema_names_the_runtimes_of_the_table() -> None:
+    assert {*runtimes(), "profile"} == set(get_args(RuntimeName))
+
+
+def test_a_runtime_like_an_engine_has_its_numbers_but_for_those_that_are_given() -> None:
+    asked = RuntimeConfig.model_validate({"like": "vllm-0.8", "tokenize_s": 3e-6, "per_row_s": 0})
+    for stages in (1, 2):
+        expected = replace(runtimes()["vllm-0.8"].on(stages), tokenize_s=3e-6, per_row_s=0.0)
+        assert asked.make(stages) == expected
+    assert RuntimeConfig(schedule_s=0.1).make(1) == RuntimeOverheads(schedule_s=0.1)
+
+
+def test_gpu_names_are_the_contract() -> None:
+    names = "L20 A100-40G A100-80G A100-80G-PCIe A800-80G A40 L40S H100 H200 B200 B300 GB200 GB300"
+    names += " RTX-PRO-6000 L4 RTX-4090 A800-80G-PCIe H800 H20 MI300X V100-16G V100-32G"
+    names += " T4 RTX-A6000 GB10"
+    assert {spec.name for spec in gpus()} == set(names.split())
+
+
+def test_every_gpu_says_what_its_efficiencies_are_fitted_on_and_the_error() -> None:
+    assumed = {spec.name for spec in gpus() if spec.source.startswith("assumed")}
+    named = "L4 RTX-4090 H800 H20 MI300X V100-16G V100-32G T4 RTX-A6000 GB10"
+    assert assumed == set(named.split())
+    for spec in gpus():
+        assert spec.name in assumed or spec.source.startswith("fitted on")
+        if spec.name not in {"L20", *assumed}:
+            assert re.search(r"mean and P95 error.*[0-9.]+ %, [0-9.]+ %", spec.source)
+    assert gpu({"fp16_tflops": 1, "memory_bandwidth_gb_s": 1, "memory_gb": 1}).source == (
+        "efficiency transferred from L20 fit"
+    )
+
+
+def test_a_mapping_changes_a_known_gpu_or_makes_a_new_one() -> None:
+    assert gpu({"name": "L20", "memory_gb": 45}) == replace(gpu("L20"), memory_gb=45, visible_gb=0)
+    made = gpu({"fp16_tflops": 100, "memory_bandwidth_gb_s": 500, "memory_gb": 16})
+    assert (made.name, made.compute_efficiency) == ("gpu", gpu("L20").compute_efficiency)
+    assert gpu({"name": "L20", "compute_efficiency": 0.8}).source == "given"
+
+
+OTHERS = ("MI325X", "P100", "K80", "GB20", "A10", "L40", "H2000", "B100", "RTX-5090", "4090")
+"""GPUs of other chips than the table's, whatever their names are like."""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("H100-PCIe", 'unknown gpu "H100-PCIe"; did you mean "H100"?'),
+        ("a100", 'unknown gpu "a100"; there are A100-40G, A100-80G, A100-80G-PCIe'),
+        ("A100-40GB", 'unknown gpu "A100-40GB"; did you mean "A100-40G"? any other is a mapping'),
+        ("rtx 4090", 'unknown gpu "rtx 4090"; did you mean "RTX-4090"?'),
+        ("NVIDIA-H100-80GB-HBM3", 'did you mean "H100"?'),
+        *((name, f'unknown gpu "{name}"; any other is a mapping') for name in OTHERS),
+        (
+            "K80",
+            "gpu: {name: K80, fp16_tflops: ..., memory_bandwidth_gb_s: ..., memory_gb: ...}; known",
+        ),
+        ({"name": "L20", "memory": 3}, 'gpu: unknown key "memory"; did you mean "memory_gb"?'),
+        ({"fp16_tflops": 100}, "gpu: a key is missing; needed are fp16_tflops, memory_bandwidth"),
+        ({"name": "L20", "memory_gb": -1}, "gpu L20: memory_gb is -1; it must be a finite number"),
+        ({"name": "L20", "fp16_tflops": float("nan")}, "gpu L20: fp16_tflops is nan; it must be"),
+        ({"name": "L20", "memory_gb": "48"}, "gpu L20: memory_gb is '48'; it must be"),
+        ({"name": "L20", "per_layer_overhead_s": -1.0}, "gpu L20: per_layer_overhead_s is -1.0"),
+    ],
+)
+def test_a_wrong_gpu_is_refused(wanted: Any, message: str) -> None:
+    with refused(message):
+        gpu(wanted)
+
+
+def test_a_transfer_takes_latency_and_bytes_over_bandwidth() -> None:
+    ideal = link({"bandwidth_gb_s": 100, "latency_us": 0})
+    assert ideal.transfer_s(224e6) == pytest.approx(2.24e-3, rel=1e-12)
+    assert link("pcie-l20").transfer_s(20.79e9) == pytest.approx(1 + 10e-6, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("table", "kind"), [("models", ModelSpec), ("gpus", GpuSpec), ("links", LinkSpec)]
+)
+def test_no_name_is_twice_in_a_table(table: str, kind: type[Any]) -> None:
+    names = [row["name"] for row in read_rows(table, kind)]
+    assert len(names) == len(set(names))
+
+
+def test_a_wrong_link_is_refused() -> None:
+    with refused('unknown link "pcie"; there are pcie-l20, pcie-gen5, pcie-gen4'):
+        link("pcie")
+    with refused("link: a key is missing; needed are bandwidth_gb_s, latency_us"):
+        link({"latency_us": 3})
+    with refused("link: latency_us is -3; it must be a finite number, 0 or above"):
+        link({"bandwidth_gb_s": 1, "latency_us": -3})
+
+
+# ---- deployments
+
+
+def test_left_over_layers_go_to_the_stages_before_the_last() -> None:
+    assert split_layers(64, 4) == (16, 16, 16, 16)
+    assert split_layers(64, 5) == (13, 13, 13, 13, 12)
+    assert split_layers(64, 6) == (10, 11, 11, 11, 11, 10)
+    assert split_layers(64, 7) == (9, 9, 9, 9, 9, 10, 9)
+    assert split_layers(64, [20, 22, 22]) == (20, 22, 22)
+
+
+@given(st.integers(1, 200), st.integers(1, 200))
+def test_an_even_split_is_even_and_complete(layers: int, stages: int) -> None:
+    if stages > layers:
+        with refused("use fewer stages"):
+            split_layers(layers, stages)
+        return
+    split = split_layers(layers, stages)
+    assert sum(split) == layers
+    assert max(split) - min(split) <= 1
+    assert split[-1] == min(split)
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        (0, "stages is 0; it must be a whole number, 1 or above"),
+        (True, "stages is True; it must be a whole number"),
+        ([], "stages: [] must list whole numbers"),
+        ([32, 0, 32], "stages: [32, 0, 32] must list whole numbers of layers, 1 or above"),
+        ([32, 31], "stages: [32, 31] add up to 63 layers; the model has 64"),
+    ],
+)
+def test_a_wrong_split_is_refused(stages: Any, message: str) -> None:
+    with refused(message):
+        split_layers(64, stages)
+
+
+@pytest.mark.parametrize("name", list(models()))
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_the_stages_hold_the_whole_model(name: str, stages: int) -> None:
+    """A tied embedding is shared by the ends of one stage, and on both ends of several."""
+    deployment = deployed(name, "H200", stages)
+    spec = in_precision(deployment.model, "bfloat16", None)
+    deployment = replace(deployment, model=spec)
+    copies = spec.embedding_parameters if spec.tie_word_embeddings and stages > 1 else 0
+    held = sum(deployment.weight_bytes(stage) for stage in range(stages))
+    assert held == (spec.num_parameters + copies) * spec.dtype_bytes
+
+
+def test_kv_pages_follow_from_the_bytes_of_the_fullest_stage() -> None:
+    deployment = deployed("Qwen2.5-32B", "L20", 4)
+    layer = 5120 * (5120 + 2 * 1024) + 5120 + 2 * 1024 + 5120 * 5120 + 3 * 5120 * 27648 + 2 * 5120
+    weights = 2 * (16 * layer + 152064 * 5120 + 5120)
+    assert deployment.weight_bytes(3) == weights
+    activations = 2048 * (2 * 5120 + 3 * 27648) * 2 + 256 * 152064 * 6
+    assert deployment.activation_bytes(3) == activations
+    assert deployment.kv_bytes_per_token(3) == 2 * 16 * 8 * 128 * 2
+    free = 0.9 * 48 * GIB - weights - activations
+    assert deployment.kv_pages() == int(free // (16 * 65536)) == 27284
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu_name", "fits"),
+    [
+        ("Qwen2.5-32B", "L20", [False, True, True]),
+        ("Llama2-70B", "A100-80G-PCIe", [False, True, True]),
+        ("Llama2-13B", "L20", [True, True, True]),
+    ],
+)
+def test_what_td_pipe_found_out_of_memory_does_not_fit(
+    name: str, gpu_name: str, fits: list[bool]
+) -> None:
+    for stages, expected in zip((1, 2, 4), fits, strict=True):
+        if expected:
+            assert deployed(name, gpu_name, stages).kv_pages() > 0
+        else:
+            with refused("does not fit: each GPU of stage 0 needs"):
+                deployed(name, gpu_name, stages).kv_pages()
+
+
+def test_the_refusal_has_the_numbers() -> None:
+    with refused(
+        "Qwen2.5-32B does not fit: each GPU of stage 0 needs 61.0 GiB for weights and 0.6 for "
+        "activations and has 43.2 (0.9 of an L20's 48); use more stages or tensor_parallel"
+    ):
+        deployed("Qwen2.5-32B", "L20").kv_pages()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ranks": 3}, "tensor_parallel: 3 ranks cannot share the 40 heads and 8 KV heads"),
+        ({"ranks": 0}, "tensor_parallel is 0"),
+        ({"memory_utilization": 1.2}, "memory_utilization is 1.2; at most 1 is right"),
+        ({"memory_utilization": float("nan")}, "memory_utilization is nan"),
+        ({"page_tokens": 0}, "page_tokens is 0"),
+        ({"activation_tokens": -5}, "activation_tokens is -5"),
+    ],
+)
+def test_a_wrong_deployment_is_refused(changes: Any, message: str) -> None:
+    with refused(message):
+        deployed("Qwen2.5-32B", "L20", 2, **changes)

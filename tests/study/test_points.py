@@ -1,0 +1,263 @@
+"""Points are simulated once, whoever simulates them, and their records are found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenflow.config.run import configured
+from evenflow.config.yaml_file import Document
+from evenflow.errors import LostProcessError, UsageError
+from evenflow.results.outcome import Outcome
+from evenflow.study.points import (
+    HEADER,
+    Point,
+    Record,
+    Store,
+    executor_of,
+    remove_records,
+    simulate_point,
+    simulated,
+)
+from evenflow.study.trials import Simulator
+from tests.command_line import write_trace
+from tests.sweeps import simulator
+
+RUN: dict[str, Any] = {
+    "stages": 2,
+    "costs": {"kind": "affine", "base_s": 0.01, "per_token_s": 1e-5},
+    "kv": {"pages": 1000},
+    "scheduler": "sarathi",
+    "workload": {"trace": "azure-conv-sample", "requests": 5, "arrivals": "offline"},
+}
+
+
+def point(*overrides: str, beside: Path = Path()) -> Point:
+    return Point(configured(Document("a.yaml", RUN, {}), overrides), beside)
+
+
+def completed(outcome: Outcome, factor: int) -> dict[str, Any]:
+    return {"completed": (1, factor * outcome.summary["completed"])}  # a list in JSON
+
+
+def test_the_key_follows_what_a_result_depends_on(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace.csv", "0,5,5")
+    named = point(f"workload.trace={trace}", beside=tmp_path)
+    before = named.key
+    assert before == point(f"workload.trace={trace}", beside=tmp_path).key
+    write_trace(trace, "0,5,50")
+    keys = [before, named.key, point().key, point("workload.seed=1").key]
+    keys += [Point(point().config, Path(), completed, (("factor", n),)).key for n in (1, 2)]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_point_is_run_once_and_found_again(tmp_path: Path) -> None:
+    points = [point(), point("scheduler=vllm"), point()]
+    told: list[int] = []
+    with simulator(tmp_path, on_done=told.append) as who:
+        first = who.records(points)
+    assert first[0] == first[2] == simulate_point(points[0])
+    assert (told[0], told[-1]) == (0, 3)
+    closed = ThreadPoolExecutor(1)
+    closed.shutdown()  # so that a run would be an error
+    assert Simulator(Store(tmp_path), closed).records(points) == first
+
+
+def test_a_failed_point_says_why_and_the_others_go_on(tmp_path: Path) -> None:
+    points = [point("workload.trace=missing.csv"), point()]
+    with simulator(tmp_path) as who:
+        failed, done = who.records(points)
+    assert "missing.csv" in failed.error
+    assert done.error is None
+    assert done.values["completed"] == 5
+
+
+def test_results_of_other_code_stay_and_are_not_used(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    Store(folder).put(Record("00", {}))
+    header = json.loads((folder / HEADER).read_text())
+    (folder / HEADER).write_text(json.dumps(header | {"code_sha256": "other"}))
+    ours = Store(folder)
+    assert ours.get("00") is None
+    ours.put(Record("00", {"x": 1}))
+    assert Store(folder).get("00") == Record("00", {"x": 1})
+    assert json.loads((folder / "00/00.json").read_text())["values"] == {}
+
+
+def test_what_a_killed_study_had_begun_to_write_goes(tmp_path: Path) -> None:
+    Store(tmp_path).put(Record("00", {}))
+    old, new = tmp_path / ".results.json.123.partial", tmp_path / ".results.json.124.partial"
+    others = [tmp_path / name for name in (".partial-my_notes", ".results.json.mine.partial")]
+    for path in (old, new, *others):
+        path.touch()
+    for path in (old, *others):
+        os.utime(path, (0, 0))
+    Store(tmp_path)
+    assert sorted(path for path in tmp_path.glob(".*")) == sorted([new, *others])
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    record = simulate_point(point())
+    store.put(record)
+    assert store.get(record.key) == record
+    path = tmp_path / record.key[:2] / f"{record.key}.json"
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(UsageError, match=path.name):
+        store.get(record.key)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        '{"key": "00"}',
+        '{"key": "01", "values": {}}',
+        "[]",
+        '{"key": "00", "values": 3}',
+        '{"key": "00", "values": {}, "x": 1}',
+    ],
+)
+def test_what_is_no_record_of_its_key_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "00").mkdir()
+    (tmp_path / "00" / "00.json").write_text(text)
+    with pytest.raises(UsageError, match=r"00/00\.json: .*; remove it"):
+        Store(tmp_path).get("00")
+
+
+def test_a_store_goes_through_no_link_of_its_folder(tmp_path: Path) -> None:
+    key, out = "ab" * 32, tmp_path / "out"
+    mine = tmp_path / "mine" / f"{key}.json"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    (out / "store").mkdir(parents=True)
+    (out / "store" / "ab").symlink_to(mine.parent)
+    for call in (
+        lambda: remove_records(out / "store"),
+        lambda: Store(out / "store").put(Record(key, {})),
+        lambda: Store(out / "store").get(key),
+    ):
+        with pytest.raises(UsageError, match="store/ab: is a link"):
+            call()
+    assert mine.read_text() == "mine"
+
+
+def test_failures_are_told_and_simulated_again_when_asked(tmp_path: Path) -> None:
+    points = [point("workload.trace=missing.csv"), point()]
+    told: list[Record] = []
+    for retry, count in ((False, 1), (False, 1), (True, 2)):
+        with simulator(tmp_path, on_failure=told.append, retry=retry) as who:
+            who.records(points)
+        assert [record.key for record in told] == [points[0].key] * count
+
+
+def killed(outcome: Outcome) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return outcome.summary
+
+
+@pytest.mark.processes
+def test_a_worker_that_is_killed_ends_in_one_line_and_loses_nothing(tmp_path: Path) -> None:
+    points = [point(), Point(point().config, Path(), killed), point("workload.seed=1")]
+    with (
+        pytest.raises(LostProcessError, match="a worker died"),
+        executor_of("process", 1) as executor,
+    ):
+        Simulator(Store(tmp_path), executor).records(points)
+    assert Store(tmp_path).get(points[0].key) == simulate_point(points[0])
+    assert Store(tmp_path).get(points[1].key) is None
+
+
+def test_a_measure_is_kept_instead_of_the_summary_as_it_is_read_again(tmp_path: Path) -> None:
+    asked = Point(point().config, Path(), completed, (("factor", 3),))
+    with simulator(tmp_path) as who:
+        (fresh,) = who.records([asked])
+    assert fresh.values == {"completed": [1, 15]}
+    assert Store(tmp_path).get(asked.key) == fresh
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("threads", "should be process, dask or dask:ADDRESS"),
+        ("process:4", "should be process, dask or dask:ADDRESS"),
+        ("dask:nonsense://x", "no Dask scheduler answers there"),
+    ],
+)
+def test_an_executor_that_there_is_not(name: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told), executor_of(name):
+        pass
+
+
+def test_a_cluster_at_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr("evenflow.study.points.CONNECT_LIMIT_S", 5.0)
+    own = {"processes": False, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with distributed.LocalCluster(n_workers=1, **own) as cluster:
+        name = f"dask:{cluster.scheduler_address}"
+        with executor_of(name) as executor:
+            records = Simulator(Store(tmp_path), executor).records([point()])
+            assert records == [simulate_point(point())]
+        monkeypatch.setattr("evenflow.study.points.code_digest", lambda: repr(object()))
+        with pytest.raises(UsageError, match="runs another version"), executor_of(name):
+            pass
+    monkeypatch.setattr("evenflow.study.points.CONNECT_LIMIT_S", 0.3)
+    with distributed.LocalCluster(n_workers=0, **own) as cluster:
+        name = f"dask:{cluster.scheduler_address}"
+        with pytest.raises(UsageError, match="has no workers"), executor_of(name):
+            pass
+
+
+def test_an_input_that_changes_meanwhile_is_told(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace.csv", "0,5,5")
+    store = Store(tmp_path / "store")
+
+    class Meddler(ThreadPoolExecutor):
+        def submit(self, *args: Any, **options: Any) -> Any:
+            write_trace(trace, "0,5,50")
+            return super().submit(*args, **options)
+
+    with Meddler(1) as executor, pytest.raises(UsageError, match="changed while"):
+        Simulator(store, executor).records([point(f"workload.trace={trace}", beside=tmp_path)])
+
+
+def test_a_store_that_keeps_nothing_leaves_nothing(tmp_path: Path) -> None:
+    Store(tmp_path / "store")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UsageError, match="cannot write there"):
+        Store(tmp_path / "file" / "store")
+
+
+class HalfDone(Executor):
+    """An executor of which every other task never ends."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[Any]] = []
+
+    def submit(self, *_: Any) -> Future[Any]:  # type: ignore[override]
+        self.futures.append(Future())
+        if len(self.futures) % 2:
+            self.futures[-1].set_result(Record("", {}))
+        return self.futures[-1]
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "cancelled"), [(GeneratorExit, True), (KeyboardInterrupt, False)]
+)
+def test_tasks_are_cancelled_where_enough_is_known_and_left_to_their_pool_where_all_ends(
+    ended_by: type[BaseException], cancelled: bool
+) -> None:
+    """The pool's own thread ends what is left when its processes die; cancelled, it cannot."""
+    pool = HalfDone()
+    records = simulated([point(), point()], pool)
+    next(records)
+    with pytest.raises(ended_by):
+        records.throw(ended_by())
+    assert pool.futures[1].cancelled() == cancelled

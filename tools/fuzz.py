@@ -838,7 +838,7 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, _hangs)
     warnings.simplefilter("always")
-    points.processes = lambda *_: Inline()  # type: ignore[assignment]
+    points.processes = lambda *_: Inline()
     failed = 0
     for name in asked.only.split(","):
         with tempfile.TemporaryDirectory() as scratch:

@@ -2,18 +2,19 @@
 
 `import evenflow as ef` gives what a policy is written with, and the front door: `ef.simulate`,
 `ef.compare`, `ef.diff`, `ef.check`, `ef.sweep`, `ef.capacity`, `ef.plan`, `ef.figures`,
-`ef.intervals`, `ef.reproduce` and `ef.calibrate`, loaded when they are first asked for. They are in
-`evenflow.api`, which no module below it imports.
+`ef.intervals`, `ef.reproduce` and `ef.calibrate`. Each is loaded when it is first asked for. The
+front door is in `evenflow.api`, which no module below it imports.
 """
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from evenflow.core.request import Request
-from evenflow.core.rules import Rules
-from evenflow.core.scheduling import Plan, Prefill, Scheduler, View
-from evenflow.errors import PolicyError, StallError, UsageError
+if TYPE_CHECKING:
+    from evenflow.core.request import Request
+    from evenflow.core.rules import Rules
+    from evenflow.core.scheduling import Plan, Prefill, Scheduler, View
+    from evenflow.errors import PolicyError, StallError, UsageError
 
 FRONT_DOOR = (
     "calibrate",
@@ -28,6 +29,19 @@ FRONT_DOOR = (
     "simulate",
     "sweep",
 )
+
+WRITTEN_WITH = {
+    "Plan": "evenflow.core.scheduling",
+    "PolicyError": "evenflow.errors",
+    "Prefill": "evenflow.core.scheduling",
+    "Request": "evenflow.core.request",
+    "Rules": "evenflow.core.rules",
+    "Scheduler": "evenflow.core.scheduling",
+    "StallError": "evenflow.errors",
+    "UsageError": "evenflow.errors",
+    "View": "evenflow.core.scheduling",
+}
+"""What a policy is written with, by its module."""
 
 __all__ = [
     "Plan",
@@ -58,9 +72,13 @@ def later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
 
 __getattr__ = later(
     __name__,
-    {**dict.fromkeys(FRONT_DOOR, "evenflow.api"), "__version__": "evenflow.version"},
+    {
+        **WRITTEN_WITH,
+        **dict.fromkeys(FRONT_DOOR, "evenflow.api"),
+        "__version__": "evenflow.version",
+    },
 )
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *FRONT_DOOR])
+    return sorted([*globals(), *WRITTEN_WITH, *FRONT_DOOR])

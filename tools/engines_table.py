@@ -41,7 +41,7 @@ def rows(journals: Iterable[tuple[Path, ReplayOutcome | UsageError]]) -> str:
     for path, outcome in journals:
         engine, _ = engine_of(path)
         (version,) = engine.versions
-        config = first_line(path) | {"version": version}
+        config = {**first_line(path), "version": version}
         key = engine.name, version, engine.form.mode(config)
         found[key].append((config, outcome))
     lines = []

@@ -17,6 +17,7 @@ import evenflow
 from evenflow import api
 from evenflow.cli import explore, figures, lists, measured, profile, real
 from evenflow.cli.command import Instead, command
+from evenflow.compiled import is_compiled
 from evenflow.errors import UsageError, told_in_a_line
 from evenflow.report.echo import echo, visible
 
@@ -65,12 +66,16 @@ app = typer.Typer(
     help="Simulate pipeline-parallel LLM inference, swap the scheduler, see the bubbles.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
 def _version(asked: bool) -> None:
     if asked:
-        echo(f"evenflow {evenflow.__version__}")
+        from evenflow.core import batcher
+
+        build = "compiled" if is_compiled(batcher.__name__) else "plain Python"
+        echo(f"evenflow {evenflow.__version__}, {build}")
         raise typer.Exit
 
 

@@ -146,7 +146,7 @@ class Setting:
     """A pipeline of `gpus` GPUs with a policy, and the numbers of replicas that there may be."""
 
     candidate: Candidate
-    dispatch: str
+    dispatch: str | None
     gpus: int
     counts: tuple[int, ...]
 

@@ -119,7 +119,7 @@ def replay(path: Path, form: Form, version: str, scheduler: str | None = None) -
     UsageError for a file that cannot be read, or settings that are not modelled.
     """
     config, *rest = read(path, form.FIELDS)
-    events = [config | {"version": version}, *rest]
+    events = [{**config, "version": version}, *rest]
     world = form.world_of(path, events, scheduler)
     replayer = Replayer(form, world)
     outcome = replayed(events, replayer)

@@ -16,6 +16,8 @@ import pytest
 
 import evenflow as package
 from evenflow.cli.terminal import progress
+from evenflow.compiled import is_compiled
+from evenflow.core import batcher
 from evenflow.study.advice import BOUNDS
 from tests.command_line import done, evenflow, refusal, rows_of, summary_of, write_trace
 
@@ -143,7 +145,8 @@ def test_a_run_file_to_begin_with_runs_and_is_never_written_over() -> None:
 
 
 def test_the_version() -> None:
-    assert done("--version") == f"evenflow {package.__version__}\n"
+    build = "compiled" if is_compiled(batcher.__name__) else "plain Python"
+    assert done("--version") == f"evenflow {package.__version__}, {build}\n"
 
 
 def test_traces() -> None:

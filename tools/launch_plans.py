@@ -87,7 +87,7 @@ def config_json(spec: ModelSpec) -> dict[str, Any]:
 
 def keys_of(random: Random) -> dict[str, Any]:
     """Draw a run's deployment and policy."""
-    spec = random.choice(list(models().values()))
+    spec = random.choice([each for each in models().values() if each.family in ARCHITECTURES])
     stages, ranks = random.choice([1, 1, 2, 3, 4, 8]), random.choice([1, 2, 4, 8])
     seqs = random.choice([8, 64, 256, 1024])
     budget = max(random.choice([256, 512, 2048, 8192]), seqs)

@@ -4,6 +4,7 @@ Knows bytes, not seconds. Communication buffers, CUDA graphs and the step that a
 are counted where `memory` is that of an engine; else `memory_utilization` leaves room for them.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -261,7 +262,7 @@ class Deployment:
         """Return the bytes of one token's keys and values on one GPU of a stage."""
         kinds = self.kinds(stage).items()
         size = round(
-            sum(count * kind.kv_token_bytes(self.tensor_parallel) for kind, count in kinds)
+            math.fsum(count * kind.kv_token_bytes(self.tensor_parallel) for kind, count in kinds)
         )
         if self.draft is not None and stage == self.depth - 1:
             size += self.draft.kv_bytes_per_token(tensor_parallel=self.tensor_parallel)

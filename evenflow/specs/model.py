@@ -5,6 +5,7 @@ Knows parameter counts and KV bytes; no GPU, no seconds, no weights. Layers may 
 as a model of identical layers.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -411,7 +412,9 @@ class ModelSpec:
         token that a sliding window has left takes none, which `kv_bytes` counts.
         """
         kinds = self.kinds() if layers is None else {self: layers}
-        return round(sum(n * kind.kv_token_bytes(tensor_parallel) for kind, n in kinds.items()))
+        return round(
+            math.fsum(n * kind.kv_token_bytes(tensor_parallel) for kind, n in kinds.items())
+        )
 
     def kv_token_bytes(self, tensor_parallel: int = 1) -> float:
         """Return the bytes that a token keeps in a layer on one rank; less than one of several."""

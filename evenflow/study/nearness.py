@@ -105,8 +105,8 @@ def deviation(
 
 def _of_sets(found: list[MeasuredSet], known: list[MeasuredSet], distance: str) -> Deviation:
     runs, kept = sum(each.runs for each in found), KEPT[distance]
-    mean = sum(each.mean for each in found) / len(found)
-    within = sum(each.runs * each.sd**2 for each in found) / runs
+    mean = math.fsum(each.mean for each in found) / len(found)
+    within = math.fsum(each.runs * each.sd**2 for each in found) / runs
     if len(kept) == len(Likeness._fields):
         half = student_quantile((1 + LEVEL) / 2, max(runs - 1, 1)) * math.sqrt(
             within * (1 + 1 / runs)
@@ -126,7 +126,7 @@ def between(known: list[MeasuredSet], kept: Sequence[str]) -> float:
     squares = freedom = 0.0
     for _, group in groupby(sorted(known, key=facts), facts):
         means = [each.mean for each in group]
-        middle = sum(means) / len(means)
-        squares += sum((mean - middle) ** 2 for mean in means)
+        middle = math.fsum(means) / len(means)
+        squares += math.fsum((mean - middle) ** 2 for mean in means)
         freedom += len(means) - 1
     return squares / freedom if freedom else 0.0

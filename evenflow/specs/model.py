@@ -512,8 +512,10 @@ def _shape_name(name: str) -> str:
 def _quantized_as(written: str, spec: ModelSpec) -> ModelSpec:
     """Return a model in the format that the end of its name says, if it says one."""
     said = QUANTIZED.search(written)
-    if said is None or spec.quantization:
+    if said is None:
         return spec
+    if spec.quantization:
+        return spec.changed(expert_quantization="")
     found = WRITTEN[said[1].lower()]
     if found == "fp8" and written.startswith(("Qwen/", "zai-org/", "stepfun-ai/")):
         found = "fp8_block"

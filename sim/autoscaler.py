@@ -62,7 +62,7 @@ def autoscaler(
         serving = world.replicas.open
         current = len(serving) + starting
         hours += current * sync_s / 3600
-        load = sum(world.queue)
+        load = world.queue.waiting + world.queue.running
         wish = desired(current, load / current, target, tolerance)
         wish = min(max(wish, min_replicas), max_replicas, max(2 * current, current + 4))
         wishes.append(wish)

@@ -126,7 +126,8 @@ def _print_model(spec: ModelSpec) -> None:
     echo(f"KV: {spec.kv_bytes_per_token():,} bytes a token, {kept:,} a request.")
     own = f"{8 * spec.dtype_bytes} bits"
     parts = "experts" if spec.quantized_experts_only else "matrices of layers"
-    weights = f"{parts} {spec.quantization}, all else {own}" if spec.quantization else own
+    experts = f"experts {spec.expert_quantization}, " if spec.expert_quantization else ""
+    weights = f"{experts}{parts} {spec.quantization}, all else {own}" if spec.quantization else own
     echo(f"Precision: {weights}; keys and values {spec.kv_dtype or own}.")
 
 

@@ -167,7 +167,7 @@ class SGLang(Policy):
         if partial is not None and self.dynamic_chunking:
             chunk = self.chunk_after(partial.computed)
         riding = running if self.mixed_chunk else 0
-        limits = chunk - riding, self.max_prefill_tokens
+        limits = chunk - riding, self.max_prefill_tokens - riding
         room = PrefillAdder(view, *limits, riding, self.new_token_ratio, view.rows)
         if partial is not None:
             tokens = room.next_chunk_of(partial)

@@ -280,6 +280,8 @@ def _formats(
     if dtype is None:
         layers, experts = shape["num_layers"], shape.get("num_experts", 0)
         found["quantization"] = weights_format(said, layers, experts, config.path)
+        if config.get("expert_dtype") == "fp4" and found["quantization"] == "fp8_block":
+            found["expert_quantization"] = "mxfp4"
     if kv_dtype is None:
         found["kv_dtype"] = kv_format(said, config.path)
     return found

@@ -80,6 +80,7 @@ class ModelSpec:
 
     `quantization`: the format of the layers' matrices, a name of `FORMATS`; "": the model's dtype.
     `quantized_experts_only`: all but the experts stay in the model's dtype (gpt-oss).
+    `expert_quantization`: that of the experts, where it is another (DeepSeek-V4).
     `kv_dtype`: that of keys and values, a name of `KV_BYTES`; "": the model's.
 
     `source`: where the shape is from; of the table, the repository on huggingface.co whose
@@ -124,6 +125,7 @@ class ModelSpec:
     mixer: Mixer | None = None
     attention_gate: bool = False
     values_are_keys: bool = False
+    expert_quantization: str = ""
     expert_hidden_size: Whole = 0
     parts: tuple["ModelSpec", ...] = ()
     pattern: tuple[int, ...] = ()
@@ -144,6 +146,7 @@ class ModelSpec:
             require_counts(self.name, **sizes)
         for key, value, known in (
             ("quantization", self.quantization, FORMATS),
+            ("expert_quantization", self.expert_quantization, FORMATS),
             ("kv_dtype", self.kv_dtype, KV_BYTES),
         ):
             if value and value not in known:
@@ -225,9 +228,10 @@ class ModelSpec:
         """Raise UsageError where layers have another mixer than attention, which `what` lacks."""
         mixers = {kind.mixer.name for kind in self.kinds() if kind.mixer}
         if mixers:
+            names = ", ".join(sorted(filter(None, mixers)))
             raise UsageError(
-                f"{what} has no formula for {', '.join(sorted(mixers))} layers of {self.name}; "
-                "costs: aiconfigurator has the times of such"
+                f"{what} has no formula for {names} layers of {self.name}; "
+                "costs: aiconfigurator has their times"
             )
 
     def mtp(self) -> Self:
@@ -364,6 +368,8 @@ class ModelSpec:
 
     def matrix_bytes(self, shape: tuple[int, int], *, expert: bool = False) -> int:
         """Return the bytes of one of the layers' matrices, with scales where it has any."""
+        if expert and self.expert_quantization:
+            return FORMATS[self.expert_quantization].matrix_bytes(shape)
         if self.format is None or not (expert or self.is_quantized(shape)):
             return shape[0] * shape[1] * self.dtype_bytes
         return self.format.matrix_bytes(shape)
@@ -451,9 +457,9 @@ def in_precision(spec: Model, dtype: str | None, kv_dtype: str | None) -> Model:
     is not quantised at 2 bytes; None leaves either as it is.
     """
     if dtype in DTYPE_BYTES:
-        spec = spec.changed(dtype_bytes=DTYPE_BYTES[dtype], quantization="")
+        spec = spec.changed(dtype_bytes=DTYPE_BYTES[dtype], quantization="", expert_quantization="")
     elif dtype is not None:
-        spec = spec.changed(dtype_bytes=2, quantization=dtype)
+        spec = spec.changed(dtype_bytes=2, quantization=dtype, expert_quantization="")
     return spec if kv_dtype is None else spec.changed(kv_dtype=kv_dtype)
 
 

@@ -238,7 +238,7 @@ def test_frameworks_and_versions_are_chosen_or_refused() -> None:
     "system",
     [
         "l40s",
-        "h100_sxm",
+        pytest.param("h100_sxm", marks=pytest.mark.long),
         pytest.param("a100_sxm", marks=pytest.mark.long),
         pytest.param("h200_sxm", marks=pytest.mark.long),
     ],

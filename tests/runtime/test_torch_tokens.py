@@ -168,7 +168,7 @@ def test_a_stop_token_ends_a_request_and_frees_its_pages(llama: tuple[Path, Any]
 @pytest.mark.parametrize(
     ("transport", "stages", "policies", "coupled"),
     [
-        ("gloo", 3, POLICIES[3:5], False),
+        ("gloo", 2, POLICIES[3:5], False),
         pytest.param("gloo", 3, POLICIES, False, marks=pytest.mark.long),
         pytest.param("gloo", 3, POLICIES[3:5], True, marks=pytest.mark.long),
         pytest.param("ipc", 2, POLICIES[3:4], False, marks=pytest.mark.long),

@@ -21,6 +21,7 @@ from evenflow.experiments.recordings import sglang
 from evenflow.experiments.recordings.journal import first_line, lines
 from evenflow.experiments.recordings.journal import replay as replay_journal
 from evenflow.results.bubbles import attribute
+from evenflow.schedulers import create
 from evenflow.schedulers.sglang import PrefillAdder, SGLang
 from evenflow.sim import World, simulate
 from evenflow.sim.driver import SimDriver
@@ -33,7 +34,9 @@ from tests.worlds import (
     AuditedBatcher,
     assert_same,
     cut_short,
+    engine_of,
     require_idle,
+    send,
     sglang_worlds,
     small_world,
 )
@@ -97,6 +100,21 @@ def test_of_a_pipelines_speculative_decodes_one_fewer_than_stages_are_in_flight(
     assert (sent_s[in_flight:] - sent_s[:-in_flight]).tolist() == [stages] * (
         19 * stages - in_flight
     )
+
+
+@pytest.mark.parametrize(("most", "admitted"), [(17, [1]), (18, [1, 2])])
+def test_decodes_that_ride_with_prompts_count_as_their_tokens(
+    most: int, admitted: list[int]
+) -> None:
+    """A decode rides: of 17 tokens 16 are left, which the first prompt takes."""
+    params = {"mixed_chunk": True, "overlap": False, "chunked_prefill_size": 64}
+    policy = create("sglang", {**params, "max_prefill_tokens": most}, depth=1, page_tokens=16)
+    batcher = engine_of(policy, 99, [(16, 9)], depth=1, max_in_flight=1, asks_again=False)
+    batcher.complete(send(batcher, 0.0), 1.0)
+    for number in (1, 2):
+        batcher.add(Request(number, 1.0, 16, 9))
+    batch = send(batcher, 1.0)
+    assert [chunk.sequence.request.request_id for chunk in batch.chunks] == admitted
 
 
 @pytest.mark.parametrize(("chunk", "computed"), [(48, 51), (64, 67)])

@@ -65,6 +65,14 @@ EXPERTS = {
 }
 """Formats -> the engine's names of them, of products and of experts."""
 
+FOUR_BITS = {
+    (True, True): "w4a8_mxfp4_mxfp8_trtllm",
+    (True, False): "w4a16_mxfp4_cutlass",
+    (False, True): "w4a8_mxfp4_mxfp8",
+    (False, False): "w4a16_mxfp4",
+}
+"""Kernels of DeepSeek-V4's experts: of SGLang, on GPUs with 4-bit arithmetic."""
+
 
 def engine_cost(
     deployment: Deployment,
@@ -100,7 +108,8 @@ def question(
     like = replace(model, num_layers=1, dense_layers=0) if dense else kind
     entry = ((2 * kind.hidden_size, kind.hidden_size),) if kind.is_mtp else ()
     config, less = _configs(model, kind) if model.parts else (written(like), None)
-    split = deployment.expert_split
+    split, gpu = deployment.expert_split, deployment.gpu
+    four_bits = FOUR_BITS[framework == "sglang", gpu.fp4_tflops > 0]
     return LayerQuestion(
         system,
         framework,
@@ -110,7 +119,7 @@ def question(
         ranks,
         deployment.data_parallel,
         (split.slices, split.ranks) if model.num_experts else (1, 1),
-        tuple(formats(model, like, framework).items()),
+        tuple(formats(model, like, framework, four_bits).items()),
         (*(kind.mlp_shapes(ranks) if dense else ()), *entry),
         dense,
     )
@@ -125,13 +134,17 @@ def _configs(model: ModelSpec, kind: ModelSpec) -> tuple[dict[str, Any], dict[st
     return whole, first_layers(config, model.num_layers, last) if last else None
 
 
-def formats(whole: ModelSpec, model: ModelSpec, framework: str) -> dict[str, str]:
+def formats(
+    whole: ModelSpec, model: ModelSpec, framework: str, four_bits: str = ""
+) -> dict[str, str]:
     """Return the engine's names of a layer's formats; UsageError where it has none.
 
-    Of a checkpoint that says its formats itself, the engine reads them, part by part.
+    Of a checkpoint that says its formats itself, the engine reads them, part by part; `four_bits`
+    are those of experts of four bits beside others of eight.
     """
     if whole.parts and whole.quantization == _stated(whole):
-        return {"kvcache_quant_mode": "fp8"} if model.kv_value_bytes == 1 else {}
+        kept = {"kvcache_quant_mode": "fp8"} if model.kv_value_bytes == 1 else {}
+        return kept | ({"moe_quant_mode": four_bits} if model.expert_quantization else {})
     given = model.quantization
     products = "" if model.quantized_experts_only else given
     if products not in PRODUCTS or (model.num_experts and given not in EXPERTS):

@@ -108,8 +108,9 @@ def _sampled(question: LayerQuestion) -> Answer:
         return LayerSteps(question).answer()
     except Exception as error:  # the package raises what its parts raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
+        what = lines[0].split(" at /")[0]  # whose folder it is says nothing
         raise UsageError(
-            f"costs: aiconfigurator, {question.system} with {question.framework}: {lines[0]}"
+            f"costs: aiconfigurator, {question.system} with {question.framework}: {what}"
         ) from error
 
 

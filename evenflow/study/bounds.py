@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,7 @@ class Refuted:
 
 def late_by_work(
     requests: Sequence[Request], tokens_per_s: NDArray[np.float64], limit_s: float
-) -> NDArray[np.int64]:
+) -> NDArray[np.intp]:
     """Return of how many requests, at least, a latency from arrival to prefill is above a limit.
 
     `tokens_per_s` is what the slowest stages of each deployment's pipelines compute together, at
@@ -94,6 +94,7 @@ def refuted(
     between tokens, by one step.
     """
     found: list[Refuted | None] = [None] * len(deployments)
+    late: NDArray[Any]
     per_s = np.array([count / max(each.token_s, 1e-12) for each, count in deployments])
     for metric, name, limit_ms, most in limits:
         limit_s = limit_ms / 1e3

@@ -645,7 +645,8 @@ def climb(question: PlanQuestion, points: Sequence[tuple[Setting, int]]) -> Sear
     Of equal ones the first; without a rate all are simulated on all requests. A step above the
     winner's is simulated to its end, as it tells what would break it.
     """
-    top, best = -1, None
+    top = -1
+    best: tuple[Setting, int] | None = None
     for at in range(0, len(points), WIDTH):
         several = points[at : at + WIDTH]
         for part in question.parts[:-1]:

@@ -53,11 +53,12 @@ def simulate(
     lean: bool = False,
     watch: "Watch | None" = None,
 ) -> "SimulatedRun":
-    """Simulate one configuration: `simulate("run.yaml", set={"kv.pages": 4000}).summary`.
+    """Simulate one configuration.
 
-    `scheduler` replaces the run's. A class is called; an object is copied for each engine, seed and
-    run, and never changed itself. `processes` join the run in the place of its own: functions of a
-    world that yield events of SimPy. `set` gives keys of the run new values, `pipeline` that one.
+    `simulate("run.yaml", set={"kv.pages": 4000}).summary`. `scheduler` replaces the run's. A class
+    is called; an object is copied for each engine, seed and run, and never changed itself.
+    `processes` join the run in the place of its own: functions of a world that yield events of
+    SimPy. `set` gives keys of the run new values, `pipeline` that one.
     `out`, `save`, `format` and `force` are as for `SimulatedRun.write`. `window`: the seconds that
     the timeline shows. `advise` and `intervals` simulate more, for `.additions`. `on_done` is
     called with the number of requests done, `watch` shows it. `lean`: only what `save` asks for is

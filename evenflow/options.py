@@ -75,7 +75,7 @@ Results = Annotated[
 Entries = Annotated[
     Sequence[str],
     list[str] | None,
-    Argument(metavar="[NAME ...]", help="E.g. vllm083, closed-vllm, MY.yaml; or all."),
+    Argument(metavar="[NAME ...]", help="E.g. vllm083, closed-vllm, MY.yaml; default: all."),
 ]
 Data = Annotated[
     Folder,

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 import evenflow
 from evenflow import api
 from evenflow.cli import explore, figures, lists, measured, profile, real
-from evenflow.cli.command import Instead, command
+from evenflow.cli.command import Commands, Instead, command
 from evenflow.compiled import is_compiled
 from evenflow.errors import UsageError, told_in_a_line
 from evenflow.report.echo import echo, visible
@@ -25,7 +24,7 @@ MisusedError: type[Exception] = typer.BadParameter.__mro__[1]
 """Click's error for words that a command does not take; newer versions of typer have their own."""
 
 
-class OneLineErrors(TyperGroup):
+class OneLineErrors(Commands):
     """All commands: a user's mistake is one line and exit status 2, Ctrl-C is status 130."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
@@ -54,7 +53,8 @@ def _refused(message: str, status: int = 2) -> int:
 def _misused(error: Any) -> int:
     """Print what is wrong with the command line, and which help says what is right."""
     message = error.format_message()
-    if not message:  # no word at all: typer has shown the help
+    if error.ctx is not None and message == error.ctx.get_help():  # no word at all
+        echo(message)
         return 2
     command = "evenflow" if error.ctx is None else error.ctx.command_path
     return _refused(f"{message} ({command} --help)")

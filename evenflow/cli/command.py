@@ -8,8 +8,21 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import typer
+from typer.core import TyperGroup
 
 from evenflow.report.echo import echo
+
+
+class Commands(TyperGroup):
+    """Commands, whose help has the first sentence of each, which click cuts to a line."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands."""
+        made = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, each.get_short_help_str(400)) for name, each in made if each]
+            )
 
 
 class Instead(NamedTuple):

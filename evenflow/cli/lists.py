@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evenflow.cli.command import Commands
 from evenflow.errors import UsageError
 from evenflow.report.echo import echo
 
@@ -37,7 +38,9 @@ class BadRow(StrEnum):
     skip = "skip"
 
 
-traces_app = typer.Typer(help="Look at, fit or convert a request trace.", no_args_is_help=True)
+traces_app = typer.Typer(
+    cls=Commands, help="Look at, fit or convert a request trace.", no_args_is_help=True
+)
 TraceFile = Annotated[str, typer.Argument(metavar="FILE", help="A trace, or a sample's name.")]
 Format = Annotated[str | None, typer.Option("--format", help="The format; default: detected.")]
 Columns = Annotated[

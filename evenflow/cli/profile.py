@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenflow import completions
+from evenflow.cli.command import Commands
 from evenflow.errors import UsageError
 from evenflow.report.echo import echo
 
@@ -27,7 +28,7 @@ Beside = Annotated[
         help="Other stages that compute on this CPU meanwhile; default: 1 where there are cores.",
     ),
 ]
-profile_app = typer.Typer(help="Measure what this machine's operators cost.")
+profile_app = typer.Typer(cls=Commands, help="Measure what this machine's operators cost.")
 LEGEND = """\
 The error is of predictions, against the mean run of each micro-batch; the spread is the machine's,
 of single runs against that median; halves: the median of its first runs against that of its last.

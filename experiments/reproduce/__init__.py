@@ -146,7 +146,8 @@ class Entry:
 
     def own_keys(self, run: MeasuredRun) -> dict[str, Any]:
         """Return the keys of RUN.yaml that a run of this entry has by its facts."""
-        clients = run.run.get("workload.arrivals", {}).get("concurrency", 0)
+        arrivals = run.run.get("workload.arrivals")
+        clients = arrivals.get("concurrency", 0) if isinstance(arrivals, Mapping) else 0
         keys = {key: clients + more for key, more in self.keys.by_clients.items()}
         for each in self.keys.some:
             keys |= each.run if _is_of(run, each.where) else {}

@@ -19,6 +19,7 @@ import evenflow as ef
 from evenflow.errors import UsageError
 from evenflow.experiments.reproduce import FOLDER, cases_of, chosen, entries, load_entry, served
 from evenflow.experiments.reproduce.forms import read_results
+from evenflow.experiments.reproduce.measured import MeasuredRun
 from evenflow.traces import Replay
 from tests.command_line import evenflow, fits_a_screen, refusal, refused
 from tests.places import ROOT
@@ -604,3 +605,11 @@ def test_a_name_is_an_entry_or_how_entries_begin() -> None:
     assert [entry.name for entry in chosen(["closed-trtllm"])] == ["closed-trtllm"]
     begin = sorted(entry.name for entry in chosen(["closed-trtllm-latent-m"]))
     assert begin == ["closed-trtllm-latent-mtp", "closed-trtllm-latent-mtp-dp"]
+
+
+@pytest.mark.parametrize("arrivals", ["all_at_once", {"kind": "poisson", "rate": 2}, None])
+def test_every_entry_takes_runs_without_clients(arrivals: object) -> None:
+    run = {} if arrivals is None else {"workload.arrivals": arrivals}
+    measured = MeasuredRun("offline", {}, pd.DataFrame(), run=run)
+    for entry in entries().values():
+        assert entry.own_keys(measured).keys() >= entry.keys.by_clients.keys()

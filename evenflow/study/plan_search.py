@@ -332,7 +332,7 @@ def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
     found = _layouts(document, config, workload, beside, ask)
     fitting = [each for each in found if not each.reason]
     if not fitting:
-        raise UsageError(f"--gpus: no layout fits: {found[0].label}: {found[0].reason}")
+        raise UsageError(f"--gpus: no layout fits: {found[0].short}: {found[0].reason}")
     outcome = dry_run(with_(document, fitting[0].keys), workload, beside)
     check_slo(ask.slo, outcome, config)
     served = _served(outcome.result.provenance["deployment"], config, beside, ask)

@@ -86,13 +86,15 @@ def replay_engines(
 def engine_of(path: Path, assumed: str | None = None) -> tuple[RecordedEngine, str]:
     """Return the engine that wrote a journal, in its version, and a warning for a later one.
 
-    A journal may say its `engine` and version; `assumed` goes before that. A later version has the
-    latest rules. UsageError for another version, and for an engine that is none of ours.
+    A journal may say its `engine` and version, or else its folder by its name, as vllm-0.33.0;
+    `assumed` goes before that. A later version has the latest rules. UsageError for another
+    version, and for an engine that is none of ours.
     """
     first = first_line(path)
     for mark, engine in ENGINES.items():
         if first.get("kind") == "config" and mark in first:
-            version = assumed or version_of(first) or engine.versions[0]
+            named = [each for each in engine.versions if path.parent.name.endswith(f"-{each}")]
+            version = assumed or version_of(first) or [*named, *engine.versions][0]
             if version in engine.versions:
                 return engine._replace(versions=(version,)), ""
             return engine._replace(versions=engine.versions[-1:]), _doubt(path, engine, version)

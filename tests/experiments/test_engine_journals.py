@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evenflow.errors import UsageError
-from evenflow.experiments.recordings import of_engines, replay_engines, vllm
+from evenflow.experiments.recordings import engine_of, of_engines, replay_engines, vllm
 from evenflow.experiments.recordings.journal import Event, ReplayOutcome, read, replay, simulated
 from tests.command_line import evenflow
 from tools import engines_table
@@ -147,6 +147,13 @@ def test_a_later_version_is_replayed_with_a_warning_and_any_as_assumed(tmp_path:
     assert len(warning.splitlines()) == 1
     for engine in ("vllm 0.31.9", "vllm 0.100.0", "vllm nightly"):
         assert replay_of(engine, "--assume-version", "0.32.0") == (0, "")
+
+
+def test_the_name_of_a_folder_says_the_version_where_a_journal_does_not(tmp_path: Path) -> None:
+    for folder, version in (("vllm-0.33.0", "0.33.0"), ("vllm-0.32.0", "0.32.0"), ("x", "0.32.0")):
+        (tmp_path / folder).mkdir()
+        path = write(tmp_path / folder / "one.jsonl.gz", [CONFIG, *SMALL[1:]])
+        assert engine_of(path)[0].versions == (version,)
 
 
 def test_another_policy_may_be_asked(tmp_path: Path) -> None:

@@ -157,14 +157,11 @@ def serve(
     Of several pipelines, replicas or pools, `workers` has an entry by name. `on_done` is called
     with the number of requests done, `on_token` with the tokens. `record` gives the journal of an
     engine, of the only one for None. `blocks` gives what is written each second, by pipeline: ""
-    is the only one, REQUESTS what the clients of pools have. `joins` acts on the
-    workers of the only pipeline. A worker that dies by itself ends the run, and so does Ctrl-C; of
-    a server the second one, as the first sends new clients away. What is finished is returned.
-    UsageError where the workers do not start.
+    is the only one, REQUESTS what the clients of pools have. `joins` acts on the workers of the
+    only pipeline. A worker that dies by itself ends the run, and so does Ctrl-C; of a server the
+    second one, as the first sends new clients away. What is finished is returned. UsageError where
+    the workers do not start.
     """
-    from evenflow.runtime.mortal import MortalDriver
-    from evenflow.runtime.pools import PoolDriver
-
     own = workers if isinstance(workers, Mapping) else {"": workers}
     pooled = isinstance(world, PooledWorld)
     drives: dict[str, Callable[..., Driver]] = {}
@@ -178,12 +175,9 @@ def serve(
                 )
                 started = each.start(part, f"{name} pool" if pooled else name)
                 pipeline = stack.enter_context(started)
-                kind: Any = PoolDriver if pooled else each.driver()
-                if joins is not None:
-                    make = partial(engines_of, part, record, name)
-                    kind = partial(MortalDriver, joins=joins, make_engines=make)
+                make = partial(engines_of, part, record, name)
                 drives[name] = partial(
-                    kind,
+                    _kind(each, pooled, joins, make),
                     each.seen(part),
                     engines,
                     pipeline,
@@ -204,15 +198,34 @@ def serve(
             ends = time.perf_counter() - started_s, failure, interrupted
     except WorkerError as error:  # before anything was served
         raise UsageError(f"the workers do not start: {error}") from None
+    unfinished = len(world.requests) - system.num_done if live is None else 0
+    return _ended(system, ends, unfinished, alone=len(own) == 1)
+
+
+def _kind(
+    workers: Workers, pooled: bool, joins: Joins | None, make_engines: Callable[[], list[Batcher]]
+) -> Callable[..., Driver]:
+    """Return what makes the driver of a pipeline."""
+    from evenflow.runtime.mortal import MortalDriver
+    from evenflow.runtime.pools import PoolDriver
+
+    if joins is not None:
+        return partial(MortalDriver, joins=joins, make_engines=make_engines)
+    return PoolDriver if pooled else workers.driver()
+
+
+def _ended(
+    system: System, ends: tuple[float, str | None, bool], unfinished: int, *, alone: bool
+) -> ServedRun:
+    """Return what a system served, and what its pipelines did where there are several."""
     if isinstance(system, Pools):
         whole = system.result()
         results = [*whole.pools.values()]
     else:
         results = [driver.result() for driver in system.drivers]
         whole = merged(results)
-    unfinished = len(world.requests) - system.num_done if live is None else 0
     served = _served(system.drivers, whole, ends, unfinished)
-    if len(own) == 1:
+    if alone:
         return served
     each_alone = zip(system.drivers, results, strict=True)
     return replace(served, pipelines=[_served([one], part, ends, 0) for one, part in each_alone])

@@ -4,6 +4,7 @@ Knows specifications and cost models; no trace, no scheduler, no simulator's clo
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -83,7 +84,7 @@ class Hardware(NamedTuple):
         stages = zip(
             *([n * kind.kv_token_bytes(self.ranks) for n in on] for kind, on in kinds), strict=True
         )
-        return [round(sum(stage)) for stage in stages]
+        return [round(math.fsum(stage)) for stage in stages]
 
 
 class MadeCosts(NamedTuple):

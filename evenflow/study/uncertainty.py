@@ -28,10 +28,9 @@ from evenflow.report.tables import number, percent, write_table
 from evenflow.report.words import metric_words
 from evenflow.results.student import student_quantile
 from evenflow.specs.gpu import gpus
-from evenflow.study.nearness import Likeness, deviation, likeness
+from evenflow.study.nearness import LEVEL, Likeness, deviation, likeness
 from evenflow.study.trials import How, Simulator, Study, Trial, Variant
 
-LEVEL = 0.9
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 TABLES = {

@@ -204,7 +204,7 @@ gpu-report:
 
 # What the compiled core changes is measured with it too, in turns.
 bench: .venv-test/installed
-	@for name in bubbles costs sweep; do .venv-test/bin/python -m benchmarks.bench_$$name || exit 1; done
+	@for name in bubbles costs sweep plan; do .venv-test/bin/python -m benchmarks.bench_$$name || exit 1; done
 	@$(if $(compiler),$(MAKE) --no-print-directory .venv-compiled-3/installed,echo "$(no_compiler)")
 	@for name in loop process; do .venv-test/bin/python -m benchmarks.bench_$$name \
 		$(if $(compiler),--against "$(CURDIR)"/.venv-compiled-3/bin/python) || exit 1; done

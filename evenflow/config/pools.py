@@ -1,6 +1,6 @@
 """`distserve` and `splitwise`, schedulers that are systems of several pools: keys, GPUs, link.
 
-Each pool is a run of its own on its part of the GPUs; nothing is built here.
+Each pool is a separate run on its part of the GPUs; nothing is built here.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class MixedPoolConfig(PoolConfig):
 
 
 class DistServeConfig(Keys):
-    """Prompts and decodes on pools of their own; the KV crosses a link in between.
+    """Prompts and decodes on separate pools; the KV crosses a link in between.
 
     Source: DistServe (OSDI'24), sections 3 and 4. Each pool has its own parallelism, memory and
     policy, and by default half of the GPUs. The decode pool takes KV when it has room; until then

@@ -364,7 +364,7 @@ def _in_halves(rows: Tensor, rotated: int) -> Tensor:
 
 
 def shard(spec: ModelSpec, tensor_parallel: int) -> ModelSpec:
-    """Return the shapes that one of `tensor_parallel` ranks holds, as a model of its own."""
+    """Return the shapes that one of `tensor_parallel` ranks holds, as a separate model."""
     return replace(
         spec,
         num_heads=-(-spec.num_heads // tensor_parallel),

@@ -145,10 +145,7 @@ AnyArrivals = Annotated[
 
 
 def make_requests(
-    trace: Trace,
-    arrivals: Arrivals,
-    n: int | None = None,
-    seed: int = 0,
+    trace: Trace, arrivals: Arrivals, n: int | None = None, seed: int = 0
 ) -> list[Request]:
     """Return the trace's first n requests (None: all) with arrival times of the given process.
 

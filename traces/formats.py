@@ -283,12 +283,7 @@ FORMATS: Mapping[str, TraceTable | ShareGpt] = MappingProxyType(
             marks=("chat_id",),
         ),
         "mooncake": TraceTable(
-            "input_length",
-            "output_length",
-            "timestamp",
-            1000,
-            blocks="hash_ids",
-            block_tokens=512,
+            "input_length", "output_length", "timestamp", 1000, blocks="hash_ids", block_tokens=512
         ),
         "llmservingsim": TraceTable(
             "input_toks", "output_toks", "arrival_time_ns", NANOSECONDS_PER_S

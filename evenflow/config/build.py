@@ -361,10 +361,7 @@ def _layers(config: RunConfig, spec: ModelSpec, gpus: Sequence[GpuSpec]) -> tupl
 
 
 def _scheduler_maker(
-    config: RunConfig,
-    costs: StageCost,
-    max_model_len: int,
-    make_scheduler: MakeScheduler | None,
+    config: RunConfig, costs: StageCost, max_model_len: int, make_scheduler: MakeScheduler | None
 ) -> Callable[[], Scheduler]:
     name, params = config.scheduler.name, config.scheduler.params
     make_scheduler = make_scheduler or partial(create, name, params)

@@ -40,10 +40,7 @@ class PoolConfig(Keys):
 
     stages: Annotated[
         int | list[int] | None,
-        expect(
-            _is_stages,
-            "null, a whole number of at least 1, or a list of layers per stage",
-        ),
+        expect(_is_stages, "null, a whole number of at least 1, or a list of layers per stage"),
     ] = None
     """Pipeline stages of the pool, or the layers of each; null: an even share of the run's GPUs."""
     tensor_parallel: Count | None = None

@@ -60,10 +60,7 @@ def wall_clock(seconds: float) -> dict[str, Any]:
 
     It has a separate file, so that the others are the same bytes each time.
     """
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "wall_s": round(seconds, 3),
-    }
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "wall_s": round(seconds, 3)}
 
 
 def checkout_commit() -> str | None:

@@ -230,8 +230,7 @@ class ProcessConfig(SchedulerConfig):
 NamedProcess = Annotated[ProcessConfig, short_form("name")]
 
 InMilliseconds = Annotated[
-    Limit,
-    expect(lambda v: v in get_args(Limit), f"{', '.join(get_args(Limit))}, in milliseconds"),
+    Limit, expect(lambda v: v in get_args(Limit), f"{', '.join(get_args(Limit))}, in milliseconds")
 ]
 
 

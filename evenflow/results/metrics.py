@@ -161,10 +161,7 @@ def _offered(result: RunResult) -> dict[str, float | int]:
         return {}
     per_s = (len(result.arrival_s) - 1) / span_s
     tokens = result.prompt_tokens + result.output_tokens
-    return {
-        "offered_requests_per_s": per_s,
-        "offered_tokens_per_s": per_s * float(tokens.mean()),
-    }
+    return {"offered_requests_per_s": per_s, "offered_tokens_per_s": per_s * float(tokens.mean())}
 
 
 def _duration(result: RunResult) -> tuple[float, float]:

@@ -135,12 +135,7 @@ class KvPages:
     """
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        latent: int = 0,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, shape: tuple[int, ...], latent: int = 0, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.page_tokens = shape[2]
         self.keys = torch.zeros(shape, dtype=dtype, device=device)

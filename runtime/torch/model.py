@@ -166,11 +166,7 @@ class Stage:
         self._frequencies = rope.inverse_frequencies(rotated, self.device)
 
     def inputs(
-        self,
-        rows: Sequence[Piece],
-        page_tokens: int,
-        ids: Sequence[int] = (),
-        draws: Draws = (),
+        self, rows: Sequence[Piece], page_tokens: int, ids: Sequence[int] = (), draws: Draws = ()
     ) -> BatchInputs:
         """Return a micro-batch as `forward` takes it; see `batch_inputs`."""
         windows = sorted({layer.attention.window for layer in self.layers})

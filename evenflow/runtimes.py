@@ -13,10 +13,10 @@ from evenflow.costs.base import BatchShape
 from evenflow.specs.tables import read_rows
 
 Holds = Literal["engine", "stage0", "nothing"]
-"""What the host's time holds up. `engine`: the micro-batch itself and those that the host has yet
-to send. `stage0`: also whatever stage 0 could compute meanwhile, as where the host and the worker
-of stage 0 are one process. `nothing`: it is spent while stage 0 computes the micro-batch before,
-and shows only where it takes longer than that."""
+"""What the host's time holds up. `engine`: the micro-batch itself and all that the host has yet to
+send. `stage0`: also whatever stage 0 could compute meanwhile, as where the host and the worker of
+stage 0 are one process. `nothing`: it is spent while stage 0 computes the micro-batch before, and
+shows only where it takes longer than that."""
 
 EngineName = Literal[
     "ideal",
@@ -97,7 +97,7 @@ class RuntimeOverheads:
     def host_s(self, batch: BatchShape) -> float:
         """Return the seconds that the host spends on a micro-batch.
 
-        Of engines that step together, each on a host of its own, those of the slowest.
+        Of engines that step together, on separate hosts, those of the slowest.
         """
         if parts := getattr(batch, "parts", ()):
             return max(map(self.host_s, parts))

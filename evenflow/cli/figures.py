@@ -56,8 +56,7 @@ def figures_command(
         float | None, typer.Option("--width", metavar="INCHES", help="Of the whole figure.")
     ] = None,
     style: Annotated[
-        str | None,
-        typer.Option("--style", metavar="NAME", help="Of matplotlib, or a file."),
+        str | None, typer.Option("--style", metavar="NAME", help="Of matplotlib, or a file.")
     ] = None,
     allow_refused: AllowRefused = False,
     executor: Executor = "process",

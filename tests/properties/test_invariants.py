@@ -29,14 +29,7 @@ from evenflow.sim.driver import SimDriver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import Request
 from tests.amounts import many
-from tests.worlds import (
-    AuditedBatcher,
-    assert_same,
-    cut_short,
-    pooled_worlds,
-    require_idle,
-    worlds,
-)
+from tests.worlds import AuditedBatcher, assert_same, cut_short, pooled_worlds, require_idle, worlds
 
 AnyWorld = World | PooledWorld
 

@@ -71,11 +71,7 @@ class AttentionDpConfig(Keys):
 
 
 class RuntimeConfig(Keys):
-    """CPU work around a micro-batch.
-
-    See `evenflow.runtimes.RuntimeOverheads`: what the host spends on a micro-batch and what that
-    holds up, what each stage spends on its inputs, and the front end that requests queue for.
-    """
+    """CPU work around a micro-batch, of host, stages and front end."""
 
     schedule_s: NonNegative = 0.0
     """Seconds that the policy takes for a micro-batch."""

@@ -81,7 +81,7 @@ TEXT = {
 """`model_type` of a model that also sees -> that of its `text_config`, where that does not say."""
 
 ATTENTION = ("full_attention", "sliding_attention", "attention", "full")
-"""What lists of layers call those that are modelled."""
+"""Names of the modelled layers in lists of layers."""
 
 OTHER_LAYERS = re.compile(
     r"^(mamba|ssm|conv_|lru|rwkv|recurrent|linear_|index_|sparse_|compress_|hybrid|"

@@ -1,8 +1,8 @@
 """The shape of a decoder-only transformer: what its memory and its costs follow from.
 
 Knows parameter counts and KV bytes; no GPU, no seconds, no weights. Layers may be of several kinds
-(dense ones before a mixture's, sliding windows between global ones): `kinds` tells them apart, each
-as a model of identical layers.
+(dense ones before a mixture's, sliding windows between global ones): `kinds` lists them, each as a
+model of identical layers.
 """
 
 import math
@@ -61,9 +61,9 @@ class ModelSpec:
 
     `num_experts` > 0: a mixture of experts. A router sends each token to `experts_per_token` MLPs
     of `expert_intermediate_size` columns each, with shares that `norm_topk_prob` makes add up to 1;
-    beside them every token passes one shared MLP of `shared_intermediate_size` columns with a gate
-    of its own, if that is above 0.
-    `intermediate_size` is then that of the first `dense_layers` layers, which have no experts.
+    beside them every token passes one shared MLP of `shared_intermediate_size` columns with a
+    separate gate, if that is above 0. `intermediate_size` is then that of the first `dense_layers`
+    layers, which have no experts.
 
     `kv_lora_rank` > 0: multi-head latent attention (DeepSeek-V2, section 2.1). A token keeps one
     latent vector of that size and a rotated key of `qk_rope_head_dim`, for all heads; queries pass

@@ -35,12 +35,7 @@ from evenflow.specs.gpu import gpu, link
 from evenflow.specs.model import ModelSpec, model
 from tests.profiles import deployed, measured
 from tools.silicon_errors import GPUS as NAMES
-from tools.silicon_errors import (
-    attention_errors,
-    disagreement,
-    peak_of,
-    product_errors,
-)
+from tools.silicon_errors import attention_errors, disagreement, peak_of, product_errors
 
 PEAK = Peak(1e15, 1e12)
 TINY = ModelSpec("tiny", 4, 256, 4, 2, 64, 512, 1024, 2048, 1e4)

@@ -1,6 +1,6 @@
-"""Kernels that the host launches one by one: those that no CUDA graph replays.
+"""Kernels that the host launches one by one, as no CUDA graph replays them.
 
-Knows a model's shape and the numbers of a micro-batch; what an engine captures is told.
+Knows a model's shape and the numbers of a micro-batch; what an engine captures is an argument.
 """
 
 from __future__ import annotations

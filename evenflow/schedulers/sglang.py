@@ -52,8 +52,8 @@ class SGLang(Policy):
     running decodes may still need: what they are allowed times a ratio, which starts at 0.7
     `schedule_conservativeness`, falls with each decode step and is estimated anew when pages run
     short. Then the request with the least output is retracted to the end of the queue. In a
-    pipeline each micro-batch that may be in flight has decodes of its own. Requests are also
-    received after a step of prompts and where nothing runs (its SchedulerRecvSkipper).
+    pipeline each micro-batch that may be in flight has separate decodes. Requests are also received
+    after a step of prompts and where nothing runs (its SchedulerRecvSkipper).
     """
 
     search_space: ClassVar[SearchSpace] = {
@@ -75,7 +75,7 @@ class SGLang(Policy):
     this ratio at first, less with each step.
     """
     schedule_policy: Literal["fcfs", "lpm"] = "fcfs"
-    """Who is first: who came first, or has the longest prefix in the cache."""
+    """The order of prompts: by arrival, or the longest prefix in the cache first."""
     mixed_chunk: bool = False
     """Whether decodes go beside chunks of prompts."""
     dynamic_chunking: bool = False

@@ -204,7 +204,7 @@ REQUESTS: Mapping[str, Requests] = {
         warmup=("metadata.benchmark_phase", "warmup"),
     ),
 }
-"""Who writes a request a row, and how."""
+"""Clients that write a row for each request, and their columns."""
 
 
 def _of_csv(path: Path, text: str) -> Iterator[MeasuredRun]:

@@ -43,7 +43,7 @@ def tuned(
     layout: tuple[int, int],
     lengths: tuple[int, int],
 ) -> BenchSettings:
-    """Return what trtllm-bench sets without chunks, on GPUs of so many GiB.
+    """Return what trtllm-bench sets without chunks, on GPUs of `gpu_gib` GiB.
 
     `layout`: tensor-parallel ranks and stages; `lengths` of prompt and output. Keys and values have
     8 bits. Source: tensorrt_llm/bench/build/tuning.py, commit 04cba88, read.

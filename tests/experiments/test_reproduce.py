@@ -473,10 +473,7 @@ def test_the_data_given_is_what_the_catalogue_was_made_with(shared: Path) -> Non
     ("name", "scales"),
     [
         ("vllm083-a100-tp8", {"qps_01": [], "qps_inf": [1.0, 4.0, 16.0]}),
-        (
-            "vllm083-a100-pp2-ib",
-            {"qps_01": [], "qps_04": [1.0], "qps_inf": [1.0, 1.0, 16.0]},
-        ),
+        ("vllm083-a100-pp2-ib", {"qps_01": [], "qps_04": [1.0], "qps_inf": [1.0, 1.0, 16.0]}),
     ],
 )
 def test_runs_of_one_server_are_simulated_one_after_the_other(

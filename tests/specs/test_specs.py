@@ -327,10 +327,7 @@ HYBRID = QWEN3_MOE | {"num_hidden_layers": 4, "model_type": "zamba2"}
         ({"attn_type_list": [0, 1, 1, 0]}, "(2 of 4 layers are linear_attention, which is not"),
         ({"mamba_d_state": 16}, '(has layers with "mamba_d_state", which is not modelled)'),
         ({"model_type": "deepseek_v9", "index_topk": 2048}, 'has layers with "index_topk"'),
-        (
-            {"model_type": "qwen3_moe", "layer_types": ["mamba"] * 4},
-            "4 of 4 layers are mamba",
-        ),
+        ({"model_type": "qwen3_moe", "layer_types": ["mamba"] * 4}, "4 of 4 layers are mamba"),
     ],
 )
 def test_layers_that_are_not_modelled_are_named(tmp_path: Path, change: Any, words: str) -> None:

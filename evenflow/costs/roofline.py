@@ -17,7 +17,7 @@ from evenflow.costs.collectives import Fabric, Ring
 from evenflow.errors import UsageError, require_counts, require_positive
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, LinkSpec
-from evenflow.specs.model import ModelSpec, Split, parameters
+from evenflow.specs.model import QK_NORM_BYTES, ModelSpec, Split, parameters
 from evenflow.specs.precision import Arithmetic
 from evenflow.sums import plain_sum
 
@@ -386,7 +386,10 @@ class RooflineCost:
         size_bytes = tokens * model.hidden_size * model.dtype_bytes
         apart = self.deployment.expert_parallel or self.deployment.data_parallel > 1
         once = model.parallel_attention or (apart and model.num_experts)
-        return (1 if once else 2) * self.fabric.all_reduce_s(size_bytes, ranks)
+        seconds = (1 if once else 2) * self.fabric.all_reduce_s(size_bytes, ranks)
+        if model.qk_norm_over_heads:
+            seconds += self.fabric.all_reduce_s(tokens * QK_NORM_BYTES, ranks)
+        return seconds
 
     def exchange_s(self, tokens: int) -> float:
         """Return the seconds that one layer spends sending tokens to their experts and back.

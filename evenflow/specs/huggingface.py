@@ -310,6 +310,7 @@ def _llama_shape(config: _Config, family: str) -> dict[str, Any]:
         "attention_bias": config.flag("attention_bias", default=family.startswith("qwen2")),
         "qk_norm": family.startswith(("qwen3", "gemma3", "gemma4", "step3"))
         or config.flag("use_qk_norm", default=False),
+        "qk_norm_over_heads": config.get("qk_norm_type", default="") == "per_layer",
         "parallel_attention": False,
         "norm_epsilon": config.number(config.get("rms_norm_eps", default=1e-6), "rms_norm_eps"),
     }

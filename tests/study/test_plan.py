@@ -354,7 +354,7 @@ def test_a_plan_says_which_rows_and_requests_it_leaves_out(
 
 
 def test_a_plan_says_how_many_gpus_are_spare_for_failures(tmp_path: Path) -> None:
-    """Work of 1 s that starts anew after failures takes 3.24 s (docs/processes.md); 2.2 s apart."""
+    """Work of 1 s that starts anew takes 3.24 s (docs/processes-checked.md); 2.2 s apart."""
     times_s = np.cumsum(np.random.default_rng(0).exponential(1 / 0.45, 60))
     write_trace(tmp_path / "trace.csv", *(f"{at_s},1,1" for at_s in times_s))
     run = {

@@ -372,7 +372,7 @@ class _Parts:
         if deployment.data_parallel == 1:
             return seconds
         once = self.all_reduce(deployment.stage_gpus)
-        return added([seconds, all_reduces(self.model, once, 1)])
+        return added([seconds, all_reduces(self.model, once, 1, attention=False)])
 
     def embedding(self) -> BySize:
         if self.part == "experts":

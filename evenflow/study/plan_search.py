@@ -115,7 +115,7 @@ class _Race:
 def search(question: PlanQuestion) -> Search:
     """Find the fewest GPUs with which a setting keeps the SLO; `exhaustive`: ask for all points.
 
-    A stretch of the trace tells which setting of the run's own policy needs the fewest GPUs. While
+    A stretch of the trace finds which setting of the run's own policy needs the fewest GPUs. While
     all requests decide on it, stretches refute others with as many; all requests decide on the
     rest, two at a time, the cheapest first.
     """
@@ -209,7 +209,7 @@ def _broken_together(question: PlanQuestion, points: Sequence[Point]) -> Asking[
 def _reached(question: PlanQuestion, point: Point, least: int, most: int) -> Asking[int | None]:
     """Return the highest step of `least` to `most` at which a point keeps the SLO, if there is one.
 
-    It has to keep it at the rate that is asked for, too: that tells the numbers.
+    It has to keep it at the rate that is asked for, too: that gives the numbers.
     """
     *stretches, whole = question.parts
 

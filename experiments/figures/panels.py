@@ -188,8 +188,9 @@ class Panel(Keys):
     of lines for all points but the first, those columns. `strong`: the value of `x` whose bar is
     not pale and has no words. `line`: a level to compare with, `levels`: columns of a level for
     each bar, by their words, `bands`: ranges by theirs; `mark`: the column that has the default of
-    `x`, whose values then stand at equal distance. `log_2`: powers of two across; `decades`: powers of ten upwards,
-    with plain numbers. `width` is in inches; `words` are what values of `each` are called.
+    `x`, whose values then stand at equal distance. `log_2`: powers of two across; `decades`: powers
+    of ten upwards, with plain numbers. `width` is in inches; `words` are what values of `each` are
+    called.
 
     `tokens`, `stages`, `busy` and `kv` show columns of `measures.micro_batches` within the run of
     the first seed, with no `x` and `y`; words may name numbers of the runs, and their `[mean]`,

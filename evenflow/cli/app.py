@@ -57,6 +57,7 @@ def _misused(error: Any) -> int:
         echo(message)
         return 2
     command = "evenflow" if error.ctx is None else error.ctx.command_path
+    message = message.replace(": Value error, ", ": ")  # pydantic's, which newer typers ask
     return _refused(f"{message} ({command} --help)")
 
 
@@ -82,8 +83,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Take the options before a command; `--version` has done its work by now."""

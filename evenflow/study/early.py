@@ -75,7 +75,7 @@ class EarlyEnd:
         self._drivers: dict[SimDriver, None] = {}
 
     def __call__(self, finished: Sequence[Served], driver: SimDriver, now_s: float) -> None:
-        """Count the latencies of finished requests; those that were given up have none."""
+        """Count the latencies of finished requests; a request that was given up has none."""
         served = [seq for seq in finished if not seq.aborted]
         self._done += len(served)
         self._calls += 1

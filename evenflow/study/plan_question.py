@@ -173,7 +173,7 @@ class PlanQuestion:
     def at_rate(
         self, setting: Setting, count: int, step: int, part: Stretch | None = None, *, ends: bool
     ) -> Variant:
-        """Return a point at a rate so many steps above the one asked for."""
+        """Return a point at a rate `step` steps above the one asked for."""
         patch = None
         if step:
             assert self.rate is not None  # there are steps of it only

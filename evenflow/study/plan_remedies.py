@@ -18,13 +18,13 @@ from evenflow.study.searches import side_by_side
 from evenflow.study.trials import Search, Trial, Variant
 
 NEAREST = 5
-"""Of the layouts that miss, so many are simulated on the whole trace."""
+"""The number of layouts that miss and are simulated on the whole trace."""
 
 CONTENDERS = 3
-"""Of the layouts that miss, so many are simulated with changes."""
+"""The number of layouts that miss and are simulated with changes."""
 
 TIMES = (4, 16)
-"""How many times the GPUs are tried where none of those that may be suffice."""
+"""The factor by which more GPUs are tried where the allowed ones do not suffice."""
 
 ROUGHLY = 0.25
 """How exactly a rate is found there."""

@@ -17,13 +17,13 @@ from evenflow.study.searches import side_by_side
 from evenflow.study.trials import Search, Trial, Variant
 
 STEPS = 32
-"""So many steps up the rate is raised, to 4.8 times what is asked."""
+"""The most steps by which the rate is raised, to 4.8 times what is asked."""
 
 Point: TypeAlias = tuple[Setting, int]
 """A setting and its number of replicas."""
 
 Case: TypeAlias = Callable[[int, Stretch], Variant]
-"""Returns the case that tells whether a step keeps the SLO on a part."""
+"""Returns the case that decides whether a step keeps the SLO on a part."""
 
 FoundT = TypeVar("FoundT")
 Asking: TypeAlias = Generator[Sequence[Variant], list[Trial], FoundT]
@@ -115,7 +115,7 @@ class _Race:
 def search(question: PlanQuestion) -> Search:
     """Find the fewest GPUs with which a setting keeps the SLO; `exhaustive`: ask for all points.
 
-    A stretch of the trace tells which setting of the run's own policy needs the fewest GPUs. While
+    A stretch of the trace finds which setting of the run's own policy needs the fewest GPUs. While
     all requests decide on it, stretches refute others with as many; all requests decide on the
     rest, two at a time, the cheapest first.
     """
@@ -209,7 +209,7 @@ def _broken_together(question: PlanQuestion, points: Sequence[Point]) -> Asking[
 def _reached(question: PlanQuestion, point: Point, least: int, most: int) -> Asking[int | None]:
     """Return the highest step of `least` to `most` at which a point keeps the SLO, if there is one.
 
-    It has to keep it at the rate that is asked for, too: that tells the numbers.
+    It has to keep it at the rate that is asked for, too: that gives the numbers.
     """
     *stretches, whole = question.parts
 

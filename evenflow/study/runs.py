@@ -24,7 +24,6 @@ from evenflow.config.run import RunConfig
 from evenflow.core.scheduling import Scheduler
 from evenflow.errors import UsageError
 from evenflow.report.folder import staged
-from evenflow.report.page import Addition
 from evenflow.report.shown import Shown, Table
 from evenflow.report.tables import Format, check_format, write_json, write_table
 from evenflow.results.metrics import summarize
@@ -37,6 +36,7 @@ from evenflow.study.told import runs_told
 if TYPE_CHECKING:
     from evenflow.core.world import World
     from evenflow.engines.pools import PooledWorld
+    from evenflow.report.page import Addition
     from evenflow.sim.driver import Watch
     from evenflow.sim.processes import UserProcess
 
@@ -302,7 +302,7 @@ def write_details(
 
     The timeline shows a `window` (seconds of the run); None: all, or where there are more,
     TIMELINE_BATCHES micro-batches around the middle of the steady window, as a viewer takes them.
-    Replicas have a folder each, and so have the pools of a system, with the requests as the pool
+    Replicas have separate folders, and so have the pools of a system, with the requests as the pool
     saw them.
     """
     from evenflow.report.timeline import write_timeline

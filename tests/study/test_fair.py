@@ -215,7 +215,7 @@ SWEEP = {"run": "RUN.yaml", "parameters": {"scheduler.token_budget": [32, 64]}}
         ),
         (("diff", "a", "b"), [FEW.format(20), "NOT FAIR: prefix caches are on with b, and not"]),
         (
-            ("validate", "RUN.yaml", "--set", "workers=emulated", "--runs=1"),
+            ("validate", "RUN.yaml", "--set", "workers=emulated", "--runs=1", "--calibrate=0"),
             [FEW.format(20)],
         ),
     ],

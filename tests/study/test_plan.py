@@ -25,6 +25,7 @@ from evenflow.study.deployments import launch_lines, layouts, most_tokens, pairs
 from evenflow.study.plan import Planned, answered, facts, rows, sentences
 from evenflow.study.plan_prepare import prepare
 from evenflow.study.plan_question import Ask, PlanQuestion, name_of, parse_budgets
+from evenflow.study.plan_rates import missed_at
 from evenflow.study.plan_search import ranked, search
 from evenflow.study.runs import Job, run_job
 from evenflow.study.slo import Condition, parse_slo
@@ -107,7 +108,10 @@ def test_the_answer_is_that_of_all_points_simulated(
         assert found is every
         return
     assert fits_a_screen(found).best.labels == every.best.labels
-    assert found.rates.get(name_of(found.best)) == max(every.rates.values(), default=None)
+    name = name_of(found.best)
+    assert found.rates.get(name) == max(every.rates.values(), default=None)
+    broken = missed_at(question, found.trials, name)
+    assert all(each.rate > found.rates[name] for each in broken)
     kept = {(each.labels["setting"], each.labels["replicas"]) for each in every.kept}
     assert kept.isdisjoint(question.bounds)
     done, most = facts(found)["effort"], facts(every)["effort"]
@@ -129,9 +133,6 @@ def test_a_plan_simulates_few_points_and_again_finds_all_of_them(tmp_path: Path)
     whole = {each.labels["replicas"] for each in found.trials if question.is_whole(each)}
     assert 0 < len(whole) < question.num_points
     assert found.best.labels["gpus"] < 6
-    assert found.breaking is not None
-    assert found.breaking.rate == found.rates[name_of(found.best)]
-    assert found.breaking.failed
     assert planned(tmp_path / "a", question).kept == found.kept
     assert planned(tmp_path / "b", question, 3).kept == found.kept
 

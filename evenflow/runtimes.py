@@ -22,6 +22,7 @@ EngineName = Literal[
     "ideal",
     "gllm",
     "vllm",
+    "vllm-share",
     "sglang",
     "vllm-0.8",
     "vllm-0.12",
@@ -40,26 +41,16 @@ RuntimeName = Literal[EngineName, "profile"]
 class RuntimeOverheads:
     """CPU time that the runtime being modelled spends beside the kernels.
 
-    The host spends `schedule_s` seconds on a micro-batch (policy, inputs, outputs, messages), and
-    `per_row_s` for each of its rows, `per_active_s` for each admitted request, in flight or not,
-    `per_new_request_s` for each prompt that ends in it and `per_prompt_token_s` for each prompt
-    token, and `per_prefill_s` where there are any (kernels
-    that no CUDA graph launches); `holds` says what waits for it. Before the engine sees a request,
-    a front end spends `front_end_s` on it and `tokenize_s` on each token of its prompt, for which
-    requests wait for each other, and `front_end_latency_s` passes, which delays no other request
-    (`evenflow.sim.arrivals.FrontEnd`).
-
-    Where no CUDA graph replays them, kernels are launched `launch_s` apart; micro-batches with
-    prompts of up to `graph_tokens` are replayed but for the attention (`evenflow.costs.launches`).
-
-    Each stage spends `prepare_s` plus `prepare_share` of the execution time to prepare a
-    micro-batch's inputs: before each execution when coupled; or, `overlapped`, from the moment the
-    micro-batch is scheduled, while its predecessors compute (gLLM). Stage 0's inputs are then the
-    host's business, and part of `schedule_s`.
+    `evenflow.config.run.RuntimeConfig` describes the fields. Requests wait for each other in the
+    front end (`evenflow.sim.arrivals.FrontEnd`), but for `front_end_latency_s`. Kernels that no
+    CUDA graph replays are launched `launch_s` apart (`evenflow.costs.launches`). A stage prepares
+    inputs before each execution; or, `overlapped`, from the moment the micro-batch is scheduled,
+    while its predecessors compute (gLLM): those of stage 0 are then part of `schedule_s`.
     """
 
     schedule_s: float = 0.0
     prepare_s: float = 0.0
+    prepare_row_s: float = 0.0
     prepare_share: float = 0.0
     overlapped: bool = False
     per_row_s: float = 0.0
@@ -76,7 +67,7 @@ class RuntimeOverheads:
 
     @property
     def prepares(self) -> bool:
-        return self.prepare_s > 0 or self.prepare_share > 0
+        return max(self.prepare_s, self.prepare_row_s, self.prepare_share) > 0
 
     @property
     def hosts(self) -> bool:
@@ -94,6 +85,10 @@ class RuntimeOverheads:
         times: dict[str, Any] = {name: s * factor for name, s in given if isinstance(s, float)}
         return replace(self, **times)
 
+    def inputs_s(self, batch: BatchShape) -> float:
+        """Return the seconds that a stage spends on a micro-batch's inputs, but for the share."""
+        return self.prepare_s + self.prepare_row_s * rows_of(batch)
+
     def host_s(self, batch: BatchShape) -> float:
         """Return the seconds that the host spends on a micro-batch.
 
@@ -101,15 +96,19 @@ class RuntimeOverheads:
         """
         if parts := getattr(batch, "parts", ()):
             return max(map(self.host_s, parts))
-        rows = len(batch.chunks) + batch.decode_tokens
         return (
             self.schedule_s
-            + self.per_row_s * rows
+            + self.per_row_s * rows_of(batch)
             + self.per_new_request_s * (batch.sampled_rows - batch.decode_tokens)
             + self.per_prompt_token_s * batch.prefill_tokens
             + self.per_active_s * getattr(batch, "num_active", 0)
             + (self.per_prefill_s if batch.prefill_tokens else 0.0)
         )
+
+
+def rows_of(batch: BatchShape) -> int:
+    """Return the rows of a micro-batch: chunks of prompts, and decodes."""
+    return len(batch.chunks) + batch.decode_tokens
 
 
 class Runtime(NamedTuple):

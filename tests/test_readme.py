@@ -26,6 +26,7 @@ import yaml
 from evenflow.config.run import RunConfig
 from evenflow.experiments.figures.schema import load_plan
 from evenflow.study.sweep_file import SweepConfig
+from tests.command_line import evenflow
 from tests.places import ROOT
 from tools.site_links import on_page_content, on_page_markdown
 
@@ -74,6 +75,15 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def in_folder(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """Return the exit status, the output and the errors of a command, run in a folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("COLUMNS", "100")
+        patch.setattr(sys, "path", [*sys.path])
+        return evenflow(*arguments)
+
+
 def lines(text: str) -> list[str]:
     """Return the lines of an output; how long it took here is not compared."""
     return [re.sub(r"\bin [\d,.]+ s\b", "in N s", line.rstrip()) for line in text.splitlines()]
@@ -87,12 +97,13 @@ def check_console(text: str, folder: Path) -> None:
             targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
             assert set(arguments) <= set(targets), command
         elif program == "evenflow":
-            done = run(folder, "-m", "evenflow", *arguments)
-            assert done.returncode == (2 if "error:" in shown else 0), f"{command}\n{done.stdout}"
+            status, *printed = in_folder(folder, *arguments)
+            told = "".join(printed)
+            assert status == (2 if "error:" in shown else 0), f"{command}\n{told}"
             if "error:" in shown:
-                assert shown.strip() in done.stdout
+                assert shown.strip() in told
             else:
-                assert set(lines(shown)) <= {*lines(done.stdout), "..."}, done.stdout
+                assert set(lines(shown)) <= {*lines(told), "..."}, told
         else:
             assert program in SET_UP_COMMANDS, f"this test cannot run: {command}"
 

@@ -71,16 +71,14 @@ class AttentionDpConfig(Keys):
 
 
 class RuntimeConfig(Keys):
-    """CPU work around a micro-batch.
-
-    See `evenflow.runtimes.RuntimeOverheads`: what the host spends on a micro-batch and what that
-    holds up, what each stage spends on its inputs, and the front end that requests queue for.
-    """
+    """CPU work around a micro-batch, of host, stages and front end."""
 
     schedule_s: NonNegative = 0.0
     """Seconds that the policy takes for a micro-batch."""
     prepare_s: NonNegative = 0.0
     """Seconds that a stage takes to prepare the inputs of a micro-batch."""
+    prepare_row_s: NonNegative = 0.0
+    """Seconds of that for each row of the micro-batch, on top."""
     prepare_share: NonNegative = 0.0
     """The same as a share of the micro-batch's execution time, on top."""
     overlapped: bool = False

@@ -100,6 +100,7 @@ PUBLISHED_BILLIONS = {
     "Llama-3.1-8B": 8.030,
     "Llama-3.1-70B": 70.554,
     "Llama-3.1-100B": 99.8,
+    "Llama2-7B": 6.738,
     "Llama2-13B": 13.016,
     "Llama-30B": 32.529,
     "Llama2-70B": 68.977,

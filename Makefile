@@ -27,7 +27,7 @@ help:
 	@echo "make gpu-report  measure a CUDA machine: profiles, tokens, serving, validation (needs torch there)"
 	@echo "make pythons  compare them on Python 3.11, 3.12 and 3.13; make oldest  test the lowest versions allowed"
 	@echo "make freeze  compare what runs write with the bytes that are held (minutes)"
-	@echo "make bench  how fast the simulator is on this machine, as it is and compiled"
+	@echo "make bench  how fast this machine answers, beside DynoSim; writes the table of docs/speed.md (eight minutes)"
 
 demo: .venv-demo/installed
 	@.venv-demo/bin/evenflow compare examples/quickstart.yaml \
@@ -61,9 +61,7 @@ lint: .venv-test/installed
 	.venv-test/bin/mypy
 
 # Empty where nothing can be compiled.
-compiler = $(shell $$(.venv-test/bin/python -c 'import os, sysconfig as python; print( \
-	os.environ.get("CC", python.get_config_var("CC")), "-I" + python.get_path("include"))') \
-	-E -x c -include Python.h /dev/null >/dev/null 2>&1 && echo yes)
+compiler = $(shell .venv-test/bin/python -c 'import build_backend; print("yes" * build_backend.can_compile())')
 no_compiler = the compiled core is left out: no C compiler, or no headers of Python
 
 # The package is pure Python; only its scheduler runs, with stand-ins for what needs a GPU.
@@ -202,15 +200,15 @@ gpu-report: PYTHON ?= python3
 gpu-report:
 	$(PYTHON) -m tools.gpu_report --device $(DEVICE) --out gpu-report
 
-# What the compiled core changes is measured with it too, in turns.
+# The table of docs/speed.md; what cannot be installed here is left out of it.
 bench: .venv-test/installed
-	@for name in bubbles costs sweep; do .venv-test/bin/python -m benchmarks.bench_$$name || exit 1; done
 	@$(if $(compiler),$(MAKE) --no-print-directory .venv-compiled-3/installed,echo "$(no_compiler)")
-	@for name in loop process; do .venv-test/bin/python -m benchmarks.bench_$$name \
-		$(if $(compiler),--against "$(CURDIR)"/.venv-compiled-3/bin/python) || exit 1; done
+	@$(MAKE) --no-print-directory .venv-peer/installed || echo "DynoSim is left out: it cannot be installed here"
+	.venv-test/bin/python -m benchmarks.bench $(if $(compiler),--compiled "$(CURDIR)"/.venv-compiled-3/bin/python) \
+		$$([ ! -e .venv-peer/installed ] || echo --peer "$(CURDIR)"/.venv-peer/bin/python) $(ROWS)
 
 clean:
-	rm -rf node_modules .venv-demo .venv-test .venv-docs site .cache .venv-newest .venv-oldest .venv-python* .venv-sglang .venv-vllm .venv-compiled* build demo-out mutants-out out *.egg-info \
+	rm -rf node_modules .venv-demo .venv-test .venv-docs .venv-peer site .cache .venv-newest .venv-oldest .venv-python* .venv-sglang .venv-vllm .venv-compiled* build demo-out mutants-out out *.egg-info \
 		.hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 .venv-test/installed .venv-newest/installed: extras = test$(if $(TORCH),$(comma)oracle)
@@ -243,7 +241,14 @@ comma := ,
 	@.venv-test/bin/python -m build --no-isolation --sdist --outdir $(@D)/src >/dev/null
 	@tar -xzf $(@D)/src/evenflow-*.tar.gz -C $(@D)/src
 	@EVENFLOW_COMPILE=1 MYPYC_OPT_LEVEL=$* $(@D)/bin/python -m pip install --quiet --quiet \
-		--disable-pip-version-check --no-deps --no-build-isolation --editable $(@D)/src/evenflow-*/
+		--disable-pip-version-check --no-deps --no-build-isolation \
+		--config-settings editable_mode=compat --editable $(@D)/src/evenflow-*/
+	@touch $@
+
+# DynoSim, the simulator of NVIDIA Dynamo.
+.venv-peer/installed:
+	@.venv-test/bin/python -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check ai-dynamo-runtime==1.6.1
 	@touch $@
 
 # Its wheel asks for torch 2.13.0+cpu; of what comes with it, three packages may not fit that torch.

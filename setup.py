@@ -1,4 +1,4 @@
-"""`EVENFLOW_COMPILE=1 pip install .` compiles the modules of the hot loop with mypyc."""
+"""With EVENFLOW_COMPILE=1, which build_backend.py sets, mypyc compiles the modules of the loop."""
 
 import gc
 import gzip
@@ -14,10 +14,12 @@ evenflow/core/batch.py evenflow/core/batcher.py evenflow/core/decodes.py evenflo
 evenflow/core/loop.py evenflow/core/queues.py evenflow/core/scheduling.py evenflow/costs/base.py
 evenflow/engines/ahead.py evenflow/engines/append_only.py evenflow/engines/lock_step.py
 evenflow/engines/loop.py evenflow/engines/queues.py evenflow/engines/radix.py
-evenflow/engines/speculation.py evenflow/engines/swap.py evenflow/engines/view.py
+evenflow/engines/speculation.py evenflow/engines/swap.py evenflow/engines/upkeep.py
+evenflow/engines/view.py
 evenflow/results/recorder.py evenflow/schedulers/admission.py
 evenflow/schedulers/limits.py evenflow/schedulers/reserving.py evenflow/schedulers/sarathi.py
-evenflow/schedulers/td_pipe.py evenflow/schedulers/token_throttling.py evenflow/schedulers/vllm.py
+evenflow/schedulers/sglang.py evenflow/schedulers/td_pipe.py
+evenflow/schedulers/token_throttling.py evenflow/schedulers/trtllm.py evenflow/schedulers/vllm.py
 evenflow/sim/arrivals.py evenflow/sim/clock.py evenflow/sim/driver.py
 evenflow/sim/stages.py evenflow/sim/tandem.py
 """
@@ -51,12 +53,11 @@ class Sdist(sdist):
 
 
 options: dict[str, object] = {"cmdclass": {"sdist": Sdist}}
-if os.environ.get("EVENFLOW_COMPILE") == "1":
-    options["setup_requires"] = ["mypy>=2,<3", "numpy", "pydantic", "simpy"]  # whose types it reads
-    if not {"egg_info", "dist_info"}.intersection(sys.argv):  # which only ask for names
-        from mypyc.build import mypycify
+only_names = {"egg_info", "dist_info"}.intersection(sys.argv)
+if os.environ.get("EVENFLOW_COMPILE") == "1" and not only_names:
+    from mypyc.build import mypycify
 
-        level = os.environ.get("MYPYC_OPT_LEVEL", "3")
-        options["ext_modules"] = mypycify(HOT.split(), opt_level=level)
-        gc.freeze()  # to collect mypy's trees as the process ends takes as long as to check types
+    level = os.environ.get("MYPYC_OPT_LEVEL", "3")
+    options["ext_modules"] = mypycify(HOT.split(), opt_level=level, debug_level="0")
+    gc.freeze()  # to collect mypy's trees as the process ends takes as long as to check types
 setup(**options)

@@ -57,13 +57,12 @@ def simulate(
 
     `simulate("run.yaml", set={"kv.pages": 4000}).summary`. `scheduler` replaces the run's. A class
     is called; an object is copied for each engine, seed and run, and never changed itself.
-    `processes` join the run in the place of its own: functions of a world that yield events of
-    SimPy. `set` gives keys of the run new values, `pipeline` that one.
-    `out`, `save`, `format` and `force` are as for `SimulatedRun.write`. `window`: the seconds that
-    the timeline shows. `advise` and `intervals` simulate more, for `.additions`. `on_done` is
-    called with the number of requests done, `watch` shows it. `lean`: only what `save` asks for is
-    kept in memory. Raises UsageError for what cannot be, in one line, and PolicyError when a policy
-    breaks its promise.
+    `processes` join the run in place of the configured ones: functions of a world that yield events
+    of SimPy. `set` gives keys of the run new values, `pipeline` that one. `out`, `save`, `format`
+    and `force` are as for `SimulatedRun.write`. `window`: the seconds that the timeline shows.
+    `advise` and `intervals` simulate more, for `.additions`. `on_done` is called with the number of
+    requests done, `watch` shows it. `lean`: only what `save` asks for is kept in memory. Raises
+    UsageError for what cannot be, in one line, and PolicyError when a policy breaks its promise.
     """
     from evenflow.config.files import inputs_of
     from evenflow.report.tables import check_format
@@ -154,9 +153,9 @@ def check(
     """Simulate several runs, and say by how much their numbers differ from a baseline's.
 
     `fail_if` bounds a number ("p99_itl_ms>200"), its change (">+5") or relative change (">+3%");
-    `.failures` tells of those beyond, which end the command with 1. `against` is a baseline, JSON
-    as github-action-benchmark has it, and `write` makes one. `.table` has a row a run and metric.
-    `set` and `allow_refused` are as for `compare`. Raises UsageError for what cannot be.
+    `.failures` names what is beyond, which ends the command with status 1. `against` is a baseline,
+    JSON as github-action-benchmark has it, and `write` makes one. `.table` has a row a run and
+    metric. `set` and `allow_refused` are as for `compare`. Raises UsageError for what cannot be.
     """
     from evenflow.study.check import check as study_check
     from evenflow.study.check import parse_fail_if
@@ -322,10 +321,10 @@ def figures(
 ) -> dict[str, "Drawing"]:
     """Make figures of the papers, or of a figure's YAML: each has `.figure`, `.table`, `.claims`.
 
-    `names` may map names to the keys of figures of one's own. None: all of the papers. `quick`:
-    fewer points. `allow_refused` is as for `compare`, `set`, `out` and `force` are as for `sweep`;
-    with `out` the table of claims is written too, and pictures in `formats` (png, svg, pdf).
-    `width` is in inches, `style` one of matplotlib. Raises UsageError for what cannot be.
+    `names` may map names to the keys of other figures. None: all of the papers. `quick`: fewer
+    points. `allow_refused` is as for `compare`, `set`, `out` and `force` are as for `sweep`; with
+    `out` the table of claims is written too, and pictures in `formats` (png, svg, pdf). `width` is
+    in inches, `style` one of matplotlib. Raises UsageError for what cannot be.
     """
     from tempfile import TemporaryDirectory
 
@@ -532,7 +531,7 @@ def _job(
     pipeline: str | None,
     processes: Sequence[AnyProcess] | None,
 ) -> tuple["Job", Path]:
-    """Return the job of a run, with a policy and processes in place of its own, and its changes."""
+    """Return the job of a changed run, with another policy and processes where given."""
     from evenflow.config.build import load_workload
     from evenflow.config.run import configured
     from evenflow.study.runs import GivenPolicy, Job, given_process
@@ -566,7 +565,7 @@ def _document(run: given.RunFile, changes: Changes = None) -> tuple["Document", 
 
 
 def _changed(document: "Document", changes: Changes, policy: object = None) -> "Document":
-    """Return a run's keys with a policy in place of its own, then with new values."""
+    """Return a run's keys with another policy, then with new values."""
     from evenflow.config.yaml_file import overridden, patched
 
     if policy is not None:

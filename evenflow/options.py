@@ -52,9 +52,7 @@ Runs = Annotated[
     Argument(metavar="RUN.yaml...", help="The configurations of some runs."),
 ]
 Against = Annotated[
-    Folder,
-    Path | None,
-    Option("--against", metavar="FILE", help="A baseline that --write made."),
+    Folder, Path | None, Option("--against", metavar="FILE", help="A baseline that --write made.")
 ]
 FailIf = Annotated[
     Names,
@@ -110,8 +108,7 @@ Save = Annotated[
     Option("--save", help="summary.json only; with the requests; or everything."),
 ]
 Format = Annotated[
-    Literal["csv", "parquet"],
-    Option("--format", help="Of a run's tables; parquet needs pyarrow."),
+    Literal["csv", "parquet"], Option("--format", help="Of a run's tables; parquet needs pyarrow.")
 ]
 Window = Annotated[
     tuple[float, float] | str | None,
@@ -221,7 +218,6 @@ RetryFailed = Annotated[
 ]
 Check = Annotated[bool, Option("--check", help="Also: does the gain hold on unseen requests?")]
 Executor = Annotated[
-    str,
-    Option("--executor", metavar="NAME", help="process, dask, or dask:ADDRESS of a scheduler."),
+    str, Option("--executor", metavar="NAME", help="process, dask, or dask:ADDRESS of a scheduler.")
 ]
 Workers = Annotated[int | None, Option("--workers", min=1, help="Default: the number of cores.")]

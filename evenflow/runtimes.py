@@ -13,10 +13,10 @@ from evenflow.costs.base import BatchShape
 from evenflow.specs.tables import read_rows
 
 Holds = Literal["engine", "stage0", "nothing"]
-"""What the host's time holds up. `engine`: the micro-batch itself and those that the host has yet
-to send. `stage0`: also whatever stage 0 could compute meanwhile, as where the host and the worker
-of stage 0 are one process. `nothing`: it is spent while stage 0 computes the micro-batch before,
-and shows only where it takes longer than that."""
+"""What the host's time holds up. `engine`: the micro-batch itself and all that the host has yet to
+send. `stage0`: also whatever stage 0 could compute meanwhile, as where the host and the worker of
+stage 0 are one process. `nothing`: it is spent while stage 0 computes the micro-batch before, and
+shows only where it takes longer than that."""
 
 EngineName = Literal[
     "ideal",
@@ -41,22 +41,11 @@ RuntimeName = Literal[EngineName, "profile"]
 class RuntimeOverheads:
     """CPU time that the runtime being modelled spends beside the kernels.
 
-    The host spends `schedule_s` seconds on a micro-batch (policy, inputs, outputs, messages), and
-    `per_row_s` for each of its rows, `per_active_s` for each admitted request, in flight or not,
-    `per_new_request_s` for each prompt that ends in it and `per_prompt_token_s` for each prompt
-    token, and `per_prefill_s` where there are any (kernels
-    that no CUDA graph launches); `holds` says what waits for it. Before the engine sees a request,
-    a front end spends `front_end_s` on it and `tokenize_s` on each token of its prompt, for which
-    requests wait for each other, and `front_end_latency_s` passes, which delays no other request
-    (`evenflow.sim.arrivals.FrontEnd`).
-
-    Where no CUDA graph replays them, kernels are launched `launch_s` apart; micro-batches with
-    prompts of up to `graph_tokens` are replayed but for the attention (`evenflow.costs.launches`).
-
-    Each stage spends `prepare_s`, `prepare_row_s` for each row, and `prepare_share` of the
-    execution time on a micro-batch's inputs: before each execution; or, `overlapped`, from when the
-    micro-batch is scheduled, while its predecessors compute (gLLM). Stage 0's inputs are then the
-    host's business, and part of `schedule_s`.
+    `evenflow.config.run.RuntimeConfig` describes the fields. Requests wait for each other in the
+    front end (`evenflow.sim.arrivals.FrontEnd`), but for `front_end_latency_s`. Kernels that no
+    CUDA graph replays are launched `launch_s` apart (`evenflow.costs.launches`). A stage prepares
+    inputs before each execution; or, `overlapped`, from the moment the micro-batch is scheduled,
+    while its predecessors compute (gLLM): those of stage 0 are then part of `schedule_s`.
     """
 
     schedule_s: float = 0.0
@@ -103,7 +92,7 @@ class RuntimeOverheads:
     def host_s(self, batch: BatchShape) -> float:
         """Return the seconds that the host spends on a micro-batch.
 
-        Of engines that step together, each on a host of its own, those of the slowest.
+        Of engines that step together, on separate hosts, those of the slowest.
         """
         if parts := getattr(batch, "parts", ()):
             return max(map(self.host_s, parts))

@@ -2,7 +2,7 @@
 
 Knows those layouts (times in milliseconds) and nothing of how they are used. Vidur: one row a
 point, `time_stats.<operator>.median`; mlp.csv, attention.csv, all_reduce.csv and send_recv.csv are
-told apart by their columns. Total length: `Total Length` (tokens of one prompt), `Execute Time`
+recognised by their columns. Total length: `Total Length` (tokens of one prompt), `Execute Time`
 (whole model).
 """
 

@@ -52,7 +52,7 @@ def device_name(device: str) -> str:
 
 
 def driver_version(device: str) -> str:
-    """Return the GPU driver's version, "none" on a CPU, "unknown" where nothing tells."""
+    """Return the GPU driver's version, "none" on a CPU, "unknown" where nothing says it."""
     if device == "cpu":
         return "none"
     try:
@@ -88,7 +88,7 @@ def require_threads(threads: int, stages: int = 1) -> None:
 
 
 def most_beside(device: str, threads: int) -> int:
-    """Return how many stages beside the measured one can have cores of their own."""
+    """Return how many stages beside the measured one can have separate cores."""
     return max(len(_cores()) // threads - 1, 0) if device == "cpu" else 0
 
 

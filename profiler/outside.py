@@ -72,12 +72,7 @@ class Rounds:
 
 
 def host_points(
-    service: Service,
-    rows: Sequence[int],
-    prompts: Sequence[int],
-    *,
-    token_bytes: int,
-    repeats: int,
+    service: Service, rows: Sequence[int], prompts: Sequence[int], *, token_bytes: int, repeats: int
 ) -> list[ProfilePoint]:
     """Measure micro-batches of `rows` decodes, and of one prompt of `prompts` tokens.
 

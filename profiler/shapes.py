@@ -107,7 +107,7 @@ def _from(start: int, stop: int, per_doubling: float) -> list[int]:
 def _token_axis(limits: Limits, level: int, tiles: Sequence[int]) -> Iterable[int]:
     """Return numbers of tokens: a ladder, and tile edges, of smaller tiles only odd multiples.
 
-    So a step there tells one tile from the next.
+    So a step there separates one tile from the next.
     """
     axis = set(ladder(2, limits.max_tokens, 1 + level / 2))
     for tile in tiles:

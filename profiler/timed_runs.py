@@ -316,8 +316,8 @@ def measure(
 ) -> list[Shape]:
     """Fill the journal with runs of a grid as dense as `budget_s` allows; return the grid.
 
-    Rounds of random order keep a drift of the machine from looking like an effect of the shape.
-    The unrecorded first round warms up and tells how long a round takes.
+    Rounds of random order keep a drift of the machine from looking like an effect of the shape. The
+    unrecorded first round warms up, and times a round.
     """
     began_s = perf_counter()
     round_s = _round_s(subject, limits, tiles, stopwatch, rng)

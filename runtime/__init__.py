@@ -10,11 +10,4 @@ from evenflow.errors import WorkerError
 from evenflow.runtime.serve import ServedRun, Workers, serve
 from evenflow.runtime.tokens import RandomTexts, Text
 
-__all__ = [
-    "RandomTexts",
-    "ServedRun",
-    "Text",
-    "WorkerError",
-    "Workers",
-    "serve",
-]
+__all__ = ["RandomTexts", "ServedRun", "Text", "WorkerError", "Workers", "serve"]

@@ -39,9 +39,7 @@ FLUSH_S = 1.0
 
 
 class _Sent(NamedTuple):
-    """A micro-batch in the pipeline, the number of its step, the requests that get a token of it,
-    the seconds it takes.
-    """
+    """A micro-batch in the pipeline: its step, the requests that get a token of it, its seconds."""
 
     batch: MicroBatch
     number: int

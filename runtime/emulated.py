@@ -16,7 +16,7 @@ from evenflow.runtime.wire import Activation, Step
 from evenflow.runtime.worker import Executed, Place
 
 SPIN_S = 0.0002
-"""The end of a wait is spent awake: the system may wake a sleeper so much too late."""
+"""The end of a wait that is spent awake: the system may wake a sleeper that late."""
 
 VOCABULARY = 32_000
 

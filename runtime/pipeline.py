@@ -318,7 +318,7 @@ class WorkerPipeline:
 
 
 def _is_stopped(process: BaseProcess) -> bool:
-    """Say whether the system tells that a process is stopped (SIGSTOP, a debugger)."""
+    """Say whether the system has a process as stopped (SIGSTOP, a debugger)."""
     try:
         stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -143,7 +143,7 @@ def _require_8_bits(spec: ModelSpec, settings: ProfileSettings) -> None:
 
 
 def service_of(model: str | Path, spec: ModelSpec, settings: ProfileSettings) -> Service | None:
-    """Return two stages of a layer each: on a CPU, on two GPUs or, crossing none, on one.
+    """Return two one-layer stages: on a CPU, on two GPUs or, crossing none, on one.
 
     None without ZeroMQ, which carries micro-batches to stages, and for a model that is not served.
     """

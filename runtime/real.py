@@ -346,7 +346,7 @@ def _prepares(runtime: RuntimeConfig | str) -> bool:
     """Say whether a simulation charges for CPU time that a real run neither spends nor waits for.
 
     `schedule_s`, and what a profile measured, stand for the messages and the driver, which a real
-    run has of its own.
+    run has itself.
     """
     if isinstance(runtime, str):
         return runtime not in ("ideal", "profile")
@@ -355,7 +355,7 @@ def _prepares(runtime: RuntimeConfig | str) -> bool:
 
 
 def servable(built: Built) -> World:
-    """Return the world of one pipeline with a link of its own for each hop; else UsageError."""
+    """Return the world of one pipeline with a separate link for each hop; else UsageError."""
     world = built.world
     if not isinstance(world, World):
         raise UsageError("scheduler: of pools only evenflow run serves; one policy is right")
@@ -541,7 +541,7 @@ def _facts(settings: Sequence[TorchSettings], ranks: int) -> dict[str, Any]:
 
 
 def _notes(settings: Sequence[TorchSettings], built: Built) -> list[str]:
-    """Return the differences between the run and the costs it is compared with, a line each."""
+    """Return the differences between the run and the costs it is compared with, in lines."""
     source, first, notes = built.cost_source, settings[0], _sharing(settings)
     if source["kind"] == "profile" and source["dtype"] != first.dtype:
         measured = f"{source['path']} was measured in {source['dtype']}"

@@ -24,14 +24,7 @@ from evenflow.report.folder import recovery
 from evenflow.report.manifest import RECORDS, plain
 from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
-from evenflow.results.recorder import (
-    DAMAGED,
-    Block,
-    BlockFile,
-    Blocks,
-    Recorder,
-    read_blocks,
-)
+from evenflow.results.recorder import DAMAGED, Block, BlockFile, Blocks, Recorder, read_blocks
 from evenflow.results.run import merged
 from evenflow.runtime.journal import NAME, Journal, Lines
 from evenflow.runtime.serve import REQUESTS, facts_of

@@ -45,8 +45,8 @@ class Growth(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Pages of a row from its page `start` on, in the place of those it had there; other rows may
-    have them too, at the same place. `tokens` of a row that begins with them are computed.
+    """Pages of a row that replace its pages from `start` on; other rows may share them, at the same
+    place. `tokens` of a row that begins with them are computed.
     """
 
     request_id: int
@@ -147,7 +147,7 @@ class Returned(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The first message on every connection, and a worker's report that all of its own are up."""
+    """The first message on every connection, and a worker's report that all of them are up."""
 
     worker: int
 

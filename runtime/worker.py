@@ -287,7 +287,7 @@ def run_process(stages: Sequence[tuple[Place, WorkerSettings]]) -> None:
 
 
 def run_stages(stages: Sequence[tuple[Place, WorkerSettings]]) -> None:
-    """Run these stages, a thread each, until the driver says stop."""
+    """Run stages, each in a thread, until the driver says stop."""
     threads = [threading.Thread(target=run_worker, args=stage, daemon=True) for stage in stages[1:]]
     for thread in threads:
         thread.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappush
+from itertools import count
 from typing import Any
 
 from simpy import Environment, Event
@@ -23,9 +24,14 @@ class Instant(Event):
     schedule differ. SimPy schedules by delays only, so an Instant enters its queue by itself.
     """
 
+    callbacks: list[Callable[[Event], None]] | None  # SimPy's own, declared for mypyc
+    env: Environment
+    _ok: bool
+    _value: Any
+
     def __init__(
         self,
-        env: Environment,
+        env: CheckedEnvironment,
         time_s: float,
         callback: Callable[[Event], None] | None = None,
         priority: EventPriority = NORMAL,
@@ -38,6 +44,9 @@ class Instant(Event):
 
 class CheckedEnvironment(Environment):
     """A SimPy environment that refuses what would go back in time, as no process may run it."""
+
+    _queue: list[tuple[float, EventPriority, int, Event]]
+    _eid: count[int]
 
     def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
         if not delay >= 0:
@@ -76,5 +85,5 @@ class SimClock:
 
     def more_now(self) -> bool:
         """Say whether anything else is queued for this instant."""
-        env = self.env
-        return env.peek() <= env.now
+        queue = self.env._queue
+        return bool(queue) and queue[0][0] <= self.env._now

@@ -1,4 +1,4 @@
-"""Prefill and decode on pools of their own: `evenflow.engines.pools`, on SimPy's clock."""
+"""Prefill and decode on separate pools: `evenflow.engines.pools`, on SimPy's clock."""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ class Processes:
             raise UserProcessError(f"a process of a process {words}") from error
 
     def _where(self) -> str:
-        """Return in words at which lines the processes wait, or where those that are over begin."""
+        """Return in words the lines at which processes wait, or where finished ones begin."""
         return f" ({', '.join(place() for place in self._places)})"
 
     def held_up(self) -> str:

@@ -1,7 +1,7 @@
 """A pipeline with given times for each micro-batch, the driver's and the messages' included.
 
-So the rules of the pipeline can be checked on their own, with times that a real run measured, or
-with times drawn at random. Knows no measurement and no distribution.
+So the rules of the pipeline can be checked alone, with times that a real run measured, or with
+times drawn at random. Knows no measurement and no distribution.
 """
 
 from __future__ import annotations

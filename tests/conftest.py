@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
-settings.register_profile("ci", derandomize=True, deadline=None)
-settings.register_profile("local", deadline=None)
+from tests.amounts import many
+
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=many(250))
+settings.register_profile("local", deadline=None, max_examples=many(250))
 settings.register_profile(  # nobody reads the example that a mutant fails on
     "mutants", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate)
 )

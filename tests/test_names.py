@@ -1,24 +1,58 @@
-"""A class name of the product means one thing; what is public stays, or is said to be gone."""
+"""A class name of the product means one thing; its docstrings are in the field's words; what is
+public stays, or is said to be gone."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections import Counter
+from functools import cache
+from pathlib import Path
 
 from tests.places import ROOT
 from tools.public_names import public_names
 
 PRODUCT = ("evenflow", "sim", "traces", "profiler", "runtime", "experiments")
 
+PRIVATE = re.compile(
+    r"\b(who|whom|whoever|such an?|told|tells|(so|thus) (many|much|wide)"
+    r"|those (that|who|which|it|they)|(of|on) (its|their|one's) own(?! \w)"
+    r"|an? \w+ each(?=[.,;:]|$))\b",
+    re.IGNORECASE,
+)
+"""Words that a stranger has to translate, where a thing has a name."""
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    files = {path.resolve() for room in PRODUCT for path in (ROOT / room).rglob("*.py")}
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
+
 
 def test_no_class_name_means_two_things() -> None:
-    files = {path.resolve() for room in PRODUCT for path in (ROOT / room).rglob("*.py")}
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in files)
-    names = Counter(
-        node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
-    )
+    nodes = (node for tree in trees().values() for node in ast.walk(tree))
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     assert not [name for name, count in names.items() if count > 1]
+
+
+def private_words(text: str) -> list[str]:
+    return [found[0] for found in PRIVATE.finditer(re.sub("`.*?`", "", text))]
+
+
+def test_docstrings_are_in_the_words_of_the_field() -> None:
+    found = {
+        f"{path.relative_to(ROOT.resolve())}:{node.lineno}": words
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if (words := private_words(" ".join(str(node.value.value).split())))
+    }
+    assert not found
+
+
+def test_private_words_are_seen() -> None:
+    text = "Who waits, and those that end; so many, a row each, on a stage of their own. Not `who`."
+    assert len(private_words(text)) == 5
 
 
 def unsaid(before: set[str], now: set[str], page: str) -> set[str]:

@@ -97,11 +97,7 @@ class NoisyPipeline(VirtualPipeline):
     """Every stage and every message takes a random time more. Stages start `late_s` late."""
 
     def __init__(
-        self,
-        world: World,
-        seed: int,
-        late_s: float,
-        beside: list[VirtualPipeline] | None = None,
+        self, world: World, seed: int, late_s: float, beside: list[VirtualPipeline] | None = None
     ) -> None:
         super().__init__(world.depth, beside)
         self._late_s = late_s

@@ -351,11 +351,7 @@ def engines(world: World) -> list[dict[str, Any]]:
     """Return what a world may have of several engines: one a stage, or two that step together."""
     together: dict[str, Any] = {"virtual_engines": 2, "loop": LockStep}
     wait = PromptWait(timeout_iters=3, batching_iters=1)
-    return [
-        {"virtual_engines": world.depth},
-        together,
-        together | {"loop_options": {"wait": wait}},
-    ]
+    return [{"virtual_engines": world.depth}, together, together | {"loop_options": {"wait": wait}}]
 
 
 @st.composite
@@ -383,10 +379,7 @@ def served_worlds(
     In a closed loop of clients, what a real engine loop asks next it asks before they answer.
     """
     world = drawn_world(
-        draw,
-        [16, 20, 400],
-        costs_s=(base_s, per_token_s),
-        link=draw(st.sampled_from(links)),
+        draw, [16, 20, 400], costs_s=(base_s, per_token_s), link=draw(st.sampled_from(links))
     )
     lengths = draw(st.lists(st.tuples(st.integers(1, 150), st.integers(1, 40)), min_size=1))
     times_s = sorted(draw(arrivals_s) for _ in lengths)

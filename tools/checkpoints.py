@@ -15,23 +15,14 @@ from evenflow.runtime.torch.sample import sample
 from evenflow.runtime.torch.weights import random_weights
 from evenflow.runtime.wire import Piece
 from evenflow.specs.model import ModelSpec
+from tools.launch_plans import config_json
 
 
 def write_config(spec: ModelSpec, path: Path) -> None:
     """Write the config.json of a model that `read_model` can read."""
-    values = {
-        "model_type": spec.family,
-        "num_hidden_layers": spec.num_layers,
-        "hidden_size": spec.hidden_size,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
-        "intermediate_size": spec.intermediate_size,
-        "vocab_size": spec.vocab_size,
-        "max_position_embeddings": spec.max_position_embeddings,
+    values = config_json(spec) | {
         "rope_theta": spec.rope_theta,
         "rms_norm_eps": spec.norm_epsilon,
-        "tie_word_embeddings": spec.tie_word_embeddings,
         "attention_bias": spec.attention_bias,
         "torch_dtype": "bfloat16" if spec.dtype_bytes == 2 else "float32",
     }

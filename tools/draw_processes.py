@@ -1,4 +1,4 @@
-"""The pictures of docs/processes.md: a straggler, a death, an autoscaler, and their numbers.
+"""Pictures of docs/processes-checked.md: a straggler, a death, an autoscaler, and their numbers.
 
 `python -m tools.draw_processes [straggler] [death] [autoscaler]` draws these, or all three, into
 docs/figures and prints the tables. The autoscaler's needs the Azure code trace in EVENFLOW_SHARED.

@@ -21,14 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from evenflow.experiments.recordings import (
-    ENGINES,
-    gllm,
-    of_engines,
-    replay_engines,
-    sglang,
-    vllm,
-)
+from evenflow.experiments.recordings import ENGINES, gllm, of_engines, replay_engines, sglang, vllm
 from evenflow.experiments.recordings.journal import ReplayOutcome
 from evenflow.report.tables import markdown_table
 from tools.engines_table import DOCUMENT, ROOT, written

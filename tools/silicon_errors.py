@@ -11,13 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evenflow.costs.silicon.points import (
-    Peak,
-    from_memory,
-    product_times,
-    prompt_times,
-    step_times,
-)
+from evenflow.costs.silicon.points import Peak, from_memory, product_times, prompt_times, step_times
 from evenflow.costs.silicon.tables import Heads, SiliconTables, load_tables
 from evenflow.report.tables import markdown_table
 from evenflow.specs.gpu import gpu

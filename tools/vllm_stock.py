@@ -56,9 +56,7 @@ def served(run: Path, overrides: list[str]) -> dict[str, Any]:
 
 
 def _detailed(
-    requests: list[Request],
-    entered: dict[int, float],
-    tokens: dict[int, list[tuple[float, int]]],
+    requests: list[Request], entered: dict[int, float], tokens: dict[int, list[tuple[float, int]]]
 ) -> dict[str, Any]:
     rows = [
         [entered[request.request_id], *(at_s for at_s, _ in tokens[request.request_id])]

@@ -23,7 +23,7 @@ from evenflow.types import Prefix, Request
 class Arrivals(Protocol):
     """An arrival process: `times` gives n arrivals in seconds, never decreasing, [n].
 
-    `seed` draws random arrivals, from a stream of their own.
+    `seed` draws random arrivals, from a separate stream.
     """
 
     def times(self, n: int, seed: int, trace_s: Floats | None, /) -> Floats: ...
@@ -145,10 +145,7 @@ AnyArrivals = Annotated[
 
 
 def make_requests(
-    trace: Trace,
-    arrivals: Arrivals,
-    n: int | None = None,
-    seed: int = 0,
+    trace: Trace, arrivals: Arrivals, n: int | None = None, seed: int = 0
 ) -> list[Request]:
     """Return the trace's first n requests (None: all) with arrival times of the given process.
 
@@ -180,7 +177,7 @@ def make_requests(
 
 
 def with_own_prefixes(requests: Iterable[Request]) -> list[Request]:
-    """Return the requests, those without a known prefix with tokens of their own, by id.
+    """Return the requests; one without a known prefix gets unique tokens, by its id.
 
     So a preempted request finds what is left of its pages, and a repeated one its prompt.
     """

@@ -166,8 +166,8 @@ def elapsed(column: str, value: object) -> float:
 
 
 EPOCHS = ((1e11, 10**9), (1e14, 10**6), (1e17, 10**3), (math.inf, 1))
-"""Below which number a time is in seconds, ms, us or ns, and the nanoseconds of each. Those since
-1970 are told apart so for the next thousand years; a smaller number is of seconds."""
+"""The number below which a time is in seconds, ms, us or ns, and the nanoseconds of that unit. So
+times since 1970 are recognised for the next thousand years; a smaller number is of seconds."""
 
 
 def moment(column: str, value: object) -> Ticks:
@@ -283,12 +283,7 @@ FORMATS: Mapping[str, TraceTable | ShareGpt] = MappingProxyType(
             marks=("chat_id",),
         ),
         "mooncake": TraceTable(
-            "input_length",
-            "output_length",
-            "timestamp",
-            1000,
-            blocks="hash_ids",
-            block_tokens=512,
+            "input_length", "output_length", "timestamp", 1000, blocks="hash_ids", block_tokens=512
         ),
         "llmservingsim": TraceTable(
             "input_toks", "output_toks", "arrival_time_ns", NANOSECONDS_PER_S

@@ -76,10 +76,7 @@ class LengthClasses:
 
 
 def accumulated_error(
-    predicted: Ints,
-    true: Ints,
-    rng: np.random.Generator,
-    group_sizes: Sequence[int] = GROUP_SIZES,
+    predicted: Ints, true: Ints, rng: np.random.Generator, group_sizes: Sequence[int] = GROUP_SIZES
 ) -> dict[int, float]:
     """Return, by group size, the mean error of a group's total as a share of its true total.
 

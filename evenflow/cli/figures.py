@@ -56,8 +56,7 @@ def figures_command(
         float | None, typer.Option("--width", metavar="INCHES", help="Of the whole figure.")
     ] = None,
     style: Annotated[
-        str | None,
-        typer.Option("--style", metavar="NAME", help="Of matplotlib, or a file."),
+        str | None, typer.Option("--style", metavar="NAME", help="Of matplotlib, or a file.")
     ] = None,
     allow_refused: AllowRefused = False,
     executor: Executor = "process",
@@ -68,7 +67,7 @@ def figures_command(
     from evenflow.experiments.figures.make import chosen, write_claims
     from evenflow.experiments.figures.schema import Look
     from evenflow.report.folder import claimed
-    from evenflow.study.points import Store, executor_of
+    from evenflow.study.points import executor_of
 
     look = Look(width, style, tuple(format_.split(",")))
     sets = tuple(set_ or ())
@@ -77,19 +76,8 @@ def figures_command(
         for plan in plans:
             echo(f"{plan.name:12} {plan.keys.title}  [{plan.keys.source}]")
         return
-    failures: dict[str, str] = {}
     with claimed(out, force=force), executor_of(executor) as pool:
-        store = Store(out / "points")
-        for plan in plans:
-            try:
-                drawing = _made(plan, out, store, pool, intervals=intervals)
-            except UsageError as error:
-                failures[plan.name] = str(error)
-                if len(plans) > 1:
-                    echo(f"{plan.name}: not made")
-                continue
-            if names:
-                echo(table_of(drawing))
+        failures = _make_all(plans, out, pool, intervals=intervals, tables=bool(names))
         answering = (plan for plan in plans if plan.of_a_paper or plan.keys.claims)
         if any(plan.name not in failures for plan in answering):
             _print_claims(write_claims(out))
@@ -98,6 +86,26 @@ def figures_command(
             echo(out / "claims.md")
     if failures:
         raise UsageError(_reasons(failures, len(plans)))
+
+
+def _make_all(
+    plans: Sequence[FigurePlan], out: Path, pool: futures.Executor, *, intervals: bool, tables: bool
+) -> dict[str, str]:
+    """Make figures, and print their `tables`; return why some could not be made, by name."""
+    from evenflow.study.points import Store
+
+    store, failures = Store(out / "points"), {}
+    for plan in plans:
+        try:
+            drawing = _made(plan, out, store, pool, intervals=intervals)
+        except UsageError as error:
+            failures[plan.name] = str(error)
+            if len(plans) > 1:
+                echo(f"{plan.name}: not made")
+            continue
+        if tables:
+            echo(table_of(drawing))
+    return failures
 
 
 def _made(

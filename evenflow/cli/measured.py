@@ -64,18 +64,18 @@ def validate_command(
         set_ = [*(set_ or ()), *_profiled(run, set_ or [], profile)]
     job = job_of(run, set_ or (), engine=engine, joined=True, say=partial(echo, err=True))
     folder = out or Path("out") / f"{run.stem}-validate"
-    contenders = {job.config.scheduler.name: job}
+    contenders = {folder: job}
     if schedulers is not None:
         jobs = line_up(parse_schedulers(schedulers), job.config, job.beside)
-        contenders = {each.folder: each for each in jobs}
+        contenders = {folder / each.folder: each for each in jobs}
     found = []
     with claimed(folder, force=force, reads=inputs_of(job.config, run)):
-        for name, each in contenders.items():
-            with staged(folder if schedulers is None else folder / name, force=True) as scratch:
+        for into, each in contenders.items():
+            with staged(into, force=True) as scratch:
                 validation = validate(each, runs, calibrate, _watched)
                 found.append(validation.found)
                 write_validation(scratch, validation, run.name)
-                if schedulers is None:
+                if into == folder:
                     (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")
             echo(each.config.real_setup())
             print_validation(validation.found)

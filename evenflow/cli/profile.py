@@ -86,9 +86,7 @@ def import_command(
     model: Annotated[
         str,
         typer.Option(
-            "--model",
-            help="A model's name, or its config.json.",
-            autocompletion=completions.models,
+            "--model", help="A model's name, or its config.json.", autocompletion=completions.models
         ),
     ],
     device: Annotated[

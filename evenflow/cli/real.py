@@ -103,8 +103,7 @@ def serve_command(
 
 def recover_command(
     path: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="The --out of a run or a server that was killed."),
+        Path, typer.Argument(metavar="DIR", help="The --out of a run or a server that was killed.")
     ],
 ) -> None:
     """Make the results of what a killed run had served; exit 1 if something does not fit."""

@@ -100,7 +100,7 @@ class _Bars(Progress):
 
 @contextmanager
 def progress(labels: Sequence[str], total: int | None = None) -> Iterator[Progress]:
-    """Show how far some tasks are: a bar each on a terminal, else a line now and then.
+    """Show how far some tasks are: a bar for each on a terminal, else a line now and then.
 
     `total` None: the number is not known yet.
     """

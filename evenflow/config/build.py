@@ -63,7 +63,7 @@ def reads_text(config: RunConfig) -> bool:
 class Built(NamedTuple):
     """A world ready to simulate, and the sources of its costs and its pages.
 
-    `pools` are the parts of a world of pools, each built as a run of its own.
+    `pools` are the parts of a world of pools, each built as a separate run.
     """
 
     world: World | PooledWorld
@@ -121,7 +121,7 @@ def build(
 def _build_pools(
     config: RunConfig, requests: list[Request], beside: Path, texts: Sequence[str] | None
 ) -> Built:
-    """Return the world of a system of pools, each built as a run of its own.
+    """Return the world of a system of pools, each built as a separate run.
 
     Where policies of several pools predict lengths, the last pool's predictions hold.
     """
@@ -361,10 +361,7 @@ def _layers(config: RunConfig, spec: ModelSpec, gpus: Sequence[GpuSpec]) -> tupl
 
 
 def _scheduler_maker(
-    config: RunConfig,
-    costs: StageCost,
-    max_model_len: int,
-    make_scheduler: MakeScheduler | None,
+    config: RunConfig, costs: StageCost, max_model_len: int, make_scheduler: MakeScheduler | None
 ) -> Callable[[], Scheduler]:
     name, params = config.scheduler.name, config.scheduler.params
     make_scheduler = make_scheduler or partial(create, name, params)

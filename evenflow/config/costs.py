@@ -92,7 +92,7 @@ class MadeCosts(NamedTuple):
 
     `hop`: seconds, and seconds a byte, from stage to stage, and `host`: the CPU time around a
     micro-batch, where they were measured too. `experts`: the costs shared by groups of GPUs with
-    requests of their own, which are then not in `cost`.
+    separate requests, which are then not in `cost`.
     """
 
     cost: StageCost
@@ -299,7 +299,7 @@ class SiliconCosts(Keys):
     expert_kernel: str | None = None
     """Part of the name of the kernel that computes experts; null: that of the newest tables."""
     product_tflops: Positive | None = None
-    """The most TFLOP/s that quantised products reach on a GPU, where the engine is told to use a
+    """The most TFLOP/s that quantised products reach on a GPU, where the engine's options choose a
     slower kernel than the tables'; null: as measured.
     """
     all_reduce: NameOrAllReduce | None = None

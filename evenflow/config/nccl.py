@@ -34,8 +34,7 @@ def with_points(document: Document) -> Document:
 def _named(
     data: Mapping[str, Any], above: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any], str]]:
-    """Yield the keys of `costs.all_reduce` that is a file or has one as points, what is beside the
-    points, and the file."""
+    """Yield the keys of each `costs.all_reduce` with a file, its other keys, and the file."""
     for key, value in data.items():
         path, inner = (*above, key), value if isinstance(value, Mapping) else {}
         if path[-2:] != ("costs", KEY):

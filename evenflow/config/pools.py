@@ -1,6 +1,6 @@
 """`distserve` and `splitwise`, schedulers that are systems of several pools: keys, GPUs, link.
 
-Each pool is a run of its own on its part of the GPUs; nothing is built here.
+Each pool is a separate run on its part of the GPUs; nothing is built here.
 """
 
 from __future__ import annotations
@@ -40,10 +40,7 @@ class PoolConfig(Keys):
 
     stages: Annotated[
         int | list[int] | None,
-        expect(
-            _is_stages,
-            "null, a whole number of at least 1, or a list of layers per stage",
-        ),
+        expect(_is_stages, "null, a whole number of at least 1, or a list of layers per stage"),
     ] = None
     """Pipeline stages of the pool, or the layers of each; null: an even share of the run's GPUs."""
     tensor_parallel: Count | None = None
@@ -85,7 +82,7 @@ class MixedPoolConfig(PoolConfig):
 
 
 class DistServeConfig(Keys):
-    """Prompts and decodes on pools of their own; the KV crosses a link in between.
+    """Prompts and decodes on separate pools; the KV crosses a link in between.
 
     Source: DistServe (OSDI'24), sections 3 and 4. Each pool has its own parallelism, memory and
     policy, and by default half of the GPUs. The decode pool takes KV when it has room; until then

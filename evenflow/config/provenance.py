@@ -58,12 +58,9 @@ def provenance(
 def wall_clock(seconds: float) -> dict[str, Any]:
     """Return what differs from run to run: the date, and the seconds the run took.
 
-    It has a file of its own, so that the others are the same bytes each time.
+    It has a separate file, so that the others are the same bytes each time.
     """
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "wall_s": round(seconds, 3),
-    }
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "wall_s": round(seconds, 3)}
 
 
 def checkout_commit() -> str | None:

@@ -71,11 +71,7 @@ class AttentionDpConfig(Keys):
 
 
 class RuntimeConfig(Keys):
-    """CPU work around a micro-batch.
-
-    See `evenflow.runtimes.RuntimeOverheads`: what the host spends on a micro-batch and what that
-    holds up, what each stage spends on its inputs, and the front end that requests queue for.
-    """
+    """CPU work around a micro-batch, of host, stages and front end."""
 
     schedule_s: NonNegative = 0.0
     """Seconds that the policy takes for a micro-batch."""
@@ -232,8 +228,7 @@ class ProcessConfig(SchedulerConfig):
 NamedProcess = Annotated[ProcessConfig, short_form("name")]
 
 InMilliseconds = Annotated[
-    Limit,
-    expect(lambda v: v in get_args(Limit), f"{', '.join(get_args(Limit))}, in milliseconds"),
+    Limit, expect(lambda v: v in get_args(Limit), f"{', '.join(get_args(Limit))}, in milliseconds")
 ]
 
 
@@ -291,8 +286,8 @@ class RunConfig(Keys):
     tensor_parallel: Count = 1
     """GPUs of each stage (tensor_parallel_size)."""
     data_parallel: Count = 1
-    """Groups of `tensor_parallel` GPUs of each stage (data_parallel_size), with requests of their
-    own; they step together, and a model's experts are over all of them.
+    """Groups of `tensor_parallel` GPUs of each stage (data_parallel_size), with separate requests;
+    they step together, and a model's experts are over all of them.
     """
     attention_dp_config: AttentionDpConfig | None = None
     """How prompts of one group of `data_parallel` wait for the others'; null: they do not."""
@@ -346,7 +341,7 @@ class RunConfig(Keys):
             f"true, false, or a number of engines of at least 1 and at most {MOST_PIPES}",
         ),
     ] = False
-    """Policies of their own that share the pages evenly, one micro-batch in flight each (vLLM V0);
+    """Separate policies that share the pages evenly, one micro-batch in flight each (vLLM V0);
     true: one a stage.
     """
     pipelined_chunks: bool | None = None

@@ -42,8 +42,7 @@ MOST_VALUES = 100_000
 """The most values of a document, each counted as often as aliases repeat it."""
 
 MOST_MISTAKES, MOST_OF_A_MISTAKE = 8, 130
-"""The most mistakes of a document that one line tells, and letters of each where there are several.
-"""
+"""The most mistakes of a document in one line, and letters of one where there are several."""
 
 MOST_DIGITS = 40
 """The longest whole number."""

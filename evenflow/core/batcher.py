@@ -7,7 +7,6 @@ policy in `evenflow.schedulers`. One thread or process owns it.
 
 from __future__ import annotations
 
-import os
 from collections import abc
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,7 @@ from evenflow.core.request import Request
 from evenflow.core.rules import rules_of
 from evenflow.core.scheduling import Action, Order, Plan, Prefill, Scheduler
 from evenflow.errors import PolicyError, StallError, UsageError
-from evenflow.user_code import end_copy, place_of, shown, words_of
+from evenflow.user_code import PROCESS, end_copy, place_of, shown, words_of
 
 ORDERS = frozenset(get_args(Order))
 
@@ -85,7 +84,7 @@ class Batcher:
         self._asks_again = asks_again
         self._row_tokens = decoding.row_tokens
         self._refuse = getattr(scheduler, "refuse", None)
-        self._process = os.getpid()
+        self._process = PROCESS[0]
         self._answer = ""  # to the last question: why nothing is sent
         self._wakes = 0  # answers in a row to wait, with nothing in flight or at one instant
         self._waited_at: tuple[int, float | None] = (0, None)  # so many micro-batches, and when
@@ -300,7 +299,8 @@ class Batcher:
 
     def served(self, request_id: Any) -> Sequence | None:
         """Return the request of an id that is being served; None for anything else."""
-        seq = self.queues.live.get(int(request_id)) if isinstance(request_id, Integral) else None
+        whole = type(request_id) is int or isinstance(request_id, Integral)
+        seq = self.queues.live.get(int(request_id)) if whole else None
         return None if seq is None or seq.aborted else seq
 
     def _prefillable(self, prefill: Prefill) -> Sequence:
@@ -372,7 +372,7 @@ class Batcher:
         except BaseException as error:
             end_copy(self._process, self.policy_name)
             raise self._broken(f"raised {words_of(error)}{place_of(error)}") from error
-        if os.getpid() != self._process:
+        if PROCESS[0] != self._process:
             end_copy(self._process, self.policy_name)
         return answer
 

@@ -167,7 +167,7 @@ class View:
 
     @property
     def rows_in_flight(self) -> int:
-        """Rows of the micro-batches in flight: a decode each, and each chunk of a prompt."""
+        """Rows of the micro-batches in flight: their decodes and chunks of prompts."""
         batches = self._queues.in_flight.values()
         return sum(len(batch.chunks) + len(batch.decodes or ()) for batch in batches)
 
@@ -234,11 +234,11 @@ class Prefill(NamedTuple):
 class Plan(NamedTuple):
     """A policy's answer: the content of the next micro-batch. The default plan sends nothing.
 
-    `decodes`: so many ready decodes are taken in `order`, or those of these requests. Prefills get
-    their pages first; when a decode then needs a page and none is free, requests are preempted by
-    the `victims` rule. `preempt` names requests to preempt before anything else. `wake_at_s` asks
-    to be asked again at that time. `kv_limited` says that work was held back because pages do not
-    suffice (for bubble attribution).
+    `decodes`: how many ready decodes are taken in `order`, or the requests whose decodes are.
+    Prefills get their pages first; when a decode then needs a page and none is free, requests are
+    preempted by the `victims` rule. `preempt` names requests to preempt before anything else.
+    `wake_at_s` asks to be asked again at that time. `kv_limited` says that work was held back
+    because pages do not suffice (for bubble attribution).
     """
 
     prefills: abc.Sequence[Prefill] = ()

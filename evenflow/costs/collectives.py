@@ -68,7 +68,7 @@ class TwoLevel:
 
     All-reduce: reduce-scatter within each node, all-reduce of every shard between the nodes,
     all-gather within each node; the shards of a node share its link, so the nodes act like ranks of
-    a ring of their own. All-to-all: what stays in the node and what leaves it, the latter over the
+    a separate ring. All-to-all: what stays in the node and what leaves it, the latter over the
     shared link, one after the other. Known error: real libraries overlap the levels.
     """
 

@@ -1,6 +1,6 @@
-"""Kernels that the host launches one by one: those that no CUDA graph replays.
+"""Kernels that the host launches one by one, as no CUDA graph replays them.
 
-Knows a model's shape and the numbers of a micro-batch; what an engine captures is told.
+Knows a model's shape and the numbers of a micro-batch; what an engine captures is an argument.
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ LAUNCH_S = 28e-6
 steps of one row, over the kernels counted here: GPT-2 on H200 with vLLM 28 us and with SGLang 30
 (github.com/deepspeedai/DeepSpeed, pull request 8352), Llama-3-8B on H100 with SGLang 25 and 29 us
 (github.com/sgl-project/sglang, pull request 1401)."""
+
+LATENT, EXPERTS = 7, 6
+"""What a layer with latents and one with experts take beyond their kernels, in launches: Python of
+the router, of the fused experts, of joins and views. Eager steps: Qwen3-30B-A3B on 4 RTX 4090D with
+vLLM 33.9 ms, so 6 (issue 45709); DeepSeek-Coder-V2-Lite on H100 with SGLang 25 ms (pull request
+1401) and DeepSeek-V3 on 8 GPUs with SGLang 82.6 ms (12160), so 5 and 9 more."""
 
 PIECE = 3
 """Launches of a layer whose kernels are replayed but for the attention: the rest, as one graph, the
@@ -70,7 +76,7 @@ def stage_kernels(deployment: Deployment, stage: int) -> int:
 
 
 def layer_kernels(kind: ModelSpec, ranks: int, *, narrow: bool = False) -> int:
-    """Return the kernels of a layer on one of `ranks` GPUs.
+    """Return the kernels of a layer on one of `ranks` GPUs, and what is as long as a launch.
 
     Attention: norm, rotary embedding, writing of keys and values, attention; a norm of queries and
     one of keys where the model has them; one of each latent, and the joining of keys. MLP: norm,
@@ -81,9 +87,9 @@ def layer_kernels(kind: ModelSpec, ranks: int, *, narrow: bool = False) -> int:
     has_mlp = kind.shared_columns > 0
     count = 5 + len(shapes) + has_mlp + 2 * kind.qk_norm
     if kind.kv_lora_rank:
-        count += 2 + (kind.q_lora_rank > 0)
+        count += 2 + (kind.q_lora_rank > 0) + LATENT
     if kind.num_experts:
-        count += 7 + has_mlp
+        count += 7 + has_mlp + EXPERTS
     if narrow:
         count += sum(map(kind.is_quantized, shapes)) + 2 * (kind.num_experts > 0)
     if ranks > 1:

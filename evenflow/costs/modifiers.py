@@ -48,7 +48,7 @@ class ScaledCost(Modified):
 
 
 class StagesCost:
-    """Each stage takes the seconds that a cost model of its own says, as where GPUs are unlike."""
+    """A cost model for each stage, as where GPUs are unlike."""
 
     def __init__(self, costs: Sequence[StageCost]) -> None:
         self._costs = costs
@@ -134,12 +134,12 @@ def share_of(target: StageCost, share: float) -> Callable[[int, int], float]:
 
 
 def step_of(draft: StageCost) -> Callable[[int, int], float]:
-    """Return the seconds of a draft step as those of a draft model of its own, on one stage."""
+    """Return the seconds of a draft step as those of a separate draft model, on one stage."""
     return lambda rows, context: draft.times(decode_work(rows, context))[0]
 
 
 class _Joined(NamedTuple):
-    """A micro-batch of groups that step together, a part each."""
+    """A micro-batch of groups that step together, with a part for each."""
 
     parts: Sequence[Work]
     chunks: tuple[Span, ...] = ()
@@ -171,8 +171,8 @@ class SwapCost(Modified):
 
     On each stage: swapped_rows * `latency_s` + swapped_pages * page_bytes / `bandwidth_bytes_per_s`
     seconds, where `page_bytes` [depth] is a page's share of the layers on one GPU. Each GPU has a
-    host link of its own; copies in and out share it, one after the other. Known error: an engine
-    that copies ahead of time would hide a part.
+    separate host link; copies in and out share it, one after the other. Known error: an engine that
+    copies ahead of time would hide a part.
     """
 
     page_bytes: Sequence[int]

@@ -17,7 +17,7 @@ from evenflow.costs.collectives import Fabric, Ring
 from evenflow.errors import UsageError, require_counts, require_positive
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, LinkSpec
-from evenflow.specs.model import ModelSpec, Split, parameters
+from evenflow.specs.model import QK_NORM_BYTES, ModelSpec, Split, parameters
 from evenflow.specs.precision import Arithmetic
 from evenflow.sums import plain_sum
 
@@ -67,7 +67,7 @@ def linear_s(
 
 
 def quantize_s(tokens: float, inputs: int, dtype_bytes: int, rates: Rates) -> float:
-    """Return the seconds in which a product's inputs are read, and written as a byte each.
+    """Return the seconds in which a product's inputs are read, and written as single bytes.
 
     Only where the GPU multiplies in the weights' format. Known error: engines join it with the
     norm or the activation before where they can, and 4 bits are counted as 8.
@@ -263,8 +263,8 @@ def all_to_all_bytes(tokens: int, model: ModelSpec, ranks: int, imbalance: float
 
 
 Part = Literal["all", "own", "experts"]
-"""What of the layers a cost model counts: of groups of GPUs with requests of their own, which share
-experts, each costs by itself what is its own."""
+"""The part of the layers that a cost model counts. Groups of GPUs with separate requests share
+their `experts`, and cost the rest (`own`) by themselves."""
 
 
 class _Layers:
@@ -386,15 +386,18 @@ class RooflineCost:
         size_bytes = tokens * model.hidden_size * model.dtype_bytes
         apart = self.deployment.expert_parallel or self.deployment.data_parallel > 1
         once = model.parallel_attention or (apart and model.num_experts)
-        return (1 if once else 2) * self.fabric.all_reduce_s(size_bytes, ranks)
+        seconds = (1 if once else 2) * self.fabric.all_reduce_s(size_bytes, ranks)
+        if model.qk_norm_over_heads:
+            seconds += self.fabric.all_reduce_s(tokens * QK_NORM_BYTES, ranks)
+        return seconds
 
     def exchange_s(self, tokens: int) -> float:
         """Return the seconds that one layer spends sending tokens to their experts and back.
 
         Where the ranks hold whole experts. The all-reduce of the attention is then the only one:
         its scatter half leaves each rank its share of the tokens, its gather half comes after the
-        experts. Where each has slices of all of them, groups of ranks with requests of their own
-        gather the tokens of all and add up the outputs, in all an all-reduce.
+        experts. Where each has slices of all of them, groups of ranks with separate requests gather
+        the tokens of all and add up the outputs, in all an all-reduce.
         """
         deployment, model, fabric = self.deployment, self.deployment.model, self.fabric
         ranks = deployment.stage_gpus

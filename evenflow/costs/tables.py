@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from evenflow.costs.base import BatchShape
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.model import QK_NORM_BYTES, ModelSpec
 from evenflow.sums import plain_sum
 
 
@@ -288,13 +288,19 @@ def beside(one: BySize, other: BySize, most: int) -> BySize:
     return estimate
 
 
-def all_reduces(model: ModelSpec, once: BySize, count: int) -> BySize:
-    """Return `count` all-reduces of hidden states against tokens; `once` is one against bytes."""
+def all_reduces(model: ModelSpec, once: BySize, count: int, *, attention: bool = True) -> BySize:
+    """Return `count` all-reduces of hidden states against tokens; `once` is one against bytes.
+
+    With `attention` also that of the norms of queries and keys, where they are over all heads.
+    """
     bytes_per_token = model.hidden_size * model.dtype_bytes
 
     def seconds(tokens: int) -> Estimate:
         taken = once(tokens * bytes_per_token)
         return Estimate(count * taken.seconds, count * taken.unmeasured_s)
+
+    if attention and model.qk_norm_over_heads:
+        return added([seconds, lambda tokens: once(tokens * QK_NORM_BYTES)])
 
     return seconds
 

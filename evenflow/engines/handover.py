@@ -33,7 +33,7 @@ class Handover(NamedTuple):
 
     @property
     def context_tokens(self) -> int:
-        """Tokens of KV to transfer: those that the next decode step attends to."""
+        """Tokens of KV to transfer: all that the next decode step attends to."""
         return self.request.prompt_tokens + self.generated - 1
 
 

@@ -192,7 +192,7 @@ CROSSED = "transfer_"
 class PooledWorld:
     """One simulation of a disaggregated system; `requests` and `concurrency` as in `World`.
 
-    Each pool is a world without requests of its own. KV sets out when its destination has pages for
+    Each pool is a world that is given no requests. KV sets out when its destination has pages for
     it and a share `watermark` of its pages to spare (all of them count once nothing runs there). A
     prompt goes to the mixed pool when more than `borrow_tokens` prompt tokens wait in the prefill
     pool and fewer in the mixed one.
@@ -226,8 +226,8 @@ class PooledWorld:
 class Pool(Protocol):
     """One pool of a system: its engine, and the engine's driver.
 
-    `record` counts a request among those that it served; `changed` says that something happened;
-    `adopt` continues a request once its KV is there.
+    `record` counts a request as served here; `changed` says that something happened; `adopt`
+    continues a request once its KV is there.
     """
 
     engine: PoolBatcher

@@ -54,11 +54,7 @@ def still_page(given: Given, axes: list[dict[str, Any]], points: Mapping[str, An
 
 
 def _page(given: Given, data: Mapping[str, Any], about: str) -> str:
-    look = {
-        "metrics": shown_metrics(given.slo),
-        "colours": SCHEDULER_COLOURS,
-        "dashes": DASHES,
-    }
+    look = {"metrics": shown_metrics(given.slo), "colours": SCHEDULER_COLOURS, "dashes": DASHES}
     text = json.dumps({**data, **look}, separators=(",", ":")).replace("<", "\\u003c")
     own = Path(__file__).with_name("explore.js").read_text(encoding="utf-8")
     script = f"{plotly_library()}\n{scripts()}{own.replace('PAGE', text, 1)}"

@@ -79,7 +79,7 @@ def _axis(known: dict[str, Control], text: str) -> Control:
 def _point(given: Given, axes: Sequence[Control], place: Sequence[int]) -> dict[str, Any]:
     """Simulate all sides at a point; return what the page shows of it."""
     new = {axis["key"]: axis["values"][at] for axis, at in zip(axes, place, strict=True)}
-    others = [_with(each, new) for each in given.question.others]
+    others = [_moved(each, new) for each in given.question.others]
     question = given.question.model_copy(update={"set": new, "others": others})
     found = settled(given, question)
     runs = []
@@ -93,7 +93,7 @@ def _point(given: Given, axes: Sequence[Control], place: Sequence[int]) -> dict[
     return plain
 
 
-def _with(scheduler: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+def _moved(scheduler: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """Return a scheduler with the new values of those parameters that it has."""
     name = scheduler["name"]
     own = {} if name in POOLED else parameters(policy(name))

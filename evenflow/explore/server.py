@@ -42,7 +42,7 @@ HEADERS = {
 
 
 def make_app(given: Given, token: str, tells: Tells) -> FastAPI:
-    """Return the application; `tells` yields what a task tells."""
+    """Return the application; `tells` yields the messages of a task."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
     def check(said: str | None) -> None:

@@ -1,6 +1,6 @@
-"""Tasks of a worker process: each tells messages, plain data, and raises UsageError for a mistake.
+"""Tasks of a worker process: a task sends plain data, or raises UsageError for a mistake.
 
-A task is stopped by what it tells with: `tell` may raise Stopped. Knows no process and no server.
+To stop it, `tell`, with which it sends them, raises Stopped. Knows no process and no server.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def job_of(given: Given, found: Settled, side: int) -> Job:
 
 
 def labels(configs: Sequence[RunConfig]) -> list[str]:
-    """Return what each side is called: its scheduler, and what tells it from its like."""
+    """Return a name for each side: its scheduler, with a number where several are alike."""
     names = [config.scheduler.name for config in configs]
     return [
         name if names.count(name) == 1 else f"{name} {names[: at + 1].count(name)}"

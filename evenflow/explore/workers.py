@@ -1,6 +1,6 @@
 """Worker processes of a page: each does one task at a time, and stops when it is not wanted.
 
-Knows that a task tells messages; not what they are about. A stopped task that does not stop by
+Knows that a task sends messages; not what they are about. A stopped task that does not stop by
 itself is killed with its process, and another one starts.
 """
 
@@ -60,7 +60,7 @@ def line(message: Any) -> bytes:
 
 
 def work(channel: Connection, given: Given) -> None:
-    """Do the tasks that come, in a process of its own; after the last message of one, `b""`."""
+    """Do the tasks that come, in a separate process; send `b""` after the last message of one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     looked_s = 0.0
@@ -94,7 +94,7 @@ class TaskProcess:
         self.busy = False
 
     async def lines(self, task: Task) -> AsyncGenerator[bytes]:
-        """Yield what a task tells."""
+        """Yield the messages of a task."""
         self.busy = True
         self._channel.send(task)
         while found := await self._next():
@@ -156,7 +156,7 @@ class WorkerPool:
             self._all.pop().end()
 
     async def lines(self, task: Task) -> AsyncGenerator[bytes]:
-        """Yield what a task tells; it is stopped where this is left before its end."""
+        """Yield the messages of a task, which is stopped where this is left before its end."""
         worker = await self._free.get()
         try:
             async with aclosing(worker.lines(task)) as told:

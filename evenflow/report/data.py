@@ -69,7 +69,7 @@ def cumulative(values: Floats, points: int = 150) -> tuple[Floats, Floats]:
 def binned(at_s: Floats, values: Floats | Ints, stop_s: float, bins: int = 300) -> Binned:
     """Cut the step curve that takes `values` at the times `at_s` (sorted) into bins of [0, stop_s].
 
-    A bin without a value of its own repeats the last one: the curve holds until it changes.
+    A bin without a value repeats the last one: the curve holds until it changes.
     """
     edges = np.linspace(0.0, stop_s, bins + 1)
     first = np.searchsorted(at_s, edges[:-1])

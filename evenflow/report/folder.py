@@ -231,7 +231,7 @@ def written_files(folder: Path) -> dict[str, str | None]:
 def _others(folder: Path, root: Path, ours: Collection[str]) -> Iterator[str]:
     """Yield the paths in a folder that are not evenflow's.
 
-    Folders with a record of their own, and folders that hold nothing, are.
+    Folders with a record, and empty folders, are.
     """
     folders = {str(above) for name in ours for above in PurePosixPath(name).parents}
     for path in folder.iterdir():

@@ -133,7 +133,7 @@ def front(
 def stage_time(axes: Axes, runs: Mapping[str, Mapping[str, float]]) -> None:
     """Draw a horizontal bar a run: percents of its stage time `computing`, and idle by cause.
 
-    Values are times or shares; each bar is the whole of its own.
+    Values are times or shares; each bar is a whole.
     """
     columns = {part: np.array([own[part] for own in runs.values()]) for part in PARTS}
     total = sum(columns.values())

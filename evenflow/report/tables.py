@@ -5,7 +5,7 @@ What to call:
 - `write_table(path, table)`: CSV or Parquet of equally long columns, a mapping or a DataFrame;
 - `read_table(folder, name, columns)`: columns of that file, in either format;
 - `check_format(name)`: whether tables can be written so;
-- `write_rows(path, rows)`: CSV of rows, a mapping each; `columns_of(rows)`: those rows as columns;
+- `write_rows(path, rows)`: CSV of mappings, the rows; `columns_of(rows)`: those rows as columns;
 - `write_summaries(path, label, summaries)`: CSV of the numbers of several summaries;
 - `write_json(path, facts)`: a mapping, numbers of numpy's included;
 - `print_table(heads, rows)` for words and `print_numbers(heads, rows, title)` for numbers;
@@ -138,7 +138,7 @@ def _csv(rows: Iterable[Sequence[Any]]) -> bytes:
 
 
 class _CsvLines(list[str]):
-    """Lines of CSV that end as ours do, in which a cell with any end of a line is in quotes."""
+    """Lines of CSV that end in a newline; a cell with any end of a line is in quotes."""
 
     def write(self, line: str) -> None:
         self.append(f"{line[:-2]}\n")
@@ -194,7 +194,7 @@ def _lines(block: list[Any]) -> bytes:
 
 
 def write_summaries(path: Path, label: str, summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the numbers of several summaries, a row each; the first column names them."""
+    """Write a row of numbers for each summary; the first column names it."""
     rows = [
         {label: name, **{key: value for key, value in summary.items() if is_metric(value)}}
         for name, summary in summaries.items()

@@ -110,10 +110,9 @@ def refusals(served: Mapping[str, Served]) -> list[str]:
 
 
 def rows_left_out(trace: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each reason why rows of a trace, and of those before it, are left out,
-    and for each doubt of how the others were read.
+    """Return the reasons why rows of traces are left out, and doubts of how others were read.
 
-    `trace` is what the provenance says of it.
+    `trace` is what the provenance says of one, and of the traces before it.
     """
     parts = [trace, *trace.get("after", [])]
     left_out = [

@@ -380,7 +380,7 @@ def _of_block(
 
 
 def _around(result: RunResult, start: int, stop: int) -> tuple[int, RunResult]:
-    """Return micro-batches [start, stop) with those that their gaps depend on, and the index of the
+    """Return micro-batches [start, stop) and all that their gaps depend on, and the index of the
     first. These are the oldest in flight and what had returned, with the one before each; and the
     one behind, up to the start of which there are waits.
     """

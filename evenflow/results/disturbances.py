@@ -1,4 +1,4 @@
-"""Idle time that stopped or slow stages and dead engines caused on others, as causes of its own.
+"""Idle time that stopped or slow stages and dead engines caused on others, as separate causes.
 
 Knows what `evenflow.results.bubbles` attributed, and paints over the parts that are due to
 processes of the user's: the sum of all idle time stays.

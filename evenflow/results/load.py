@@ -31,7 +31,7 @@ NOTICED = 0.15
 """A run is too short to tell where the queue may grow by this share of what arrives unnoticed."""
 
 MISSED = 0.05
-"""In no more than this share of runs is a growth by so much called none."""
+"""The share of runs with this growth that are called sustainable, at most."""
 
 STAYED = 0.05
 """The warm-up ends when no more than this share of the first batch of requests is left."""
@@ -88,8 +88,8 @@ class QueueGrowth(NamedTuple):
 def growth(arrived_s: Floats, left_s: Floats) -> QueueGrowth:
     """Return how the number in the system grows; from 0 where the warm-up outlasts the arrivals.
 
-    Times in seconds, a request each, two or more in the order of arrival. There are as many batches
-    as the square root of the requests; the variance is no less than that of Poisson arrivals.
+    Times of two or more requests in seconds, in the order of arrival. There are as many batches as
+    the square root of the requests; the variance is no less than that of Poisson arrivals.
     """
     batches = max(math.isqrt(len(arrived_s)), 2)
     warm_s = float(np.quantile(left_s[:batches], 1 - STAYED, method="higher"))

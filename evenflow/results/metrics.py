@@ -73,12 +73,12 @@ def summarize(result: RunResult, goodput_ms: Mapping[Limit, float] | None = None
     `duration` runs from the first arrival to the last completion, in seconds; throughputs are per
     second of it. `steady_*` are the same over the steady window. It begins when a tenth of the
     requests has arrived, and ends when a tenth is left to arrive; where all arrive at once, it is
-    from a tenth to nine tenths of the duration. `offline_*` run from the start of
-    the first prefill to the last token, as TD-Pipe measures; its throughput is
-    `offline_output_throughput`, of output tokens only. `goodput_ms` sets limits such as {"ttft":
-    500} on requests. `kv_waste_share`: of the token slots in pages that requests hold, those that
-    hold no token, over all micro-batches as they are scheduled. `prefix_hit_rate`: of the prompt
-    tokens, those found in the prefix cache. What arrives and whether it is served: `load`.
+    from a tenth to nine tenths of the duration. `offline_*` run from the start of the first prefill
+    to the last token, as TD-Pipe measures; its throughput is `offline_output_throughput`, of output
+    tokens only. `goodput_ms` sets limits such as {"ttft": 500} on requests. `kv_waste_share`: of
+    the token slots in pages that requests hold, the share without a token, over all micro-batches
+    as they are scheduled. `prefix_hit_rate`: of the prompt tokens, those found in the prefix cache.
+    What arrives and whether it is served: `load`.
     """
     done = np.array([status == "completed" for status in result.status], dtype=bool)
     latency, tally = request_metrics(result), result.tally
@@ -161,10 +161,7 @@ def _offered(result: RunResult) -> dict[str, float | int]:
         return {}
     per_s = (len(result.arrival_s) - 1) / span_s
     tokens = result.prompt_tokens + result.output_tokens
-    return {
-        "offered_requests_per_s": per_s,
-        "offered_tokens_per_s": per_s * float(tokens.mean()),
-    }
+    return {"offered_requests_per_s": per_s, "offered_tokens_per_s": per_s * float(tokens.mean())}
 
 
 def _duration(result: RunResult) -> tuple[float, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from math import inf, sqrt
 from operator import itemgetter
@@ -53,8 +52,8 @@ class SGLang(Policy):
     running decodes may still need: what they are allowed times a ratio, which starts at 0.7
     `schedule_conservativeness`, falls with each decode step and is estimated anew when pages run
     short. Then the request with the least output is retracted to the end of the queue. In a
-    pipeline each micro-batch that may be in flight has decodes of its own. Requests are also
-    received after a step of prompts and where nothing runs (its SchedulerRecvSkipper).
+    pipeline each micro-batch that may be in flight has separate decodes. Requests are also received
+    after a step of prompts and where nothing runs (its SchedulerRecvSkipper).
     """
 
     search_space: ClassVar[SearchSpace] = {
@@ -76,7 +75,7 @@ class SGLang(Policy):
     this ratio at first, less with each step.
     """
     schedule_policy: Literal["fcfs", "lpm"] = "fcfs"
-    """Who is first: who came first, or has the longest prefix in the cache."""
+    """The order of prompts: by arrival, or the longest prefix in the cache first."""
     mixed_chunk: bool = False
     """Whether decodes go beside chunks of prompts."""
     dynamic_chunking: bool = False
@@ -114,6 +113,7 @@ class SGLang(Policy):
             cuts=self.page_tokens > 1 and (self.mixed_chunk or self.dynamic_chunking),
         )
         self.new_token_ratio = self._most_ratio = min(0.7 * self.schedule_conservativeness, 1.0)
+        self._fitted: tuple[float, float] | None = None
         self._slots: dict[int, Slot] = {}
         self._idles = self._passes = 0
         self._decode_steps, self._received_s = 0, -inf  # since requests were received, and when
@@ -276,6 +276,8 @@ class SGLang(Policy):
         alike.
         """
         assert self.max_model_len is not None  # the constructor asks for it
+        if self._fitted is None:
+            self._fitted = self._fit()
         chunk, (a, b) = self.chunked_prefill_size, self._fitted
         if a * chunk <= 1e-9 * b:
             return chunk
@@ -288,9 +290,8 @@ class SGLang(Policy):
         tokens = min(max(tokens, unit), most) // unit * unit
         return tokens if tokens >= unit else chunk
 
-    @cached_property
-    def _fitted(self) -> tuple[float, float]:
-        """The square and the linear coefficient of the time of prompts up to 1.25 chunks."""
+    def _fit(self) -> tuple[float, float]:
+        """Return the square and linear coefficient of the time of prompts up to 1.25 chunks."""
         assert self.prefill_s is not None
         assert self.max_model_len is not None
         longest = min(int(1.25 * self.chunked_prefill_size), self.max_model_len)

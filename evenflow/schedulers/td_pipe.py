@@ -163,7 +163,7 @@ class TDPipe(Policy):
     }
 
     predictor: str | Mapping[str, Any] = "oracle"
-    """Who foretells output lengths: oracle, mean, {kind: noisy, accuracy}, or {kind: classifier,
+    """The predictor of output lengths: oracle, mean, {kind: noisy, accuracy}, or {kind: classifier,
     path}.
     """
     future_points: FuturePoints | None = None

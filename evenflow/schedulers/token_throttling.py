@@ -153,7 +153,7 @@ class PackageRules:
       ready decodes are preempted until they are, the last row of what last returned first. It is
       also the order in which rows decode.
     - Preempted requests go before all other prompts, the last preempted first. A chunk that reaches
-      the end of such a request's own prompt ends its prefill, even if output is left to recompute.
+      the end of a preempted request's prompt ends its prefill, even if output is left to recompute.
 
     Where the package would wait for ever (prompts hold all pages above the reserve, and nothing
     decodes) or run out of pages in a prefill, serving goes on: the reserve is given up, and then
@@ -285,7 +285,7 @@ class TokenThrottling(Policy):
     max_prefill: Count = 2048
     """MaxP: most prompt tokens of a micro-batch."""
     min_prefill: Annotated[int, Field(ge=0)] = 32
-    """MinP: fewest prompt tokens of a micro-batch, if so many wait."""
+    """MinP: fewest prompt tokens of a micro-batch, if that many wait."""
     kv_thresh: Fraction = 0.05
     """KVthresh: the share of free pages below which no prompt is computed."""
     use_wt: bool = True
@@ -295,7 +295,7 @@ class TokenThrottling(Policy):
     coupled: bool = False
     """Whether prompts and decodes share one budget of `max_prefill` (CK)."""
     victim: Literal["latest", "most_pages"] = "latest"
-    """Who is preempted: the decode that returned last, or has most pages."""
+    """The decode that is preempted: the last one returned, or the one with most pages."""
     reserve: Literal["threshold", "adaptive"] = "threshold"
     """Pages kept for decodes: `kv_thresh` of all, or what they are expected to need."""
     max_batch_rows: Count | None = None

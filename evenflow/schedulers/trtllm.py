@@ -56,7 +56,7 @@ class TRTLLM(Policy):
     context_chunking_policy: Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"] = (
         "FIRST_COME_FIRST_SERVED"
     )
-    """How prompts share the tokens left: one after the other, or a unit each in turns."""
+    """How prompts share the tokens left: one after the other, or in turns of a unit."""
     chunk_unit: Count | None = None
     """Tokens of which a cut chunk is a multiple; null: a page."""
     batch_wait_timeout_iters: Annotated[int, Field(ge=0)] = 0
@@ -150,7 +150,7 @@ class TRTLLM(Policy):
         return decodes, self._chunks(prompts, tokens)
 
     def _chunks(self, prompts: list[EnginePrompt], tokens: int) -> list[tuple[EnginePrompt, int]]:
-        """Return prompts with the tokens of each; if any is cut, those that end here go last."""
+        """Return prompts and their tokens; if any is cut, prompts that end here go last."""
         sizes = [prompt.remaining for prompt in prompts]
         if not self.enable_chunked_prefill or sum(sizes) <= tokens:
             return [*zip(prompts, sizes, strict=True)]

@@ -115,10 +115,11 @@ class VLLMV1(Policy):
     stage only.
     """
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    """Who is first, and preempted last: who came first, or has the lowest `priority`."""
+    """The request that is first, and preempted last: by arrival, or by the lowest `priority`."""
     prefill_schedule_interval: Count = 1
     """Micro-batches from one that prefills to the next that may, while anything decodes and the
-    last that could left no prompt waiting; with `data_parallel` one in so many, in all at once.
+    last that could left no prompt waiting; with `data_parallel` one in that many, in all groups at
+    once.
     """
     version: Literal["0.32", "0.33"] = "0.33"
     """Whose rules: in 0.32 no more decodes go in a micro-batch if the least urgent lacks a page."""
@@ -237,7 +238,7 @@ class VLLMV1(Policy):
             tokens -= chunk
 
     def _pass_over(self, view: EngineView, prompt: EnginePrompt | None) -> None:
-        """Note who waits before a prompt, the next to be admitted, for an output in flight."""
+        """Note requests in front of a prompt, the next to be admitted, that wait for an output."""
         for number, held_back in view.lined_up:
             if prompt is not None and number == prompt.request_id:
                 return
@@ -252,7 +253,7 @@ class VLLMBalanced(VLLMV1):
 
     Source: vLLM pull requests 57433, 19873 and vllm-rbln 900, none of them in vLLM 0.32.0; read
     from their descriptions, never compared with their code. `share` of a micro-batch on n stages:
-    `seats`, at most max_num_seqs / n decodes (57433); `decodes`, at most a n-th of those that run
+    `seats`, at most max_num_seqs / n decodes (57433); `decodes`, at most a n-th of the running ones
     (900), prompts free in both; `tokens`, a n-th of all decodes and prompt tokens that there are,
     up to the budget (19873, whose two phases are one where the next question counts anew).
     """

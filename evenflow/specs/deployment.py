@@ -75,10 +75,10 @@ class Deployment:
 
     `expert_parallel`: the GPUs of a stage hold whole experts, not a slice of each. `data_parallel`
     > 1: a stage is as many groups of `tensor_parallel` GPUs, each with all of the model but the
-    experts, which are over all of them, and with requests and KV of its own. `draft`: a second
-    model that proposes tokens (speculative decoding); it lives on the last stage, divided over its
-    ranks, with KV of its own. `verified_tokens`: what a decoding request computes in a step, one or
-    with the proposals k + 1.
+    experts, which are over all of them, and with separate requests and KV. `draft`: a second model
+    that proposes tokens (speculative decoding); it lives on the last stage, divided over its ranks,
+    with separate KV. `verified_tokens`: what a decoding request computes in a step, one or with the
+    proposals k + 1.
     """
 
     model: ModelSpec
@@ -216,10 +216,10 @@ class Deployment:
         """Return the bytes of working memory on one GPU of a stage for the largest micro-batch.
 
         Hidden state and residual, with the MLP's up projection and its product beside them: the
-        widest moment of a layer; of the experts, those that a token is sent to. On the last stage
-        also the logits, as computed and as float32. Of an engine, what it measures
-        (`EngineMemory.step_bytes`).
-        Known error: without an engine an estimate, some 20 % under what PyTorch's allocator holds.
+        widest moment of a layer; of the experts, only the ones that a token is sent to. On the last
+        stage also the logits, as computed and as float32. Of an engine, what it measures
+        (`EngineMemory.step_bytes`). Known error: without an engine an estimate, some 20 % under
+        what PyTorch's allocator holds.
         """
         model, ranks, kinds = self.model, self.tensor_parallel, self.kinds(stage)
         rows = self.logits_rows if stage == self.depth - 1 else 0

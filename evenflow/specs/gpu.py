@@ -158,7 +158,7 @@ def gpus() -> tuple[GpuSpec, ...]:
     Peaks are of data sheets, dense. The efficiencies are fitted by `tools.calibrate silicon`, which
     also gives mean and P95 error on models that it has not seen. They are of kernels back to back,
     as CUDA graphs run them; L20's are of an engine without graphs. Peaks and memory of B200 and
-    later are those that aiconfigurator-core states (memory as nvidia-smi shows it).
+    later are as aiconfigurator-core states them (memory as nvidia-smi shows it).
     """
     return tuple(read_table("gpus", GpuSpec).values())
 
@@ -214,7 +214,7 @@ def _begun_or_nearest(wanted: str, known: Iterable[str]) -> str:
 
 
 def _instead_of_gpu(wanted: str, known: Iterable[str]) -> str:
-    """Return what to write instead: a GPU of the same chip, or a mapping of one's own."""
+    """Return what to write instead: a GPU of the same chip, or a mapping of other values."""
     alike = {name.lower(): name for name in known if _chip(name) and _chip(name) == _chip(wanted)}
     given = wanted.lower()
     hint = ""

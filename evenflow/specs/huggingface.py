@@ -81,7 +81,7 @@ TEXT = {
 """`model_type` of a model that also sees -> that of its `text_config`, where that does not say."""
 
 ATTENTION = ("full_attention", "sliding_attention", "attention", "full")
-"""What lists of layers call those that are modelled."""
+"""Names of the modelled layers in lists of layers."""
 
 OTHER_LAYERS = re.compile(
     r"^(mamba|ssm|conv_|lru|rwkv|recurrent|linear_|index_|sparse_|compress_|hybrid|"
@@ -310,6 +310,7 @@ def _llama_shape(config: _Config, family: str) -> dict[str, Any]:
         "attention_bias": config.flag("attention_bias", default=family.startswith("qwen2")),
         "qk_norm": family.startswith(("qwen3", "gemma3", "gemma4", "step3"))
         or config.flag("use_qk_norm", default=False),
+        "qk_norm_over_heads": config.get("qk_norm_type", default="") == "per_layer",
         "parallel_attention": False,
         "norm_epsilon": config.number(config.get("rms_norm_eps", default=1e-6), "rms_norm_eps"),
     }

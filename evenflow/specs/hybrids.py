@@ -1,4 +1,4 @@
-"""Reads the layers of models in which not all are alike, a kind each, from a config.json.
+"""Read the kind of each layer, in models where they differ, from a config.json.
 
 Knows the keys of Qwen3.5, DeepSeek-V3.2 and V4, GLM-5, Kimi-K3, Nemotron-H and 3, MiniMax-M3,
 Gemma 4, Llama 4, Step-3.7, MiMo-V2 and Nemotron-NAS; matrices are those of transformers 5.23, and
@@ -15,7 +15,7 @@ from evenflow.errors import UsageError, is_count
 from evenflow.specs.mixer import Matrix, Mixer
 
 Layer = dict[str, Any]
-"""Fields of a ModelSpec that a layer has of its own."""
+"""Fields of a ModelSpec that differ from layer to layer."""
 
 STATE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 INDEX_SCALE_BYTES = 4
@@ -31,7 +31,7 @@ NO_MLP: Layer = {
 
 
 def layers_of(family: str, config: ConfigKeys, layers: int, where: Path) -> list[Layer]:
-    """Return what each layer of a model has of its own; UsageError where it cannot be told."""
+    """Return the fields in which layers of a model differ; UsageError where unknown."""
     try:
         found = READERS[family](config, layers)
     except (AttributeError, KeyError, OverflowError, TypeError) as error:

@@ -1,8 +1,8 @@
 """The shape of a decoder-only transformer: what its memory and its costs follow from.
 
 Knows parameter counts and KV bytes; no GPU, no seconds, no weights. Layers may be of several kinds
-(dense ones before a mixture's, sliding windows between global ones): `kinds` tells them apart, each
-as a model of identical layers.
+(dense ones before a mixture's, sliding windows between global ones): `kinds` lists them, each as a
+model of identical layers.
 """
 
 import math
@@ -33,6 +33,9 @@ VARIANTS = re.compile(r"^Meta-|-(Instruct|Chat|Base|hf|it|\d{4})(?=-|$)", re.IGN
 """What names a training, not a shape: `Meta-Llama-3.1-8B-Instruct` is a Llama-3.1-8B."""
 
 QUANTIZED = re.compile(r"-(FP8|AWQ|GPTQ-Int4|GPTQ-Int8)(-dynamic)?$", re.IGNORECASE)
+QK_NORM_BYTES = 8
+"""Of a token's sums of squares of queries and of keys, in 32 bits."""
+
 WRITTEN = {"fp8": "fp8", "awq": "int4_wo", "gptq-int4": "int4_wo", "gptq-int8": "int8_wo"}
 """What names the format of the matrices: FP8 of Qwen, Z.ai and StepFun has a scale a block, others
 one a matrix. An NVFP4 name does not say whether attention is in it, so that needs the file."""
@@ -52,13 +55,15 @@ class ModelSpec:
     `gated_mlp`: three MLP matrices (gate, up, down) instead of two. `attention_bias`: a bias on the
     query, key and value projections. `parallel_attention`: attention and MLP read the same input
     and are summed once (Falcon), so tensor parallelism reduces once a layer instead of twice.
-    `qk_norm`: queries and keys are normalised, a head at a time (Qwen3).
+    `qk_norm`: queries and keys are normalised, a head at a time (Qwen3), or, `qk_norm_over_heads`,
+    over all heads, so that tensor parallelism reduces two sums a token and layer besides
+    (MiniMax-M2; vLLM, pull request 31493).
 
     `num_experts` > 0: a mixture of experts. A router sends each token to `experts_per_token` MLPs
     of `expert_intermediate_size` columns each, with shares that `norm_topk_prob` makes add up to 1;
-    beside them every token passes one shared MLP of `shared_intermediate_size` columns with a gate
-    of its own, if that is above 0.
-    `intermediate_size` is then that of the first `dense_layers` layers, which have no experts.
+    beside them every token passes one shared MLP of `shared_intermediate_size` columns with a
+    separate gate, if that is above 0. `intermediate_size` is then that of the first `dense_layers`
+    layers, which have no experts.
 
     `kv_lora_rank` > 0: multi-head latent attention (DeepSeek-V2, section 2.1). A token keeps one
     latent vector of that size and a rotated key of `qk_rope_head_dim`, for all heads; queries pass
@@ -106,6 +111,7 @@ class ModelSpec:
     norm_epsilon: Positive = 1e-5
     family: str = "llama"
     qk_norm: bool = False
+    qk_norm_over_heads: bool = False
     num_experts: Whole = 0
     experts_per_token: int = 0
     norm_topk_prob: bool = True
@@ -356,7 +362,8 @@ class ModelSpec:
 
     def _vectors(self, ranks: int) -> int:
         bias = self.linear_shapes(ranks)[0][1] if self.attention_bias else 0
-        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
+        heads = self.num_heads + self.num_kv_heads if self.qk_norm_over_heads else 2
+        norms = 2 * self.hidden_size + (heads * self.head_dim if self.qk_norm else 0)
         latents = self.kv_lora_rank + self.q_lora_rank
         gated = self.family in ("qwen2_moe", "qwen3_5")
         gate = self.hidden_size if self.num_experts and self.shared_columns and gated else 0

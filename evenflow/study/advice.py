@@ -1,6 +1,6 @@
 """Simulate what may help a run, on its own requests: changes, and one cause of bubbles removed.
 
-Knows the changes and how to compare them; only the simulation tells what they are worth.
+Knows the changes and how to compare them; only the simulation says what they are worth.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def least(cost: StageCost) -> Least:
 
 @dataclass(frozen=True, slots=True)
 class Refuted:
-    """A limit that so many requests, at least, are beyond, though only `most` may; by a bound."""
+    """A limit that a bound refutes: at least `beyond` requests miss it, and only `most` may."""
 
     metric: str
     bound: str
@@ -62,13 +62,13 @@ def late_by_work(
     """Return of how many requests, at least, a latency from arrival to prefill is above a limit.
 
     `tokens_per_s` is what the slowest stages of each deployment's pipelines compute together, at
-    most. A request in time has all its prompt on such a stage between its arrival and that plus the
-    limit. So of the requests that arrive in [a, b], those in time have at most `tokens_per_s` x
-    (b - a + limit) prompt tokens, and the others the rest. A queue that is served at that rate, and
-    loses what is above `tokens_per_s` x limit, adds up this rest: from where it was empty to its
-    last loss, what came is what was served, the full queue, and what was lost. These stretches have
-    no request in common, so all that is lost is in late requests: at least as many as the longest
-    prompts that hold it.
+    most. A request in time has all its prompt on one of these stages between its arrival and that
+    plus the limit. So of the requests that arrive in [a, b], those in time have at most
+    `tokens_per_s` x (b - a + limit) prompt tokens, and the others the rest. A queue that is served
+    at that rate, and loses what is above `tokens_per_s` x limit, adds up this rest: from where it
+    was empty to its last loss, what came is what was served, the full queue, and what was lost.
+    These stretches have no request in common, so all that is lost is in late requests: at least as
+    many as the longest prompts that hold it.
     """
     room = tokens_per_s * limit_s
     queued, lost, now_s = np.zeros_like(room), np.zeros_like(room), 0.0

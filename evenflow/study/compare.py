@@ -201,7 +201,7 @@ def run_all(
     *,
     published: Sequence[PublishedSystem] = (),
 ) -> Comparison:
-    """Simulate all jobs, each in a process of its own, and write a folder of each.
+    """Simulate all jobs, each in a separate process, and write a folder for each.
 
     A policy that Python gave, which another process may not find, runs in this one. `folder` None:
     nothing is written. `on_progress` is called now and then with the number of requests done by

@@ -125,7 +125,7 @@ class DecisionRecord:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What JSON files have of it; the alternatives are in tables of their own."""
+        """Its fields in JSON files; the alternatives are in separate tables."""
         return {
             "sentences": list(self.sentences),
             "setup": self.config.setup(),

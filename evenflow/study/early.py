@@ -63,7 +63,7 @@ class EarlyEnd:
         self._left = {each: each.most for each in limits}
 
     def __call__(self, finished: Sequence[Served]) -> None:
-        """Count the latencies of finished requests; those that were given up have none."""
+        """Count the latencies of finished requests; a request that was given up has none."""
         for seq in finished:
             if seq.aborted:
                 continue

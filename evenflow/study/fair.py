@@ -1,8 +1,8 @@
 """How sure a comparison of runs is: confidence intervals, and what makes it unfair, or weak.
 
 Student's intervals take replications as independent draws of nearly normal values. Every command
-that compares asks here what is unfair, a sentence each. Knows numbers, summaries and where they
-come from; not how the runs were made.
+that compares asks here what is unfair, in sentences. Knows numbers, summaries and where they come
+from; not how the runs were made.
 """
 
 from __future__ import annotations

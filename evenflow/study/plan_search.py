@@ -86,25 +86,25 @@ LEAST_REQUESTS = 200
 """The part has no fewer."""
 
 WIDTH = 8
-"""Settings that are tried side by side. The answer follows from it, not from who simulates."""
+"""Settings that are tried side by side. The answer follows from it, not from the executor."""
 
 NEAREST = 5
-"""Of the layouts that miss, so many are simulated on the whole trace."""
+"""The number of layouts that miss and are simulated on the whole trace."""
 
 CONTENDERS = 3
-"""Of the layouts that miss, so many are simulated with changes."""
+"""The number of layouts that miss and are simulated with changes."""
 
 TOLERANCE = 0.05
 """From one step of the rate to the next."""
 
 STEPS = 32
-"""So many steps up the rate is raised, to 4.8 times what is asked."""
+"""The most steps by which the rate is raised, to 4.8 times what is asked."""
 
 CHANGE = "change"
 """The label of what is not of the plan: a change that would be needed."""
 
 TIMES = (4, 16)
-"""How many times the GPUs are tried where none of those that may be suffice."""
+"""The factor by which more GPUs are tried where the allowed ones do not suffice."""
 
 ROUGHLY = 0.25
 """How exactly a rate is found there."""
@@ -250,7 +250,7 @@ class PlanQuestion:
     def at_rate(
         self, setting: Setting, count: int, step: int, part: Stretch | None = None, *, ends: bool
     ) -> Variant:
-        """Return a point at a rate so many steps above the one asked for."""
+        """Return a point at a rate `step` steps above the one asked for."""
         patch = None
         if step:
             assert self.rate is not None  # there are steps of it only
@@ -529,7 +529,7 @@ def _bounds(
 
 
 Case: TypeAlias = Callable[[int, Stretch], Variant]
-"""Returns the case that tells whether a step keeps the SLO on a part."""
+"""Returns the case that decides whether a step keeps the SLO on a part."""
 
 
 def _highest(
@@ -588,7 +588,7 @@ class _Race:
 def search(question: PlanQuestion) -> Search:
     """Find the fewest GPUs with which a setting keeps the SLO; `exhaustive`: ask for all points.
 
-    The first setting tells how many suffice. Stretches of the trace refute most others with fewer;
+    The first setting finds how many suffice. Stretches of the trace refute most others with fewer;
     all requests decide on the rest, two at a time, the cheapest first.
     """
     settings = list(question.settings.values())
@@ -643,7 +643,7 @@ def climb(question: PlanQuestion, points: Sequence[tuple[Setting, int]]) -> Sear
     """Find which of some points keeps the SLO at the highest rate, in steps of TOLERANCE.
 
     Of equal ones the first; without a rate all are simulated on all requests. A step above the
-    winner's is simulated to its end, as it tells what would break it.
+    winner's is simulated to its end, as it shows what would break it.
     """
     top = -1
     best: tuple[Setting, int] | None = None

@@ -302,7 +302,7 @@ def write_details(
 
     The timeline shows a `window` (seconds of the run); None: all, or where there are more,
     TIMELINE_BATCHES micro-batches around the middle of the steady window, as a viewer takes them.
-    Replicas have a folder each, and so have the pools of a system, with the requests as the pool
+    Replicas have separate folders, and so have the pools of a system, with the requests as the pool
     saw them.
     """
     from evenflow.report.timeline import write_timeline

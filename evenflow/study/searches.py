@@ -121,7 +121,7 @@ class OneAtATime(Keys):
 class Random(Keys):
     """Independent draws; equal ones count once.
 
-    Each parameter is drawn from a stream of its own: one more leaves the others as they were.
+    Each parameter is drawn from a separate stream: one more leaves the others as they were.
     """
 
     kind: Literal["random"]

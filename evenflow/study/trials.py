@@ -217,7 +217,7 @@ class Study:
         return [Point(each, self.beside, self.measure, self.more, allowed) for each in configs]
 
     def build(self, patch: Patch) -> None:
-        """Build a patch's first point, which tells what is wrong with it; simulates nothing."""
+        """Build a patch's first point, which finds what is wrong with it; simulates nothing."""
         point = self.points_of(patch)[0]
         build(point.config, workload_of(point).requests, point.beside)
 
@@ -392,7 +392,7 @@ def _known(values: Mapping[str, Any]) -> dict[str, Any]:
 def dry_run(config: RunConfig, workload: Workload, beside: Path) -> Outcome:
     """Simulate the two smallest requests of a workload; UsageError if neither can be served.
 
-    It tells a run's mistakes and the names of its numbers before the first long one.
+    So a run's mistakes, and the names of its numbers, are known before the first long one.
     """
     requests = workload.requests
     sizes = [request.prompt_tokens + request.output_tokens for request in requests]

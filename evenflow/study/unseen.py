@@ -1,4 +1,4 @@
-"""Does the gain of a sweep's best point hold on requests that the sweep has not seen?
+"""Check whether the gain of a sweep's best point holds on requests that it has not seen.
 
 The best of many points is partly luck, which other requests do not share. The best point and the
 default see the same of them in pairs, so that what those do to both drops out of the difference.

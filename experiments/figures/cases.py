@@ -314,7 +314,7 @@ def run_cases(
     more: Mapping[str, Any] | None = None,
     columns: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """Run cases with every seed; return a row each. `measure` is by default the figure's.
+    """Run cases with every seed; return their rows. `measure` is by default the figure's.
 
     `more` are its arguments, by default the values of the case, or numbers of the study, named by
     `args`; `columns` are filled by a case's values, by default all.

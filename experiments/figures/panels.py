@@ -59,10 +59,9 @@ _LOOKS = {
     "PP+HB": ("#8a4fb0", "D"),
 }
 SPARE = ("#2a9d8f", "#b02a37", "#8c6d31", "#5b5b5b", "#e377c2")
-"""Colours of labels that have none of their own, or the same as another beside them."""
+"""Colours of labels without one, or with that of another beside them."""
 SHORT, TIGHT = 3.0, 1.5
-"""A logarithmic axis from one number to less than so many times it has a number at each tick, and
-one more digit.
+"""The ratios of ends below which a logarithmic axis has a number at each tick, and one more digit.
 """
 PARTS_OF_TIME = {
     "linear": "#0b5fa5",
@@ -182,16 +181,15 @@ class Panel(Keys):
 
     A point is a mean over the seeds, with a whisker from least to most. Words may name numbers of
     the study in braces. `x`: several columns are lines of one word. `hue`: columns whose values
-    make a curve each, of a `y` whose words name one of them; `each`: columns whose values make a
-    panel each. `where`: the formula that holds for the rows shown (`formulas`). `also`: the column
-    of the steady window by that of the whole run, dotted or as rings. `write`: what stands over a
-    bar, `{:.2f}` for its height, or the row's columns by name in braces; over a stack, and in the
-    legend of lines for all points but the first, those columns.
-    `strong`: the value of `x` whose bar is not pale, and has no words over it. `line`: a level to
-    compare with, `levels`: columns of a level for each bar, by their words, `bands`: ranges by
-    theirs; `mark`: the column that has the default of `x`, whose values then stand at equal
-    distance. `log_2`: powers of two across; `decades`: powers of ten upwards, with plain numbers.
-    `width` is in inches; `words` are what values of `each` are called.
+    make curves, of a `y` whose words name one of them; `each`: columns whose values make panels.
+    `where`: the formula that holds for the rows shown (`formulas`). `also`: the column of the
+    steady window by that of the whole run, dotted or as rings. `write`: what stands over a bar,
+    `{:.2f}` for its height, or the row's columns by name in braces; over a stack, and in the legend
+    of lines for all points but the first, those columns. `strong`: the value of `x` whose bar is
+    not pale, and has no words. `line`: a level to compare with, `levels`: columns of a level for
+    each bar, by their words, `bands`: ranges by theirs; `mark`: the column that has the default of
+    `x`, whose values then stand at equal distance. `log_2`: powers of two across; `decades`: powers
+    of ten upwards, with plain numbers. `width` is in inches; `words` are what `each` is called.
 
     `tokens`, `stages`, `busy` and `kv` show columns of `measures.micro_batches` within the run of
     the first seed, with no `x` and `y`; words may name numbers of the runs, and their `[mean]`,

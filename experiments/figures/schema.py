@@ -32,9 +32,10 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class OwnAxis(Keys):
-    """An axis of a figure's own. `of`: the number of the study that has its values, by default its
-    own name with an s: labels with keys, or, where `key` names one, values of that. `words` is the
-    format of a label, `more` labels with keys after those. `digits` is how finely `load` is told.
+    """An axis of one figure. `of`: the number of the study that has its values, by default its own
+    name with an s: labels with keys, or, where `key` names one, values of that. `words` is the
+    format of a label, `more` labels with keys after those. `digits` is how finely `load` is
+    written.
     """
 
     of: str | None = None
@@ -97,8 +98,8 @@ class FigureKeys(Keys):
     stands for. `study`: the figure's own numbers (rates, requests, seeds ...); `quick` replaces
     some of them for a coarse pass. `title` may name numbers of the study in braces, and `{gpus}`.
     `differs` says what is not as in the paper; `says` gives, by the key read so, the section and
-    the words behind it. `like`: the figure whose keys hold where this one has none of its own, but
-    for `claims`, `beside` and, in a figure of the user's, `differs`; of `plot`, key by key, and of
+    the words behind it. `like`: the figure whose keys hold where this one has none, but for
+    `claims`, `beside` and, in a figure of the user's, `differs`; of `plot`, key by key, and of
     `study`, number by number.
 
     `vary`: the axes of its cases, the last fastest (`cases.AXES`, or its own in `axes`); `columns`:

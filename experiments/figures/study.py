@@ -61,7 +61,7 @@ class Drawing(Shown):
 
 
 class Numbers(dict[str, Any]):
-    """The numbers of a study, which know the names of those that were `used`."""
+    """The numbers of a study, which note the names of the `used` ones."""
 
     def __init__(self, numbers: Mapping[str, Any]) -> None:
         super().__init__(numbers)
@@ -79,7 +79,7 @@ class Numbers(dict[str, Any]):
 class FigureStudy:
     """One figure being made. `on_progress` is called with the points done and the points asked.
 
-    `wrong` is one of the nine runs that tell an interval (`study.uncertainty`): every case is then
+    `wrong` is one of the nine runs that make an interval (`study.uncertainty`): every case is then
     as wrong as the stated error of its own costs says, all by the same draw, with other seeds.
     """
 
@@ -218,7 +218,7 @@ class FigureStudy:
         measure: Callable[..., dict[str, Any]] = overview,
         args: Mapping[tuple[Any, ...], Mapping[str, Any]] | None = None,
     ) -> pd.DataFrame:
-        """Simulate every case with every seed; return a row each, in order.
+        """Simulate every case with every seed; return their rows, in order.
 
         `names` are the columns that a case's key fills; `seed`, what `measure` returns and `error`
         (None unless the run failed) follow. `args` are further arguments of `measure`, by case.

@@ -20,14 +20,7 @@ from evenflow.core.scheduling import Scheduler
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.queues import EngineQueues
 from evenflow.experiments.recordings import journal
-from evenflow.experiments.recordings.journal import (
-    Answers,
-    Ask,
-    Contents,
-    Event,
-    refuse,
-    tokens_of,
-)
+from evenflow.experiments.recordings.journal import Answers, Ask, Contents, Event, refuse, tokens_of
 from evenflow.schedulers import create, parameters, policy
 from evenflow.sim import World
 

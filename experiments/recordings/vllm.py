@@ -17,14 +17,7 @@ from evenflow.core.scheduling import Scheduler
 from evenflow.engines.loop import EngineLoop
 from evenflow.errors import UsageError
 from evenflow.experiments.recordings import journal
-from evenflow.experiments.recordings.journal import (
-    Answers,
-    Ask,
-    Contents,
-    Event,
-    refuse,
-    tokens_of,
-)
+from evenflow.experiments.recordings.journal import Answers, Ask, Contents, Event, refuse, tokens_of
 from evenflow.schedulers import create, parameters, policy
 from evenflow.sim import World
 

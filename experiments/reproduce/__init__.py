@@ -51,7 +51,7 @@ class SourceKeys(Keys):
 
 
 Where = dict[str, list[Any]]
-"""By the name of a fact: the values of those that are meant."""
+"""The values of a fact that are meant, by its name."""
 
 
 class LaunchKeys(Keys):
@@ -82,12 +82,12 @@ class EntryKeys(Keys):
     compared, with the largest error that is aimed at (null: none). `spread` is the run-to-run
     spread by metric, of runs with names that end so. `launch` is how the engine was started, where
     that is known. `run` holds RUN.yaml's keys; lengths, arrivals and layout come from the file
-    where it says them; `by_clients` holds keys that are the number of clients plus so many, `some`
-    those of some rows, each before what stands before it. A closed loop serves `rounds` requests a
-    client, of lengths drawn uniformly from the `shortest` share of what is stated to all of it.
-    `sequence`: the runs, by how their names end, were made one after the other on one server, with
-    the same prompts at these requests a second (null: all at once). `assumed` is what nothing
-    measured says, `misses` why what misses does.
+    where it says them; `by_clients` holds keys that are the number of clients plus a constant,
+    `some` those of some rows, each before what stands before it. A closed loop serves `rounds`
+    requests a client, of lengths drawn uniformly from the `shortest` share of what is stated to all
+    of it. `sequence`: the runs, by how their names end, were made one after the other on one
+    server, with the same prompts at these requests a second (null: all at once). `assumed` is what
+    nothing measured says, `misses` why what misses does.
     """
 
     title: Text
@@ -379,7 +379,7 @@ def cases_of(
 def _warm(case: MeasuredCase, traces: Mapping[str, Path]) -> MeasuredCase:
     """Return a case preceded by the earlier runs of its entry's sequence.
 
-    A rate that was not given is that of the slowest given one, with its arrivals so much faster:
+    A rate that was not given is that of the slowest given one, with its arrivals faster by as much:
     the client draws the same gaps at every rate. Lengths differ by a few tokens from run to run.
     """
     rates = case.entry.keys.sequence

@@ -63,7 +63,7 @@ STEPS, LENGTHS, GAIN = 8, (1.0, 0.5), 0.01
 """The most steps, each tried at these lengths, until one gains less than this share."""
 
 STARTS = (0.0, 1.0, 2.0, 4.0, 8.0)
-"""Of the first constant, where a search begins if all are hidden: around 0 nothing tells them."""
+"""Starts of the first constant where all are hidden, as nothing is known around 0."""
 
 FARTHEST = 10.0
 """A step goes no further, in units."""
@@ -74,7 +74,7 @@ SLOPE = 2.0
 TINY = 1e-12
 
 ALIKE = 1e-3
-"""Constants with effects that differ by less than this share of the larger are not told apart."""
+"""The share of the larger effect by which those of two constants have to differ."""
 
 ROUNDS = 5
 """Requests a client, of a closed loop with unknown requests."""
@@ -227,8 +227,8 @@ def unfair(run: MeasuredRun, config: RunConfig, ideal: Mapping[str, Floats]) -> 
 
 
 def one_load(targets: Sequence[CalibrationTarget]) -> Iterator[str]:
-    """Say that runs are of about one load, by which what a micro-batch takes anyway and what it
-    takes for each row are hard to tell apart: intervals know no other load."""
+    """Warn that runs are of about one load: they hardly separate the time of a micro-batch from
+    that of its rows, and intervals know no other load."""
     known = [target.loads for target in targets if len(target.loads)]
     most = [float(np.quantile(loads, 0.9)) for loads in known]
     if not most or max(most) < APART * min(most):
@@ -334,7 +334,7 @@ class Compared(Protocol):
 
 
 class FittedConstants(NamedTuple):
-    """Constants by their position in CONSTANTS, in units, and what they come to, a run each."""
+    """Constants by their position in CONSTANTS, in units, and the deviations of runs with them."""
 
     units: Floats
     parts: list[Floats]
@@ -509,7 +509,7 @@ class Fit:
         return told if self._free else {}
 
     def constants(self) -> list[Constant]:
-        """Return the constants found, and those that the results do not determine."""
+        """Return the constants found, and the ones that the results do not determine."""
         units = list(CONSTANTS.values())
         return [
             Constant(

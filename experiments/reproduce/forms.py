@@ -204,7 +204,7 @@ REQUESTS: Mapping[str, Requests] = {
         warmup=("metadata.benchmark_phase", "warmup"),
     ),
 }
-"""Who writes a request a row, and how."""
+"""Clients that write a row for each request, and their columns."""
 
 
 def _of_csv(path: Path, text: str) -> Iterator[MeasuredRun]:
@@ -217,6 +217,8 @@ def _of_csv(path: Path, text: str) -> Iterator[MeasuredRun]:
     if {*trtllm_bench.COLUMNS, trtllm_bench.MEASURED} <= {*table}:
         name = "TensorRT-LLM's performance overview"
         return iter(_of_rows(table, trtllm_bench.of_perf_overview, name))
+    if {*trtllm_bench.STATIC_COLUMNS, trtllm_bench.STATIC_MEASURED} <= {*table}:
+        return iter(_of_rows(table, trtllm_bench.of_static_batches, "static batches"))
     rows: list[Json] = [
         dict(zip(map(str, table), row, strict=True)) for row in table.to_numpy().tolist()
     ]

@@ -1,7 +1,7 @@
-"""Rows of TensorRT-LLM's performance overview: offline runs of `trtllm-bench throughput`.
+"""Tables of TensorRT-LLM's offline runs: its performance overview, and static batches.
 
-All requests come at once, with prompts and outputs of exact lengths. What the benchmark sets by
-itself follows from the model, the GPUs and the lengths.
+All requests come at once, with prompts and outputs of exact lengths. What `trtllm-bench throughput`
+sets by itself follows from the model, the GPUs and the lengths.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from evenflow.specs.model import ModelSpec, model
 
 COLUMNS = ("version", "model", "gpu", "dtype", "tp", "pp", "dep", "isl", "osl", "requests")
 MEASURED = "output_tokens_per_s"
+
+STATIC_COLUMNS = ("model", "tp", "pp", "ep", "tokens_in", "tokens_out", "batch")
+STATIC_MEASURED = "latency_s"
 
 WEIGHT_BYTES = {"nvfp4": 0.5, "mxfp4": 0.5, "fp8": 1.0, "bf16": 2.0, "fp16": 2.0}
 """Bytes of a parameter to the benchmark, which counts them all alike."""
@@ -43,7 +46,7 @@ def tuned(
     layout: tuple[int, int],
     lengths: tuple[int, int],
 ) -> BenchSettings:
-    """Return what trtllm-bench sets without chunks, on GPUs of so many GiB.
+    """Return what trtllm-bench sets without chunks, on GPUs of `gpu_gib` GiB.
 
     `layout`: tensor-parallel ranks and stages; `lengths` of prompt and output. Keys and values have
     8 bits. Source: tensorrt_llm/bench/build/tuning.py, commit 04cba88, read.
@@ -100,6 +103,29 @@ def of_perf_overview(table: pd.DataFrame) -> Iterator[MeasuredRun]:
             run=run,
             facts={"engine": f"TensorRT-LLM {version}", "groups": groups}
             | {str(name): value for name, value in row.items()},
+        )
+
+
+def of_static_batches(table: pd.DataFrame) -> Iterator[MeasuredRun]:
+    """Return the runs of the rows, each of one batch; `ep` ranks share the experts of a mixture."""
+    for row in table.to_dict("records"):
+        ranks, stages, experts, isl, osl, batch = (int(row[key]) for key in STATIC_COLUMNS[1:])
+        requests = pd.DataFrame({"arrival_s": [0.0] * batch})
+        words = layout_words(ranks * experts, 1, stages)
+        yield MeasuredRun(
+            f"{row['model']}, {words}, {isl}/{osl}, {batch} rows",
+            {"duration": float(row[STATIC_MEASURED])},
+            requests.assign(input_tokens=isl, output_tokens=osl),
+            run={
+                "model": row["model"],
+                "stages": stages,
+                "tensor_parallel": ranks * experts,
+                **({"expert_parallel": True} if experts > 1 else {}),
+                "workload.arrivals": "offline",
+                "max_model_len": isl + osl,
+                "scheduler.max_num_seqs": max(batch, stages),
+            },
+            facts={str(name): value for name, value in row.items()},
         )
 
 

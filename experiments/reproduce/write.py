@@ -22,13 +22,13 @@ from evenflow.runtimes import runtimes
 
 NAME = "reality"
 FEW_RUNS = 8
-"""An entry with more runs than this is told by its summary alone; the CSV has all."""
+"""The most runs of an entry that the page lists; the CSV has all."""
 
 RATIOS = {1.5: (0.9, 1, 1.1), 3: (0.5, 0.7, 1, 1.4, 2), np.inf: (0.1, 0.3, 1, 3, 10)}
 """What an axis of simulated / measured says that reaches at most so far."""
 
 Columns = Mapping[str, tuple[str, Callable[[Any], str]]]
-"""By head: the column of a table, and how a cell is told."""
+"""The column of a table under each head, and what writes its cells."""
 
 SHOWN = (
     "mean_ttft_ms",

@@ -57,7 +57,7 @@ NO_TIMES = "vLLM tells no times of its stages: no structure, costs and bubbles"
 DISTURBED = "processes act on its stages: no structure, costs and bubbles"
 
 DRAWS = 5
-"""So many simulations, each with a seed of its own, share a calibrated prediction."""
+"""The simulations, with different seeds, that make one calibrated prediction."""
 
 AROUND_MS = {
     "freed_ms": "freed_s",

@@ -187,8 +187,8 @@ def drawn(times: Times, costs: StageCost, seed: int) -> Callable[[MicroBatch], T
 
 
 def measured_crossings(transfers: Transfers) -> Floats:
-    """Return how long each transfer kept the link busy, and how long after that its KV was there,
-    [n, 2] in seconds, as the driver saw it.
+    """Return how long transfers kept the link busy and, after that, took to arrive: [n, 2] in
+    seconds, as the driver saw it.
 
     When it saw the link free is known where the next transfer waited for that: it then set out, or
     was blocked.
@@ -208,8 +208,8 @@ def recorded_link(link: TransferLink, transfers: Transfers) -> TimedLink:
 
 
 def drawn_link(link: TransferLink, transfers: Transfers, seed: int) -> TimedLink:
-    """Return a link with what transfers of a run took beyond the configuration's, drawn at random,
-    each at most its P99.
+    """Return a link whose transfers take longer than the configured one's, as a run's did: drawn at
+    random, up to the P99.
     """
     by_link = np.array([link.crossing(tokens) for tokens in transfers.tokens.tolist()])
     more_s = measured_crossings(transfers) - by_link.reshape(-1, 2)

@@ -39,7 +39,7 @@ OVERVIEW = (
 
 BAND = 0.05
 SHOWN = 14
-"""So many micro-batches fill the window of the timelines."""
+"""Micro-batches in the window of the timelines."""
 
 KINDS = (
     ("simulated from the run's own times", SCHEDULER_COLOURS[2], "x"),
@@ -74,7 +74,8 @@ def print_validation(found: Found) -> None:
 
 
 def markdown(validations: Sequence[Found]) -> str:
-    """Return the tables of several validations as Markdown: one of all, then a heading each."""
+    """Return the tables of several validations as Markdown: one of all, then one under each
+    heading."""
     parts = [_as_markdown(overview(validations))]
     for found in validations:
         parts.append(f"### {found['scheduler']}\n")
@@ -190,7 +191,7 @@ def worse_when_calibrated(found: Found) -> Iterator[str]:
 
 
 WORSE = 0.01
-"""By so much more, a mean over the metrics, what is calibrated is worse."""
+"""The mean error by which what is calibrated has to be larger to be called worse."""
 
 
 def _why_worse(found: Found) -> str:

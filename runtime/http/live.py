@@ -1,4 +1,4 @@
-"""A server of the real runtime: HTTP in a process of its own, driver and clients in this one.
+"""A server of the real runtime: HTTP in a separate process, driver and clients in this one.
 
 Messages between both processes are JSON arrays, a name first; many at a time go to the HTTP server.
 Knows the order in which they start and end, requests and their tokens; no text, no HTTP and no
@@ -332,8 +332,7 @@ class LiveServer:
 
 
 def _gauges(engines: Sequence[Batcher]) -> Mapping[str, float]:
-    """Return the sums of the engines' counters; read from another thread, each is right at a moment
-    of its own."""
+    """Return the sums of the engines' counters. Another thread reads them, one after the other."""
     queues, pools = [each.queues for each in engines], [each.pool for each in engines]
     free, total = sum(pool.free_pages for pool in pools), sum(pool.total_pages for pool in pools)
     return {

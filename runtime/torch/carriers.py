@@ -66,8 +66,8 @@ class SentPages:
     """Torch's send and receive between processes, both non-blocking.
 
     With `gloo` the data cross the host's memory, whatever the device; with `nccl` each stage needs
-    a GPU of its own. Receives are posted as soon as a micro-batch is announced, so that its data
-    move while an earlier one computes. Both neighbours are connected once it is made.
+    a separate GPU. Receives are posted as soon as a micro-batch is announced, so that its data move
+    while an earlier one computes. Both neighbours are connected once it is made.
     """
 
     def __init__(self, place: Place, backend: str, like: Tensor, hidden_size: int) -> None:

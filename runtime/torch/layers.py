@@ -36,8 +36,8 @@ def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 class Linear:
     """A matrix [outputs, inputs] and perhaps a bias [outputs].
 
-    With a `scale` the matrix is in 8-bit floats: inputs are brought to such, too, by a scale of
-    their own that follows from their largest, and `torch._scaled_mm` multiplies both.
+    With a `scale` the matrix is in 8-bit floats: inputs are brought to such, too, by a scale that
+    follows from their largest, and `torch._scaled_mm` multiplies both.
     """
 
     weight: Tensor
@@ -130,17 +130,12 @@ class Experts:
 class KvPages:
     """The keys and values of a stage's layers: each [layers, pages, page_tokens, KV heads, head].
 
-    Of latents the first `latent` of a key are its value, which has no place of its own. Zeros at
+    Of latents the first `latent` of a key are its value, which has no separate place. Zeros at
     first, because a masked key still meets a weight of 0, and 0 x NaN is NaN.
     """
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        latent: int = 0,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, shape: tuple[int, ...], latent: int = 0, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.page_tokens = shape[2]
         self.keys = torch.zeros(shape, dtype=dtype, device=device)

@@ -166,11 +166,7 @@ class Stage:
         self._frequencies = rope.inverse_frequencies(rotated, self.device)
 
     def inputs(
-        self,
-        rows: Sequence[Piece],
-        page_tokens: int,
-        ids: Sequence[int] = (),
-        draws: Draws = (),
+        self, rows: Sequence[Piece], page_tokens: int, ids: Sequence[int] = (), draws: Draws = ()
     ) -> BatchInputs:
         """Return a micro-batch as `forward` takes it; see `batch_inputs`."""
         windows = sorted({layer.attention.window for layer in self.layers})
@@ -364,7 +360,7 @@ def _in_halves(rows: Tensor, rotated: int) -> Tensor:
 
 
 def shard(spec: ModelSpec, tensor_parallel: int) -> ModelSpec:
-    """Return the shapes that one of `tensor_parallel` ranks holds, as a model of its own."""
+    """Return the shapes that one of `tensor_parallel` ranks holds, as a separate model."""
     return replace(
         spec,
         num_heads=-(-spec.num_heads // tensor_parallel),

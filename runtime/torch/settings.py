@@ -189,7 +189,7 @@ def _ask_gpus() -> list[int]:
 
 
 def free_memory_bytes() -> int | None:
-    """Return how much memory this machine can still give, None where nothing tells."""
+    """Return the bytes of memory that are free on this machine; None where unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             sizes = dict(line.split(":", 1) for line in file)

@@ -38,12 +38,7 @@ INDEX = "model.safetensors.index.json"
 ROPE_KINDS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 """Kind of RoPE scaling -> the keys it needs."""
 

@@ -78,7 +78,7 @@ class EngineWorkers(Workers):
     engine: EngineSettings
 
     def seen(self, world: World) -> World:
-        """Return the world as results show it: vLLM tells no times of its stages, so they are one.
+        """Return the world as results show it: vLLM reports no times of stages, so they are one.
 
         It computes from when it could, as one server of micro-batches, until one is back.
         """

@@ -10,7 +10,8 @@ import pytest
 from tests.command_line import done, killed, spawn
 
 MANY = ("--set", "workload={trace: azure-conv-sample, requests: 60000, arrivals: offline}")
-COMMANDS = [("simulate", "RUN.yaml"), ("compare", "RUN.yaml", "--schedulers", "sarathi,vllm")]
+COMPARE = ("compare", "RUN.yaml", "--schedulers", "sarathi,vllm")
+COMMANDS = [("simulate", "RUN.yaml"), pytest.param(COMPARE, marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

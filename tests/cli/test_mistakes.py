@@ -161,11 +161,7 @@ PROMISES = [
     ("unseen", "return type('Odd', (), {'__repr__': None})()", " returned <Odd>, not a Plan"),
     ("line", "return view.waiting[:1]", "(policy_line.py:8: return view.waiting[:1])"),
     ("typo", "return view.waitng", 'did you mean "waiting"?'),
-    (
-        "pair",
-        "return Plan([(0, 5)])",
-        " plans (0, 5) as a prefill; Prefill(request_id, tokens)",
-    ),
+    ("pair", "return Plan([(0, 5)])", " plans (0, 5) as a prefill; Prefill(request_id, tokens)"),
     ("half", "return Plan([Prefill(0, 12.5)])", " plans 12.5 as the tokens to prefill of requ"),
     ("all", "return Plan(decodes='all')", " plans 'all' as the decodes to take; a list of request"),
     ("one", "return Plan(Prefill(0, 5))", " plans 0 as a prefill; Prefill(request_id, tokens)"),

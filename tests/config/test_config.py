@@ -85,9 +85,7 @@ def test_overrides(run_yaml: Path, assignment: str, key: str, value: object) -> 
     assert value_at(load_config(run_yaml, [assignment]), key) == value
 
 
-def test_a_short_form_takes_further_keys_and_a_list_counts_the_stages(
-    run_yaml: Path,
-) -> None:
+def test_a_short_form_takes_further_keys_and_a_list_counts_the_stages(run_yaml: Path) -> None:
     keys = ["scheduler=sarathi", "scheduler.token_budget=64", "stages=[33, 31]"]
     config = load_config(run_yaml, keys)
     assert config.scheduler == SchedulerConfig(name="sarathi", params={"token_budget": 64})
@@ -144,10 +142,7 @@ def test_a_layer_adds_to_mappings_of_one_kind(
 @pytest.mark.parametrize(
     ("assignment", "told"),
     [
-        (
-            "gpu=[L20, 4]",
-            "gpu.1: should be a text, not 4",
-        ),
+        ("gpu=[L20, 4]", "gpu.1: should be a text, not 4"),
         ("stages=0", "stages: should be a whole number of at least 1 and at most 4096, or a list"),
         ("stages=[1, 0]", "not [1, 0]"),
         ("tensor_parallel=2.0", "tensor_parallel: should be a whole number, not 2.0"),

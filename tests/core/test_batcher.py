@@ -212,14 +212,8 @@ def test_the_same_request_twice_is_refused() -> None:
         (Plan(preempt=0), "plans 0 as the requests to preempt; a list of their ids is right"),
         (Plan(decodes=[0]), "takes the decode of request 0, which is not ready to decode"),
         (Plan(decodes=[9]), "takes the decode of request 9, which is not ready to decode"),
-        (
-            Plan(decodes="0"),
-            "plans '0' as the decodes to take; a list of request ids, or",
-        ),
-        (
-            Plan(decodes=np.array([0, 1])),
-            "as the decodes to take; a list of request ids, or",
-        ),
+        (Plan(decodes="0"), "plans '0' as the decodes to take; a list of request ids, or"),
+        (Plan(decodes=np.array([0, 1])), "as the decodes to take; a list of request ids, or"),
         (Plan(np.array([0, 1])), "as the prefills; a list of Prefill(request_id, tokens) is right"),
         (Plan([Prefill([0], 1)]), "prefills request [0], which is not being served"),
         (prefill(0, 4, hold="all"), "plans 'all' as the tokens to prefill of request 0"),
@@ -267,8 +261,7 @@ def test_a_decode_in_flight_is_not_preempted_by_a_policy_that_does_not_say_so() 
 
 
 @pytest.mark.parametrize(
-    ("policy", "pool", "waits"),
-    [(Radix, RadixCache, 42 + 40), (Scripted, PrefixCache, 10 + 8)],
+    ("policy", "pool", "waits"), [(Radix, RadixCache, 42 + 40), (Scripted, PrefixCache, 10 + 8)]
 )
 def test_of_who_is_preempted_what_is_not_cached_waits(
     policy: type[Scripted], pool: type[PagePool], waits: int

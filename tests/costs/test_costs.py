@@ -128,6 +128,13 @@ def test_parallel_attention_reduces_once_a_layer() -> None:
     assert cost.all_reduce_s(8) == pytest.approx(Ring(RING).all_reduce_s(8 * 14848 * 2, 4))
 
 
+def test_norms_over_all_heads_reduce_two_sums_a_token_besides() -> None:
+    """MiniMax-M2 of vLLM (pull request 31493): 8 bytes a token, in each layer."""
+    cost = RooflineCost(deployed("MiniMax-M2.5", "H200", 1, 8), RING)
+    states = 2 * Ring(RING).all_reduce_s(16 * 3072 * 2, 8)
+    assert cost.all_reduce_s(16) == pytest.approx(states + Ring(RING).all_reduce_s(16 * 8, 8))
+
+
 def test_hidden_states_cross_between_stages() -> None:
     assert l20_cost().transfer_bytes(Work((Span(0, 90),), 90, 10, 0, 10)) == 100 * 5120 * 2
 

@@ -35,12 +35,7 @@ from evenflow.specs.gpu import gpu, link
 from evenflow.specs.model import ModelSpec, model
 from tests.profiles import deployed, measured
 from tools.silicon_errors import GPUS as NAMES
-from tools.silicon_errors import (
-    attention_errors,
-    disagreement,
-    peak_of,
-    product_errors,
-)
+from tools.silicon_errors import attention_errors, disagreement, peak_of, product_errors
 
 PEAK = Peak(1e15, 1e12)
 TINY = ModelSpec("tiny", 4, 256, 4, 2, 64, 512, 1024, 2048, 1e4)
@@ -170,6 +165,15 @@ def test_ranks_use_the_measured_all_reduce_or_a_link() -> None:
         made_cost(ranks=2, name="A800-80G")
     ring = silicon_cost(deployment, source, Ring(link("allreduce-a100-pcie")))
     assert ring.times(work)[0] > 4 * 2 * Ring(link("allreduce-a100-pcie")).all_reduce_s(65536, 4)
+
+
+def test_norms_over_all_heads_are_reduced_in_each_layer() -> None:
+    apart = dataclasses.replace(TINY, qk_norm=True)
+    whole = dataclasses.replace(apart, qk_norm_over_heads=True)
+    work = decode_work(64, 6400)
+    (more,), (less,) = made_cost(whole, 2).times(work), made_cost(apart, 2).times(work)
+    assert more - less == pytest.approx(4 * (1e-5 + 64 * 8 * 1e-11))
+    assert made_cost(whole).times(work) == made_cost(apart).times(work)
 
 
 def test_what_is_not_in_the_tables_counts_as_unmeasured() -> None:

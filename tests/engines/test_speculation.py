@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.core.decodes import ONE_TOKEN, Decoding
-from evenflow.costs import (
-    AffineCost,
-    DraftedCost,
-    RooflineCost,
-    Work,
-    decode_work,
-    prefill_work,
-)
+from evenflow.costs import AffineCost, DraftedCost, RooflineCost, Work, decode_work, prefill_work
 from evenflow.costs.modifiers import prompts_of, share_of, step_of
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 from evenflow.engines.speculation import Speculation, SpeculativeGroup

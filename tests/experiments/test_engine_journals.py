@@ -170,14 +170,8 @@ def test_another_policy_may_be_asked(tmp_path: Path) -> None:
             "async_scheduling with runner V1 and stages",
         ),
         ([CONFIG | {"full_isl": False}, *SMALL[1:]], "full_isl: false is not modelled"),
-        (
-            [CONFIG | {"engine": "vllm 0.31.9"}, *SMALL[1:]],
-            "a journal of vLLM V1 0.31.9; the",
-        ),
-        (
-            [CONFIG | {"engine": "vllm nightly"}, *SMALL[1:]],
-            "a journal of vLLM V1 nightly; the",
-        ),
+        ([CONFIG | {"engine": "vllm 0.31.9"}, *SMALL[1:]], "a journal of vLLM V1 0.31.9; the"),
+        ([CONFIG | {"engine": "vllm nightly"}, *SMALL[1:]], "a journal of vLLM V1 nightly; the"),
         ([CONFIG | {"policy": "lottery"}, *SMALL[1:]], "scheduling_policy should be 'fcfs' or"),
         (
             [CONFIG | {"long_prefill_token_threshold": 64}, *SMALL[1:]],

@@ -275,7 +275,7 @@ SMALL: dict[str, tuple[str, ...]] = {
 """One of each kind, or of each code behind it, made small."""
 
 CLAIMED = {
-    "tdpipe-stealing-example": {"average": [116, 114, 114, 114], "submitted": [80, 114, 114, 114]},
+    "tdpipe-stealing-example": {"average": [116, 114, 114, 114], "submitted": [80, 114, 114, 114]}
 }
 
 

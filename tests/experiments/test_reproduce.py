@@ -198,6 +198,28 @@ def test_rows_of_the_performance_overview_have_the_settings_of_the_benchmark(
         read_results(tmp_path / "rows.csv")
 
 
+def test_static_batches_have_a_part_of_the_batch_for_each_stage(tmp_path: Path) -> None:
+    """Seats are the batch's rows, at least one a stage; ranks of experts are tensor-parallel."""
+    head = "model,tp,pp,ep,tokens_in,tokens_out,batch,latency_s\n"
+    (tmp_path / "rows.csv").write_text(f"{head}A/b,2,4,2,128,64,1,2.5\nA/b,1,1,1,8,8,16,one\n")
+    with refused("rows of static batches, with text where a number is right"):
+        read_results(tmp_path / "rows.csv")
+    (tmp_path / "rows.csv").write_text(f"{head}A/b,2,4,2,128,64,1,2.5\n")
+    (run,) = read_results(tmp_path / "rows.csv")
+    assert run.label == "A/b, TP4 x PP4, 128/64, 1 rows"
+    assert run.metrics == {"duration": 2.5}
+    assert run.run == {
+        "model": "A/b",
+        "stages": 4,
+        "tensor_parallel": 4,
+        "expert_parallel": True,
+        "workload.arrivals": "offline",
+        "max_model_len": 192,
+        "scheduler.max_num_seqs": 4,
+    }
+    assert len(run.requests) == 1
+
+
 def test_rows_of_aiconfigurator_are_closed_loops(tmp_path: Path) -> None:
     (tmp_path / "means.csv").write_text(AICONFIGURATOR)
     first, second = read_results(tmp_path / "means.csv")
@@ -473,10 +495,7 @@ def test_the_data_given_is_what_the_catalogue_was_made_with(shared: Path) -> Non
     ("name", "scales"),
     [
         ("vllm083-a100-tp8", {"qps_01": [], "qps_inf": [1.0, 4.0, 16.0]}),
-        (
-            "vllm083-a100-pp2-ib",
-            {"qps_01": [], "qps_04": [1.0], "qps_inf": [1.0, 1.0, 16.0]},
-        ),
+        ("vllm083-a100-pp2-ib", {"qps_01": [], "qps_04": [1.0], "qps_inf": [1.0, 1.0, 16.0]}),
     ],
 )
 def test_runs_of_one_server_are_simulated_one_after_the_other(

@@ -33,11 +33,7 @@ from tests.places import ROOT
 server = pytest.importorskip("evenflow.explore.server")
 TestClient = pytest.importorskip("starlette.testclient").TestClient
 
-WORKLOAD = {
-    "trace": "sharegpt-sample",
-    "requests": 60,
-    "arrivals": {"kind": "poisson", "rate": 4},
-}
+WORKLOAD = {"trace": "sharegpt-sample", "requests": 60, "arrivals": {"kind": "poisson", "rate": 4}}
 SLIDES = "# a short one\n" + RUN.replace("pages: 200}", "pages: 200} # few")
 
 

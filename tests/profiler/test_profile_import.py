@@ -156,10 +156,7 @@ def test_times_of_zero_are_left_out_and_counted(tmp_path: Path) -> None:
             [{"Total Length": "inf", "Execute Time": 1}],
             ', line 2: Total Length is "inf"; it should',
         ),
-        (
-            [{"Total Length": 1, "Execute Time": "1" * 200_000}],
-            "not a readable table (field",
-        ),
+        ([{"Total Length": 1, "Execute Time": "1" * 200_000}], "not a readable table (field"),
     ],
 )
 def test_mistakes_in_foreign_files(

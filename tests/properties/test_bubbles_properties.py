@@ -43,9 +43,7 @@ def settings(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(settings())
-def test_pieces_cover_the_idle_time_once_and_add_up(
-    arguments: dict[str, Any],
-) -> None:
+def test_pieces_cover_the_idle_time_once_and_add_up(arguments: dict[str, Any]) -> None:
     result = tandem(**arguments)
     bubbles = attribute(result)
     assert bubbles.window == (result.arrival_s.min(), result.end_s[-1, -1])

@@ -29,19 +29,13 @@ from evenflow.sim.driver import SimDriver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import Request
 from tests.amounts import many
-from tests.worlds import (
-    AuditedBatcher,
-    assert_same,
-    cut_short,
-    pooled_worlds,
-    require_idle,
-    worlds,
-)
+from tests.worlds import AuditedBatcher, assert_same, cut_short, pooled_worlds, require_idle, worlds
 
 AnyWorld = World | PooledWorld
+Engines = Sequence[tuple[World, RecordingBatcher]]
 
 
-def run(world: AnyWorld) -> tuple[RunResult, list[tuple[World, RecordingBatcher]]]:
+def run(world: AnyWorld) -> tuple[RunResult, Engines]:
     """Return what happened, and each engine with the world that it is made from."""
     if isinstance(world, PooledWorld):
         system = Disaggregated(world, Tandem, batcher=AuditedBatcher)
@@ -130,12 +124,20 @@ def check_transfers(world: PooledWorld, result: RunResult) -> None:
         assert decoded == set(result.request_id[several].tolist())
 
 
-@settings(max_examples=many(280), deadline=None)
+@settings(max_examples=many(500), deadline=None)
 @given(worlds() | pooled_worlds())
 @example(cut_short(48))
 @example(cut_short(64))
-def test_requests_tokens_and_pages_are_conserved(world: AnyWorld) -> None:
+def test_all_is_conserved_in_order_explained_and_the_same_again(world: AnyWorld) -> None:
     result, engines = run(world)
+    check_what_is_conserved(result, world, engines)
+    check_order(result, world, engines)
+    check_idle_time(result)
+    check_again(result, world, engines)
+
+
+def check_what_is_conserved(result: RunResult, world: AnyWorld, engines: Engines) -> None:
+    """Requests, tokens and pages."""
     check_requests_and_tokens(result, world.requests)
     for _, engine in engines:
         require_idle(engine)
@@ -149,10 +151,8 @@ def test_requests_tokens_and_pages_are_conserved(world: AnyWorld) -> None:
     assert (result.kv_tokens <= slots).all()
 
 
-@settings(max_examples=many(280), deadline=None)
-@given(worlds() | pooled_worlds())
-def test_nothing_happens_before_its_cause(world: AnyWorld) -> None:
-    result, engines = run(world)
+def check_order(result: RunResult, world: AnyWorld, engines: Engines) -> None:
+    """Nothing happens before its cause."""
     check_times(result)
     for part in result.pools.values() or [result]:
         check_stages(part)
@@ -195,12 +195,8 @@ def check_journal(engine: RecordingBatcher) -> None:
     assert not in_flight
 
 
-@settings(max_examples=many(230), deadline=None)
-@given(worlds() | pooled_worlds())
-def test_a_run_again_gives_the_same_bytes_and_its_replay_the_same_decisions(
-    world: AnyWorld,
-) -> None:
-    result, engines = run(world)
+def check_again(result: RunResult, world: AnyWorld, engines: Engines) -> None:
+    """A run again gives the same bytes, and its replay the same decisions."""
     assert_same(result, run(world)[0])
     assert_same(result, simulate(world, pipeline="processes") if result.pools else result)
     for own, engine in engines:
@@ -209,10 +205,8 @@ def test_a_run_again_gives_the_same_bytes_and_its_replay_the_same_decisions(
         assert hides or replay(engine.journal, own.batcher(again)) is None
 
 
-@settings(max_examples=many(280), deadline=None)
-@given(worlds() | pooled_worlds())
-def test_every_idle_second_has_one_cause(world: AnyWorld) -> None:
-    result, _ = run(world)
+def check_idle_time(result: RunResult) -> None:
+    """Every idle second has one cause."""
     bubbles = attribute(result)
     busy_s = (result.end_s - result.start_s).sum()
     window_s = bubbles.window[1] - bubbles.window[0]

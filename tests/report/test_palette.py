@@ -64,10 +64,7 @@ def test_distances_are_those_of_the_definition() -> None:
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.parametrize(
     ("meet", "least"),
-    [
-        ([*PARTS.values(), PREFILL, DECODE, *PAGES], 13),
-        ([*SCHEDULER_COLOURS, *PAGES], 21),
-    ],
+    [([*PARTS.values(), PREFILL, DECODE, *PAGES], 13), ([*SCHEDULER_COLOURS, *PAGES], 21)],
     ids=["a stage's time", "runs"],
 )
 def test_colours_that_meet_are_apart(meet: list[str], least: float, sight: str) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenflow.report.shown import MOST_COLUMNS, MOST_LINES, MOST_ROWS, Aside, Shown, Table
+from tests.amounts import many
 
 TEXTS = st.text(max_size=20) | st.text("<&", min_size=500, max_size=600)
 
@@ -29,7 +30,7 @@ TABLES = st.builds(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=many(100))
 @given(st.lists(TEXTS | st.builds(Aside, TEXTS) | TABLES, max_size=16))
 def test_any_result_is_short_and_its_words_are_no_html(parts: list[str | Table]) -> None:
     result = Told(parts)

@@ -55,10 +55,7 @@ def world_of(name: str = "sarathi", requests: Sequence[Request] = REQUESTS) -> W
 
 
 def driver_of(
-    workers: WorkerPipeline,
-    world: World | None = None,
-    owner: Batcher | None = None,
-    **more: Any,
+    workers: WorkerPipeline, world: World | None = None, owner: Batcher | None = None, **more: Any
 ) -> Driver:
     world = world or world_of()
     return Driver(world, [owner or world.batcher()], workers, **more)

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from evenflow.errors import WorkerError
 from evenflow.runtime.wire import KINDS, Free, Message, Step, decode, encode
 
-PLAIN = {
-    int: st.integers(0, 10**9),
-    float: st.floats(0, 1e6),
-    str: st.text(),
-    bool: st.booleans(),
-}
+PLAIN = {int: st.integers(0, 10**9), float: st.floats(0, 1e6), str: st.text(), bool: st.booleans()}
 
 
 def values(hint: Any) -> st.SearchStrategy[Any]:

@@ -221,11 +221,7 @@ NO_PROMPT = "prompt: a string, a list of token ids, or a list of such prompts is
         ({"guided_json": "{}"}, "guided_json", "guided_json: is not supported"),
         ({"top_k": 10**30}, "top_k", "top_k: "),
         ({"priority": 1.5}, "priority", "priority: "),
-        (
-            {"priority": 1},
-            "priority",
-            "priority: only 0 is right, as the policy that",
-        ),
+        ({"priority": 1}, "priority", "priority: only 0 is right, as the policy that"),
         ({"top_p": 0}, "top_p", "top_p: Input should be greater than 0"),
         ({"temperature": "hot"}, "temperature", "temperature: "),
         ({"temperature": -1}, "temperature", "temperature: Input should be greater than or equal"),

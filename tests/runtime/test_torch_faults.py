@@ -154,10 +154,7 @@ def test_a_damaged_file_is_one_line_of_the_command(torch_run: Path) -> None:
             "tensor_parallel=2; workers={kind: torch, transport: one_process}",
             "workers.transport: the ranks of tensor_parallel are processes; gloo or ipc is right",
         ),
-        (
-            "scheduler={name: token_throttling, variant: code}",
-            "scheduler: it may leave out",
-        ),
+        ("scheduler={name: token_throttling, variant: code}", "scheduler: it may leave out"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(setting: str, message: str, torch_run: Path) -> None:

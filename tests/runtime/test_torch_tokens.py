@@ -107,12 +107,7 @@ def test_a_prefix_that_is_cached_changes_no_token(
     ]
     expected = generated(save_checkpoint(tmp_path, "llama"), requests)
     for cache in (True, False):
-        sizes = {
-            "requests": requests,
-            "loop": loop,
-            "prefix_cache": cache,
-            "max_in_flight": ahead,
-        }
+        sizes = {"requests": requests, "loop": loop, "prefix_cache": cache, "max_in_flight": ahead}
         stages = 2 if ahead is None else 1
         world = world_of(name, stages, params, **sizes)
         batcher: Any = world.batcher(RecordingBatcher)

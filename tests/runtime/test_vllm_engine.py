@@ -140,9 +140,7 @@ def test_a_stage_that_is_stopped_ends_the_run_in_seconds_and_what_was_done_is_sa
 
 @needs_vllm
 @pytest.mark.slow
-def test_a_server_answers_streams_stops_lets_go_and_says_that_a_worker_died(
-    tmp_path: Path,
-) -> None:
+def test_a_server_answers_streams_stops_lets_go_and_says_that_a_worker_died(tmp_path: Path) -> None:
     from tests.serving import openai, serving
     from tests.tiny_models import continued
 

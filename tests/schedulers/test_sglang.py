@@ -29,7 +29,6 @@ from evenflow.sim.tandem import Tandem
 from evenflow.types import Request
 from tests.amounts import many
 from tests.experiments.test_engine_journals import stem
-from tests.places import ROOT
 from tests.worlds import (
     AuditedBatcher,
     assert_same,
@@ -42,9 +41,7 @@ from tests.worlds import (
 )
 
 SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")) / "engines" / "sglang-0.5.23"
-OWN = ROOT / "tests" / "journals"
-FILES = [*sorted(SHARED.glob("*.jsonl.gz")), *sorted(OWN.glob("sglang-*.jsonl.gz"))]
-JOURNALS = [path for path in FILES if sglang.MARK in first_line(path)]
+JOURNALS = [path for path in sorted(SHARED.glob("*.jsonl.gz")) if sglang.MARK in first_line(path)]
 
 
 @pytest.mark.parametrize("path", JOURNALS, ids=stem)

@@ -75,8 +75,7 @@ def test_a_prompt_under_way_preempts_itself_and_nothing_is_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "stages", "places"),
-    [("off", 4, 4), ("v2", 4, 5), ("v2", 1, 2), ("v1", 1, 2)],
+    ("mode", "stages", "places"), [("off", 4, 4), ("v2", 4, 5), ("v2", 1, 2), ("v1", 1, 2)]
 )
 def test_as_many_are_in_flight_as_in_vllm(mode: str, stages: int, places: int) -> None:
     system = ROOT / "examples" / "systems" / "vllm_v1.yaml"

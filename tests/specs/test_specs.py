@@ -100,6 +100,7 @@ PUBLISHED_BILLIONS = {
     "Llama-3.1-8B": 8.030,
     "Llama-3.1-70B": 70.554,
     "Llama-3.1-100B": 99.8,
+    "Llama2-7B": 6.738,
     "Llama2-13B": 13.016,
     "Llama-30B": 32.529,
     "Llama2-70B": 68.977,
@@ -327,10 +328,7 @@ HYBRID = QWEN3_MOE | {"num_hidden_layers": 4, "model_type": "zamba2"}
         ({"attn_type_list": [0, 1, 1, 0]}, "(2 of 4 layers are linear_attention, which is not"),
         ({"mamba_d_state": 16}, '(has layers with "mamba_d_state", which is not modelled)'),
         ({"model_type": "deepseek_v9", "index_topk": 2048}, 'has layers with "index_topk"'),
-        (
-            {"model_type": "qwen3_moe", "layer_types": ["mamba"] * 4},
-            "4 of 4 layers are mamba",
-        ),
+        ({"model_type": "qwen3_moe", "layer_types": ["mamba"] * 4}, "4 of 4 layers are mamba"),
     ],
 )
 def test_layers_that_are_not_modelled_are_named(tmp_path: Path, change: Any, words: str) -> None:

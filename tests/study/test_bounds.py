@@ -19,6 +19,7 @@ from evenflow.study.early import EarlyEnd, MissedError, allowed, most_beyond
 from evenflow.study.runs import Job, run_job
 from evenflow.study.slo import Condition, parse_slo
 from evenflow.types import Request
+from tests.amounts import many
 
 MODELS: list[dict[str, Any]] = [
     {"model": "Llama-3.1-8B", "gpu": "L20"},
@@ -59,7 +60,7 @@ jobs = st.builds(
 
 
 @given(jobs, st.sampled_from([0.02, 0.3, 1.0, 5.0]))
-@settings(max_examples=20)
+@settings(max_examples=many(60))
 def test_no_bound_is_above_what_is_simulated(config: RunConfig, limit_s: float) -> None:
     job = Job(config, load_workload(config, Path()), Path())
     built = job.built()
@@ -107,7 +108,7 @@ def test_with_more_beyond_a_limit_its_percentile_is_beyond(percent: float) -> No
 
 
 @given(jobs, st.sampled_from(["ttft", "tpot", "e2el", "queue"]), st.floats(0.001, 10))
-@settings(max_examples=15)
+@settings(max_examples=many(60))
 def test_a_run_ends_early_if_and_only_if_too_many_are_beyond(
     config: RunConfig, name: str, limit_s: float
 ) -> None:

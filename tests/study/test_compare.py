@@ -59,6 +59,7 @@ def test_a_process_that_dies_is_told_in_one_line(
         run_all(jobs)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks for processes in /proc")
 def test_no_worker_outlives_a_comparison_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW, encoding="utf-8")

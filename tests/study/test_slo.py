@@ -14,13 +14,7 @@ from evenflow.errors import UsageError
 from evenflow.results.metrics import meets, request_metrics
 from evenflow.results.outcome import Outcome
 from evenflow.study.runs import Job, run_job
-from evenflow.study.slo import (
-    Condition,
-    check_slo,
-    parse_slo,
-    request_limits,
-    service_levels,
-)
+from evenflow.study.slo import Condition, check_slo, parse_slo, request_limits, service_levels
 from tests.study.test_points import RUN
 
 

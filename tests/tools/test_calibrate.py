@@ -83,10 +83,7 @@ def test_published_facts_hit_where_the_documentation_says_so() -> None:
 # -- linear operators that Vidur published --------------------------------------------------------
 
 THEIRS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
-OTHERS = (
-    *("emb", "input_layernorm", "attn_rope", "post_attention_layernorm", "mlp_act"),
-    "add",
-)
+OTHERS = (*("emb", "input_layernorm", "attn_rope", "post_attention_layernorm", "mlp_act"), "add")
 
 PUBLISHED_MS = {
     (4096, 1): (5.9755, 4.696, 35.424, 16.8845),

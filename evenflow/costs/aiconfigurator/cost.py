@@ -1,8 +1,8 @@
 """Costs of a deployment from AIConfigurator's compiled engine.
 
-The engine answers for a layer of each kind, so that a stage takes its own layers. Of several
-tokens a decode step (speculation) the keys are read once. Known error: experts of groups with
-requests of their own are those of prompts, also in decode steps.
+The engine answers for a layer of each kind, so that a stage takes its own layers. Of several tokens
+a decode step (speculation) the keys are read once. Known error: experts of groups with separate
+requests are those of prompts, also in decode steps.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SYSTEMS = {
     "GB300": "gb300",
     "RTX-PRO-6000": "rtx_pro_6000_server",
 }
-"""GPU -> what the package calls it: those that it has measurements of."""
+"""The package's names of the GPUs that it has measurements of."""
 
 PRODUCTS = {
     "": "bfloat16",

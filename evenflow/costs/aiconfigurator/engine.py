@@ -29,11 +29,11 @@ MEASURED = ("silicon", "mixed", "estimated")
 two (products less the search for their inputs' scale)."""
 
 FAR = 65536
-"""Operators whose time differs with so much context are attention; a state is none."""
+"""Tokens of context that change the time of attention, and not that of a state."""
 
 STEPS = ((1, 64), (4, 256), (16, 1024), (64, 4096), (256, 16384), (2048, 65536))
-"""Numbers of tokens are sampled in steps so wide, up to so many, and one token beyond each: where
-another tile begins."""
+"""Steps in which numbers of tokens are sampled, up to the number beside, and one token beyond each,
+where another tile begins."""
 
 
 def _halved(low: int, high: int) -> list[int]:

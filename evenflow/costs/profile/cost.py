@@ -87,7 +87,7 @@ MEMORY_BYTES_PER_S = 2e13
 GPU_BYTES_PER_S = 8e9
 GPU_FLOPS_PER_S = 1e12
 """No GPU reads a matrix of megabytes, or computes with it, more slowly: a thousandth of fast ones,
-so that milliseconds taken for seconds are told."""
+so that milliseconds taken for seconds are noticed."""
 
 
 def profile_cost(
@@ -132,8 +132,8 @@ def hop_of(profile: Profile) -> tuple[float, float] | None:
 def host_of(profile: Profile) -> RuntimeOverheads:
     """Return the CPU time around a micro-batch; nothing of what was not measured.
 
-    Lines as in `hop_of` through the points of each of HOST, added up; by those of `cpu_prompt`, the
-    same of a micro-batch of one prompt alone, the time for a prompt is told apart.
+    Lines as in `hop_of` through the points of each of HOST, added up; points of `cpu_prompt`, of a
+    micro-batch of one prompt alone, give the time for a prompt.
     """
     lines = [_line(points) for name in HOST if (points := profile.of(name))]
     schedule_s, per_row_s = (plain_sum(each) for each in zip((0.0, 0.0), *lines, strict=True))
@@ -403,7 +403,7 @@ def estimated_operators(roofline: RooflineCost, kind: ModelSpec) -> Mapping[str,
     """Return the operators of layers of a kind, save attention, by the formulas of `roofline`.
 
     `all_reduce` is what a layer spends in them, against tokens. The GPU's overhead per layer is
-    left out: it belongs to whole layers. `sample` costs nothing of its own: the head has it.
+    left out: it belongs to whole layers. `sample` costs nothing: the head includes it.
     """
     deployment, tile = roofline.deployment, roofline.tile_tokens
     ranks, rates = deployment.tensor_parallel, Rates.of(deployment.gpu)

@@ -3,7 +3,7 @@
 Knows how the tables of `aiconfigurator-core` make a layer of any model. Does not know gaps between
 kernels (nearly absent with CUDA graphs, else the runtime's business). Estimated, and counted as
 unmeasured: norms, rotary embedding, activation, KV write, embedding and sampling, none of which the
-tables have (a launch each, and their bytes at the bandwidth that products reach).
+tables have (one launch and their bytes at the bandwidth that products reach).
 """
 
 from __future__ import annotations
@@ -358,8 +358,8 @@ class _Parts:
     def experts(self) -> BySize:
         """Return the experts of a layer against tokens, on the busiest rank.
 
-        Groups with requests of their own gather the tokens of all before, and scatter the sums of
-        the outputs after: in all an all-reduce.
+        Groups with separate requests gather the tokens of all before, and scatter the sums of the
+        outputs after: in all an all-reduce.
         """
         experts, deployment = self.tables.experts, self.deployment
         assert experts is not None
@@ -372,7 +372,7 @@ class _Parts:
         if deployment.data_parallel == 1:
             return seconds
         once = self.all_reduce(deployment.stage_gpus)
-        return added([seconds, all_reduces(self.model, once, 1)])
+        return added([seconds, all_reduces(self.model, once, 1, attention=False)])
 
     def embedding(self) -> BySize:
         if self.part == "experts":

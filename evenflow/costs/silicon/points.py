@@ -286,7 +286,7 @@ def chunk_times(
 ) -> Callable[[int, int], float]:
     """Return seconds of a chunk after some context, from prompts without any.
 
-    The prompt of length L = context + chunk tells the seconds per (query, key) pair at that length,
+    The prompt of length L = context + chunk gives the seconds per (query, key) pair at that length,
     beyond the shortest prompt's (the launch); the chunk has its share of the pairs. It takes at
     least as long as one query tile that reads L keys: `tile_times`, a prompt of one head, which
     leaves most of the GPU idle. Beyond the longest measured prompt its seconds per pair go on.

@@ -167,7 +167,7 @@ def load_tables(
 def each_product(
     gemm: Products, seconds: Callable[[int, int, int, float], float]
 ) -> dict[int, dict[int, dict[int, float]]]:
-    """Return products that take other `seconds`, which follow from n, k, m and those they take."""
+    """Return products that take other `seconds`, a function of n, k, m and the present ones."""
     return {
         n: {
             k: {m: seconds(n, k, m, taken_s) for m, taken_s in by_m.items()}

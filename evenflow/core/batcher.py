@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import replace
-from functools import partial
 from numbers import Integral, Real
 from typing import Any, get_args
 
@@ -201,7 +200,7 @@ class Batcher:
         if not isinstance(answer, abc.Iterator):
             raise self._broken(f"returned {shown(answer)}, not a Plan")
         plan, group = Plan(), None
-        for part in iter(partial(self._call, next, answer, None), None):
+        while (part := self._call(next, answer, None)) is not None:
             if type(part) is Plan:
                 taken = self._carry_out(part, chunks)
                 if taken is not None and group is not None:

@@ -19,19 +19,13 @@ from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
 from evenflow.specs.model import model, models
-from evenflow.study import plan_search
+from evenflow.study import plan_prepare
 from evenflow.study.advice import BOUNDS, Advice, advise
 from evenflow.study.deployments import launch_lines, layouts, most_tokens, pairs_of, parse_gpus
 from evenflow.study.plan import Planned, answered, facts, rows, sentences
-from evenflow.study.plan_search import (
-    Ask,
-    PlanQuestion,
-    name_of,
-    parse_budgets,
-    prepare,
-    ranked,
-    search,
-)
+from evenflow.study.plan_prepare import prepare
+from evenflow.study.plan_question import Ask, PlanQuestion, name_of, parse_budgets
+from evenflow.study.plan_search import ranked, search
 from evenflow.study.runs import Job, run_job
 from evenflow.study.slo import Condition, parse_slo
 from evenflow.study.trials import How, run
@@ -68,8 +62,8 @@ def planned(folder: Path, question: PlanQuestion, workers: int = 1) -> Planned:
 
 @pytest.fixture
 def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_search, "LEAST_REQUESTS", 10)
-    monkeypatch.setattr(plan_search, "SHARE", 1 / 4)
+    monkeypatch.setattr(plan_prepare, "LEAST_REQUESTS", 10)
+    monkeypatch.setattr(plan_prepare, "SHARE", 1 / 4)
 
 
 QUESTIONS: list[tuple[str, dict[str, Any], list[str]]] = [
@@ -345,7 +339,7 @@ def test_a_plan_says_which_rows_and_requests_it_leaves_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_trace(tmp_path / "trace.csv", *(f"{index},9,{index % 5 and 3}" for index in range(20)))
-    monkeypatch.setattr(plan_search, "MOST_REQUESTS", 10)
+    monkeypatch.setattr(plan_prepare, "MOST_REQUESTS", 10)
     workload = {"trace": str(tmp_path / "trace.csv")}
     found = planned(tmp_path, asked({**RUN, "workload": workload}, gpus=(1,), budgets=(256,)))
     *_, dropped, tried = sentences(found)

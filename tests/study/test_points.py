@@ -214,6 +214,27 @@ def test_a_cluster_at_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             pass
 
 
+@pytest.mark.long
+@pytest.mark.processes
+def test_a_cluster_goes_on_when_one_of_its_workers_dies() -> None:
+    distributed = pytest.importorskip("distributed")
+    own = {"threads_per_worker": 1, "dashboard_address": ":0"}
+    points = [point(f"workload.seed={seed}") for seed in range(30)]
+    found: list[Record] = []
+    with (
+        distributed.LocalCluster(n_workers=2, **own) as cluster,
+        executor_of(f"dask:{cluster.scheduler_address}") as executor,
+    ):
+        victim, other = distributed.default_client().run(os.getpid).values()
+        for record in simulated(points, executor):
+            if not found:
+                os.kill(victim, signal.SIGKILL)
+            found.append(record)
+    assert victim != other
+    assert {record.key for record in found} == {point.key for point in points}
+    assert not any(record.error for record in found)
+
+
 def test_an_input_that_changes_meanwhile_is_told(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.csv", "0,5,5")
     store = Store(tmp_path / "store")

@@ -182,7 +182,9 @@ def starts(bench: Bench) -> Iterator[Line]:
 def plan(bench: Bench) -> Iterator[Line]:
     """Ask the questions of `plan`, if their benchmark is here: it prints lines with these cells."""
     if QUESTION.exists():
+        compiled = bench.builds.get("compiled")
         command = [sys.executable, "-m", "benchmarks.bench_plan"]
+        command += ["--compiled", compiled] if compiled else []
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         for line in done.stdout.splitlines():
             yield Line(*(cell.strip() for cell in line.strip().strip("|").split("|")[:5]))

@@ -19,7 +19,7 @@ from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
 from evenflow.specs.model import model, models
-from evenflow.study import plan_prepare
+from evenflow.study import plan_prepare, plan_search
 from evenflow.study.advice import BOUNDS, Advice, advise
 from evenflow.study.deployments import launch_lines, layouts, most_tokens, pairs_of, parse_gpus
 from evenflow.study.plan import Planned, answered, facts, rows, sentences
@@ -62,8 +62,10 @@ def planned(folder: Path, question: PlanQuestion, workers: int = 1) -> Planned:
 
 @pytest.fixture
 def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_prepare, "LEAST_REQUESTS", 10)
+    """Try points on a quarter of few requests, and rates in few steps."""
+    monkeypatch.setattr(plan_prepare, "LEAST_REQUESTS", 6)
     monkeypatch.setattr(plan_prepare, "SHARE", 1 / 4)
+    monkeypatch.setattr(plan_search, "STEPS", 6)
 
 
 QUESTIONS: list[tuple[str, dict[str, Any], list[str]]] = [
@@ -95,7 +97,7 @@ if ALL:
 def test_the_answer_is_that_of_all_points_simulated(
     tmp_path: Path, trace: str, arrivals: dict[str, Any], limits: list[str]
 ) -> None:
-    workload = {"requests": 40, "trace": trace, "arrivals": arrivals}
+    workload = {"requests": 24, "trace": trace, "arrivals": arrivals}
     wish = {"slo": tuple(parse_slo(limits)), "gpus": (1, 2, 3)}
     wish |= {"schedulers": ("sarathi", "vllm_v1"), "budgets": (512,)}
     question = asked({**RUN, "workload": workload}, **wish)
@@ -121,7 +123,8 @@ def planned_if_any(folder: Path, question: PlanQuestion) -> Planned | None:
 
 @pytest.mark.usefixtures("short_stretches")
 def test_a_plan_simulates_few_points_and_again_finds_all_of_them(tmp_path: Path) -> None:
-    question = asked(RUN, gpus=tuple(range(1, 7)))
+    run = {**RUN, "workload": {**RUN["workload"], "requests": 24}}
+    question = asked(run, gpus=tuple(range(1, 7)), budgets=(512,))
     found = planned(tmp_path / "a", question)
     whole = {each.labels["replicas"] for each in found.trials if question.is_whole(each)}
     assert 0 < len(whole) < question.num_points

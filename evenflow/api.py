@@ -284,7 +284,7 @@ def plan(
     """
     from evenflow.study.deployments import parse_gpus
     from evenflow.study.plan import plan as study_plan
-    from evenflow.study.plan_search import Ask, parse_budgets, parse_with
+    from evenflow.study.plan_question import Ask, parse_budgets, parse_with
 
     if gpus is None:
         raise UsageError("--gpus: says how many there may be, such as --gpus 4..64")

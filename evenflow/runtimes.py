@@ -22,6 +22,7 @@ EngineName = Literal[
     "ideal",
     "gllm",
     "vllm",
+    "vllm-share",
     "sglang",
     "vllm-0.8",
     "vllm-0.12",
@@ -49,6 +50,7 @@ class RuntimeOverheads:
 
     schedule_s: float = 0.0
     prepare_s: float = 0.0
+    prepare_row_s: float = 0.0
     prepare_share: float = 0.0
     overlapped: bool = False
     per_row_s: float = 0.0
@@ -65,7 +67,7 @@ class RuntimeOverheads:
 
     @property
     def prepares(self) -> bool:
-        return self.prepare_s > 0 or self.prepare_share > 0
+        return max(self.prepare_s, self.prepare_row_s, self.prepare_share) > 0
 
     @property
     def hosts(self) -> bool:
@@ -83,6 +85,10 @@ class RuntimeOverheads:
         times: dict[str, Any] = {name: s * factor for name, s in given if isinstance(s, float)}
         return replace(self, **times)
 
+    def inputs_s(self, batch: BatchShape) -> float:
+        """Return the seconds that a stage spends on a micro-batch's inputs, but for the share."""
+        return self.prepare_s + self.prepare_row_s * rows_of(batch)
+
     def host_s(self, batch: BatchShape) -> float:
         """Return the seconds that the host spends on a micro-batch.
 
@@ -90,15 +96,19 @@ class RuntimeOverheads:
         """
         if parts := getattr(batch, "parts", ()):
             return max(map(self.host_s, parts))
-        rows = len(batch.chunks) + batch.decode_tokens
         return (
             self.schedule_s
-            + self.per_row_s * rows
+            + self.per_row_s * rows_of(batch)
             + self.per_new_request_s * (batch.sampled_rows - batch.decode_tokens)
             + self.per_prompt_token_s * batch.prefill_tokens
             + self.per_active_s * getattr(batch, "num_active", 0)
             + (self.per_prefill_s if batch.prefill_tokens else 0.0)
         )
+
+
+def rows_of(batch: BatchShape) -> int:
+    """Return the rows of a micro-batch: chunks of prompts, and decodes."""
+    return len(batch.chunks) + batch.decode_tokens
 
 
 class Runtime(NamedTuple):

@@ -166,8 +166,9 @@ class StageProcesses:
         """Send a micro-batch to stage 0."""
         travel = _Travel(batch, list(self._world.costs.times(batch.charged or batch)), self._starts)
         overheads = self._world.overheads
+        inputs_s = overheads.inputs_s(batch)
         for stage, seconds in enumerate(travel.seconds):
-            prepare_s = overheads.prepare_s + overheads.prepare_share * seconds
+            prepare_s = inputs_s + overheads.prepare_share * seconds
             self._prepared_s[stage] = max(self._prepared_s[stage], self._clock.now) + prepare_s
         travel.prepared_s = list(self._prepared_s)
         self._at_stage0 += 1
@@ -220,7 +221,7 @@ class StageProcesses:
             yield Instant(env, self._host_done_s(travel.batch))
         if overheads.prepares and not overheads.overlapped:
             share_s = overheads.prepare_share * travel.seconds[stage]
-            yield env.timeout(overheads.prepare_s + share_s)
+            yield env.timeout(overheads.inputs_s(travel.batch) + share_s)
         elif overheads.prepares and stage and travel.prepared_s[stage] > env.now:
             yield Instant(env, travel.prepared_s[stage])
 

@@ -79,12 +79,13 @@ class Tandem:
         at_s = scheduled_s
         if self._hosts:
             at_s, free_s[0] = self._by_host(scheduled_s, overheads.host_s(batch))
+        inputs_s = overheads.inputs_s(batch) if prepares else 0.0
         times: list[float] = []
         for stage, seconds in enumerate(stage_seconds):
             free_at_s = free_s[stage]
             start_s = at_s if at_s > free_at_s else free_at_s
             if prepares:
-                prepare_s = overheads.prepare_s + overheads.prepare_share * seconds
+                prepare_s = inputs_s + overheads.prepare_share * seconds
                 if not overheads.overlapped:
                     start_s += prepare_s
                 elif stage:

@@ -228,26 +228,39 @@ def record(setting: Setting, arrivals: Sequence[Arrival], model: Path) -> list[d
     `model` is an empty folder for the model's configuration.
     """
     CLOCK.now_s, CLOCK.journal = 0.0, []
-    engine = _engine(setting, model)
-    scheduler = engine.scheduler
+    runs_ahead = setting.asynchronous != "off"
+    engine = engine_of(
+        setting, model, RecordingAsyncScheduler if runs_ahead else RecordingScheduler
+    )
     CLOCK.note("config", **_facts(setting, engine))
-    coming = deque(enumerate(arrivals))
+    serve(engine, arrivals)
+    return CLOCK.journal
+
+
+def serve(engine: EngineCore, arrivals: Sequence[Arrival]) -> None:
+    """Serve requests, in order of arrival, on the virtual clock."""
+    scheduler, coming = engine.scheduler, deque(enumerate(arrivals))
     while coming or scheduler.has_requests() or engine.batch_queue:
         if not (scheduler.has_requests() or engine.batch_queue):
             CLOCK.now_s = max(CLOCK.now_s, coming[0][1].arrival_s)
         while coming and coming[0][1].arrival_s <= CLOCK.now_s:
             engine.add_request(_request(engine, *coming.popleft()))
         engine.step_fn()
-    return CLOCK.journal
 
 
-def _engine(setting: Setting, model: Path) -> EngineCore:
+def engine_of(
+    setting: Setting, model: Path, scheduler: type[Scheduler], *, emulated: bool = True
+) -> EngineCore:
+    """Return vLLM's engine core with this class of scheduler; the model's configuration is written.
+
+    Not `emulated`: it has vLLM's own executor, and the model random weights.
+    """
     (model / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
     envs.disable_envs_cache()
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    runs_ahead = setting.asynchronous != "off"
     config = EngineArgs(
         model=str(model),
+        load_format="dummy",
         skip_tokenizer_init=True,
         enforce_eager=True,
         max_model_len=setting.max_model_len,
@@ -260,15 +273,16 @@ def _engine(setting: Setting, model: Path) -> EngineCore:
         prefill_schedule_interval=setting.prefill_schedule_interval,
         enable_prefix_caching=setting.prefix_caching,
         pipeline_parallel_size=setting.pp,
-        distributed_executor_backend=EmulatedExecutor,
-        scheduler_cls=RecordingAsyncScheduler if runs_ahead else RecordingScheduler,
+        distributed_executor_backend=EmulatedExecutor if emulated else None,
+        scheduler_cls=scheduler,
     ).create_engine_config()
     # Set here, as its checks refuse them on a CPU and without Triton, of which nothing is used.
-    config.scheduler_config.async_scheduling = runs_ahead
+    config.scheduler_config.async_scheduling = setting.asynchronous != "off"
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(setting.asynchronous == "v2"))
-    engine = EngineCore(config, EmulatedExecutor, log_stats=False)
-    engine.model_executor.setting = setting
-    engine.model_executor.scheduler = engine.scheduler
+    engine = EngineCore(config, Executor.get_class(config), log_stats=False)
+    if emulated:
+        engine.model_executor.setting = setting
+        engine.model_executor.scheduler = engine.scheduler
     return engine
 
 

@@ -77,6 +77,8 @@ class RuntimeConfig(Keys):
     """Seconds that the policy takes for a micro-batch."""
     prepare_s: NonNegative = 0.0
     """Seconds that a stage takes to prepare the inputs of a micro-batch."""
+    prepare_row_s: NonNegative = 0.0
+    """Seconds of that for each row of the micro-batch, on top."""
     prepare_share: NonNegative = 0.0
     """The same as a share of the micro-batch's execution time, on top."""
     overlapped: bool = False

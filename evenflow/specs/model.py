@@ -418,10 +418,7 @@ class ModelSpec:
         `layers` are of the kind that the model itself is; None: all of the model's, of any kind. A
         token that a sliding window has left takes none, which `kv_bytes` counts.
         """
-        kinds = self.kinds() if layers is None else {self: layers}
-        return round(
-            math.fsum(n * kind.kv_token_bytes(tensor_parallel) for kind, n in kinds.items())
-        )
+        return kv_bytes_of(self.kinds() if layers is None else {self: layers}, tensor_parallel)
 
     def kv_token_bytes(self, tensor_parallel: int = 1) -> float:
         """Return the bytes that a token keeps in a layer on one rank; less than one of several."""
@@ -465,6 +462,11 @@ class ModelSpec:
 
 
 Model = TypeVar("Model", bound=ModelSpec)
+
+
+def kv_bytes_of(kinds: Mapping[ModelSpec, int], tensor_parallel: int) -> int:
+    """Return the bytes that one token's keys and values take in layers of some kinds, on a rank."""
+    return round(math.fsum(n * kind.kv_token_bytes(tensor_parallel) for kind, n in kinds.items()))
 
 
 def in_precision(spec: Model, dtype: str | None, kv_dtype: str | None) -> Model:

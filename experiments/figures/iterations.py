@@ -71,7 +71,7 @@ def iteration(world: World) -> Seconds:
         stages_s = world.costs.times(work)
         links_s = plain_sum(hop.latency_s + hop.per_token_s * tokens for hop in world.hops)
         cpu = world.overheads
-        prepare_s = world.depth * cpu.prepare_s + cpu.prepare_share * plain_sum(stages_s)
+        prepare_s = world.depth * cpu.inputs_s(work) + cpu.prepare_share * plain_sum(stages_s)
         return (
             cpu.host_s(work)
             + (0.0 if cpu.overlapped else prepare_s)

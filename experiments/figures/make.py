@@ -107,6 +107,8 @@ def _written(study: FigureStudy, drawing: Drawing, folder: Path) -> Drawing:
     source = keys.source
     if not plan.published:
         source = f"after {source}; set by hand: {', '.join(plan.overrides)}"
+    # A verdict on a claim holds for the set-up of its paper only.
+    claims = dict(drawing.claims) if plan.published else {}
     about = {
         "title": title,
         "source": keys.source,
@@ -114,19 +116,26 @@ def _written(study: FigureStudy, drawing: Drawing, folder: Path) -> Drawing:
         "differs": keys.differs,
         "says": keys.says,
         "facts": facts,
-        # A verdict on a claim holds for the set-up of its paper only.
-        "claims": dict(drawing.claims) if plan.published else {},
+        "claims": claims,
         "beside": dict(drawing.beside),
     }
     with staged(folder, force=True, adds=True) as scratch:
         if plan.look.width is not None:
             fit(drawing.figure, plan.look.width)
-        note = f"{footnote(facts, keys.differs)} {MARKS if marks_paper(drawing.figure) else ''}"
-        annotate(drawing.figure, f"{title}  [{source}]", note)
+        told = [footnote(facts, keys.differs), MARKS if marks_paper(drawing.figure) else ""]
+        told += [] if facts["quick"] else [missed(claims)]
+        annotate(drawing.figure, f"{title}  [{source}]", " ".join(filter(None, told)))
         save(drawing.figure, scratch / plan.name, plan.look.formats)
         write_table(scratch / f"{plan.name}.csv", drawing.table)
         write_json(scratch / f"{plan.name}.json", about)
     return replace(drawing, doubts=alike(study.doubts))
+
+
+def missed(claims: Mapping[str, Any]) -> str:
+    """Say which of a figure's claims are wrong; nothing where none is."""
+    judged = ((each, worst(answers(each, claims[each.id]))) for each in map(claim_of, claims))
+    wrong = [claim.quantity for claim, verdict in judged if verdict == "wrong"]
+    return f"Not as published: {'; '.join(wrong)}." if wrong else ""
 
 
 def add_intervals(

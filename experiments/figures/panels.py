@@ -186,10 +186,10 @@ class Panel(Keys):
     steady window by that of the whole run, dotted or as rings. `write`: what stands over a bar,
     `{:.2f}` for its height, or the row's columns by name in braces; over a stack, and in the legend
     of lines for all points but the first, those columns. `strong`: the value of `x` whose bar is
-    not pale. `line`: a level to compare with, `levels`: columns of a level for each bar, by their
-    words, `bands`: ranges by theirs; `mark`: the column that has the default of `x`, whose values
-    then stand at equal distance. `log_2`: powers of two across; `decades`: powers of ten upwards,
-    with plain numbers. `width` is in inches; `words` are what values of `each` are called.
+    not pale, and has no words. `line`: a level to compare with, `levels`: columns of a level for
+    each bar, by their words, `bands`: ranges by theirs; `mark`: the column that has the default of
+    `x`, whose values then stand at equal distance. `log_2`: powers of two across; `decades`: powers
+    of ten upwards, with plain numbers. `width` is in inches; `words` are what `each` is called.
 
     `tokens`, `stages`, `busy` and `kv` show columns of `measures.micro_batches` within the run of
     the first seed, with no `x` and `y`; words may name numbers of the runs, and their `[mean]`,
@@ -571,12 +571,12 @@ def _finish_bars(axes: Axes, panel: Panel, curve: PanelLine, places: Any) -> Non
         axes.plot(places, rings, "o", mfc="white", mec=curve.color, ms=4)
         tops = tops.where(tops > rings, rings + 0.01 * rings.max())
     for x, word, (value, top) in zip(places, values["words"], tops.items(), strict=True):
-        if np.isfinite(top):
-            axes.annotate(word, (x, top), (0, 2), textcoords="offset points", ha="center",
-                          va="bottom", fontsize=7)  # fmt: skip
-        else:
+        if not np.isfinite(top):
             rows = curve.rows[_across(panel, curve.rows) == value]
             axes.text(x, 0, f" {_failure(rows)}", rotation=90, ha="center", va="bottom", fontsize=7)
+        elif value != panel.strong:
+            axes.annotate(word, (x, top), (0, 2), textcoords="offset points", ha="center",
+                          va="bottom", fontsize=7)  # fmt: skip
 
 
 def _failure(rows: pd.DataFrame) -> str:

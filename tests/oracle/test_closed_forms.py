@@ -153,13 +153,19 @@ class TestLinks:
 class TestRuntimes:
     """Micro-batches of 250 tokens: 5 + 5 = 10 ms a stage."""
 
-    def test_vllm_prepares_before_each_execution(self) -> None:
+    def test_a_share_of_the_execution_is_prepared_before_it(self) -> None:
         """Each stage prepares for 1.7 ms, then computes for 10 ms: 17 % more a stage."""
-        result = one_by_one(250, 2, 2, overheads=runtimes()["vllm"].stages)
+        result = one_by_one(250, 2, 2, overheads=runtimes()["vllm-share"].stages)
         close(result.start_s, [[0.0017, 0.0134], [0.0134, 0.0251]])
         close(result.end_s, [[0.0117, 0.0234], [0.0234, 0.0351]])
         ideal = one_by_one(250, 2, 2)
         close(result.completion_s.max() / ideal.completion_s.max(), 1.17)
+
+    def test_each_row_of_a_micro_batch_has_inputs(self) -> None:
+        """A stage prepares 2 ms and 3 for the only row, then computes for 10 ms."""
+        overheads = RuntimeOverheads(prepare_s=0.002, prepare_row_s=0.003)
+        result = one_by_one(250, 2, 2, overheads=overheads)
+        close(result.end_s, [[0.015, 0.030], [0.030, 0.045]])
 
     def test_gllm_hides_the_preparation(self) -> None:
         """1.7 ms from when a micro-batch is scheduled, while stage 0 computes it for 10 ms."""
@@ -325,7 +331,7 @@ def seconds(maximum: float) -> st.SearchStrategy[float]:
 
 OVERHEADS = [
     *(runtime.stages for runtime in runtimes().values()),
-    RuntimeOverheads(schedule_s=0.001, prepare_s=0.002, prepare_share=0.1),
+    RuntimeOverheads(schedule_s=0.001, prepare_s=0.002, prepare_row_s=0.001, prepare_share=0.1),
     RuntimeOverheads(schedule_s=0.003, prepare_s=0.008, overlapped=True),
     *(
         RuntimeOverheads(0.001, per_row_s=2e-3, holds=holds, front_end_s=0.001, prepare_s=prepare_s)

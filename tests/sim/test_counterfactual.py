@@ -35,7 +35,7 @@ def troubled() -> World:
         depth=4,
         total_pages=60,
         max_model_len=900,
-        overheads=runtimes()["vllm"].stages,
+        overheads=runtimes()["vllm-share"].stages,
         link=Link(per_token_s=2e-5, latency_s=0.002),
     )
 

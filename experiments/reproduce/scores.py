@@ -26,12 +26,12 @@ from evenflow.study.trials import How
 
 COMPARED = ("mean_tpot_ms", "output_throughput")
 AXES = ("family", "engine", "gpu", "precision", "layout", "entry")
-"""What the errors are told by."""
+"""What the errors are grouped by."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Scored(Shown):
-    """The errors of `kinds` of costs, a column each, in a `table` with a row a run and metric.
+    """The errors of `kinds` of costs, in columns of a `table` with a row a run and metric.
 
     A run that one of them cannot simulate is none of it, but of `failures`, with the reason.
     """
@@ -73,7 +73,7 @@ class Scored(Shown):
 
 
 def _off(errors: pd.Series) -> str:
-    both = errors.median(), errors.quantile(0.9)
+    both = float(errors.median()), float(errors.quantile(0.9))
     return " / ".join(percent(share, 1, sign=False) for share in both)
 
 
@@ -94,7 +94,7 @@ def score(
         cases = [pair for of in every for pair in of if pair[1].config.costs.kind in MEASURED_COSTS]
         if not cases:
             raise UsageError(f"{data}: no runs of entries with costs among {', '.join(kinds)}")
-        rows = [
+        rows: list[tuple[dict[str, Any], list[Point]]] = [
             ({}, [Point(_priced(case.config, kind), Path()) for kind in kinds]) for _, case in cases
         ]
         with how.simulator("reproduce", len(kinds) * len(rows)) as simulator:

@@ -36,6 +36,7 @@ costs: {{kind: affine, base_s: 0.005, per_token_s: 0.00002}}
 kv: {{pages: 25000}}
 max_model_len: 32768
 runtime: ideal
+scheduler: token_throttling
 workload: {{trace: {trace}, requests: {requests}, arrivals: {arrivals}}}
 """
 PEER = "import dynamo._core, sys; dynamo._core.run_mocker_trace_replay([sys.argv[1]])"
@@ -182,7 +183,9 @@ def starts(bench: Bench) -> Iterator[Line]:
 def plan(bench: Bench) -> Iterator[Line]:
     """Ask the questions of `plan`, if their benchmark is here: it prints lines with these cells."""
     if QUESTION.exists():
+        compiled = bench.builds.get("compiled")
         command = [sys.executable, "-m", "benchmarks.bench_plan"]
+        command += ["--compiled", compiled] if compiled else []
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         for line in done.stdout.splitlines():
             yield Line(*(cell.strip() for cell in line.strip().strip("|").split("|")[:5]))

@@ -24,7 +24,7 @@ class Instant(Event):
     schedule differ. SimPy schedules by delays only, so an Instant enters its queue by itself.
     """
 
-    callbacks: list[Callable[[Event], None]] | None  # SimPy's own, declared for mypyc
+    callbacks: Any  # SimPy's own fields, declared so that mypyc keeps them in the object
     env: Environment
     _ok: bool
     _value: Any

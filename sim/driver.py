@@ -24,8 +24,8 @@ from evenflow.sim.tandem import Tandem
 Stages = Callable[[SimClock, World, Recorder], Tandem | StageProcesses]
 """Makes the stages of a pipeline."""
 
-Watch = Callable[[list[Sequence]], None]
-"""Sees the sequences that finish; it may end the run by raising an error."""
+Watch = Callable[[list[Sequence], "SimDriver", float], None]
+"""Sees the sequences that finish, where and when; it may end the run by raising an error."""
 
 BLOCK_BYTES = 1 << 23
 """How much is recorded of micro-batches until it becomes columns, with the requests that ended."""
@@ -106,7 +106,7 @@ class SimDriver:
         """Record finished sequences, and call the functions of `when_done`."""
         self._recorder.finish(sequences)
         if self._watch is not None:
-            self._watch(sequences)
+            self._watch(sequences, self, now_s)
         if self._recorder.num_bytes > BLOCK_BYTES:
             self._loop.flush({})
         for call in self._on_done:

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ import yaml
 from evenflow.config.run import RunConfig
 from evenflow.experiments.figures.schema import load_plan
 from evenflow.study.sweep_file import SweepConfig
+from tests.command_line import evenflow
 from tests.places import ROOT
 from tools.site_links import on_page_content, on_page_markdown
 
@@ -73,6 +75,15 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def in_folder(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """Return the exit status, the output and the errors of a command, run in a folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("COLUMNS", "100")
+        patch.setattr(sys, "path", [*sys.path])
+        return evenflow(*arguments)
+
+
 def lines(text: str) -> list[str]:
     """Return the lines of an output; how long it took here is not compared."""
     return [re.sub(r"\bin [\d,.]+ s\b", "in N s", line.rstrip()) for line in text.splitlines()]
@@ -86,12 +97,13 @@ def check_console(text: str, folder: Path) -> None:
             targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
             assert set(arguments) <= set(targets), command
         elif program == "evenflow":
-            done = run(folder, "-m", "evenflow", *arguments)
-            assert done.returncode == (2 if "error:" in shown else 0), f"{command}\n{done.stdout}"
+            status, *printed = in_folder(folder, *arguments)
+            told = "".join(printed)
+            assert status == (2 if "error:" in shown else 0), f"{command}\n{told}"
             if "error:" in shown:
-                assert shown.strip() in done.stdout
+                assert shown.strip() in told
             else:
-                assert set(lines(shown)) <= {*lines(done.stdout), "..."}, done.stdout
+                assert set(lines(shown)) <= {*lines(told), "..."}, told
         else:
             assert program in SET_UP_COMMANDS, f"this test cannot run: {command}"
 
@@ -164,6 +176,33 @@ def test_the_links_of_a_document_lead_somewhere(path: Path) -> None:
             there = path.parent / name if name else path
             assert there.exists(), link
             assert not anchor or anchor in anchors(there), link
+
+
+def sentences(document: str) -> list[int]:
+    """Return the words of each sentence; code, tables, headings and pictures are left out."""
+    text = re.sub(r"```.*?```", "", document, flags=re.DOTALL)
+    text = re.sub(r"^\s*[|#!<].*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    text = re.sub(r"^\s*(?:-|\d+\.)\s", " . ", text, flags=re.MULTILINE)
+    parts = re.split(r"(?<=[.:?!])\s+|\n\n| \. ", text)
+    return [words for part in parts if (words := len(part.split())) > 2]
+
+
+def test_sentences_are_counted_without_code_tables_and_addresses() -> None:
+    page = "# A title of words\n\nOne two three. [Four](five.md) five six:\n\n- seven eight nine\n"
+    assert sentences(page + "\n| a b c |\n\n```sh\nnot a word here\n```\n") == [3, 3, 3]
+
+
+def test_the_site_says_it_in_12000_words_and_short_sentences() -> None:
+    """Evidence, which lists runs, is not counted, but its sentences are as short."""
+    listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    words = 0
+    for section in yaml.safe_load(f"nav:{listed}")["nav"]:
+        for name in re.findall(r"[\w/-]+\.md", str(section)):
+            counts = sentences((ROOT / "docs" / name).read_text(encoding="utf-8"))
+            assert median(counts) <= 14, name
+            words += sum(counts) if "Evidence" not in section else 0
+    assert words <= 12_000
 
 
 @pytest.mark.parametrize(

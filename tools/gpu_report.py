@@ -358,7 +358,7 @@ def compare(name: str, path: Path) -> dict[str, Any]:
     if found is None:
         return {"left_out": f"no tables of {profile.header.device}"}
     if find_spec("aiconfigurator_core") is None or find_spec("pyarrow") is None:
-        return {"left_out": "needs pip install -e '.[silicon]'"}
+        return {"left_out": "needs pip install '.[silicon]'"}
     spec = model(name)
     measured = _one_layer(lambda own: profile_cost(profile, own, (own.num_layers,)), spec)
     rows = list(_rows(measured, _one_layer(lambda own: _silicon_cost(own, found), spec)))

@@ -49,6 +49,7 @@ FIRST = {
     "td_pipe": "td_pipe",
     "sglang": "sglang",
     "token_throttling": "token_throttling gllm_code",
+    "trtllm": "trtllm",
     "vllm": "vllm",
 }
 """The tests that notice most of what changes in a module, by its name; else those of its limits."""

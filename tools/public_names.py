@@ -1,6 +1,6 @@
 """Print what is public, a name a line: Python, commands, keys of files, columns, numbers.
 
-`python -m tools.public_names >docs/public/v0.2.0.txt` belongs to a release.
+`python -m tools.public_names >tests/public/v0.2.0.txt` belongs to a release.
 """
 
 from __future__ import annotations

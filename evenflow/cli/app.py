@@ -57,6 +57,7 @@ def _misused(error: Any) -> int:
         echo(message)
         return 2
     command = "evenflow" if error.ctx is None else error.ctx.command_path
+    message = message.replace(": Value error, ", ": ")  # pydantic's, which newer typers ask
     return _refused(f"{message} ({command} --help)")
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from enum import StrEnum
 from inspect import Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -19,23 +18,6 @@ if TYPE_CHECKING:
     from evenflow.specs.model import ModelSpec
 
 TEMPLATE = Path(__file__).parent.parent / "config" / "template.yaml"
-
-
-class Unit(StrEnum):
-    """The unit of a trace's times."""
-
-    s = "s"
-    ms = "ms"
-    us = "us"
-    ns = "ns"
-    iso = "iso"
-
-
-class BadRow(StrEnum):
-    """What becomes of rows that cannot be read."""
-
-    refuse = "refuse"
-    skip = "skip"
 
 
 traces_app = typer.Typer(
@@ -52,10 +34,12 @@ Columns = Annotated[
     ),
 ]
 TimeUnit = Annotated[
-    Unit | None, typer.Option("--time-unit", help="Of the file's times; default: seen.")
+    Literal["s", "ms", "us", "ns", "iso"] | None,
+    typer.Option("--time-unit", help="Of the file's times; default: seen."),
 ]
 OnBadRow = Annotated[
-    BadRow, typer.Option("--on-bad-row", help="Skipped rows are counted, the first five named.")
+    Literal["refuse", "skip"],
+    typer.Option("--on-bad-row", help="Skipped rows are counted, the first five named."),
 ]
 Tokenizer = Annotated[
     Path | None, typer.Option("--tokenizer", help="A tokenizer.json, for traces of text.")
@@ -212,15 +196,8 @@ def init_command(
     echo(f"{path}: evenflow simulate {path}")
 
 
-class File(StrEnum):
-    """Which file's keys."""
-
-    run = "run"
-    sweep = "sweep"
-
-
 def schema_command(
-    file: Annotated[File, typer.Argument(help="run, or sweep.")] = File.run,
+    file: Annotated[Literal["run", "sweep"], typer.Argument(help="run, or sweep.")] = "run",
     *,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Both files' keys in tables: docs/reference.md.")
@@ -243,7 +220,7 @@ def _load(
     tokenizer: Tokenizer = None,
     columns: Columns = None,
     time_unit: TimeUnit = None,
-    on_bad_row: OnBadRow = BadRow.refuse,
+    on_bad_row: OnBadRow = "refuse",
 ) -> Any:
     """Load a trace, and print what makes it doubtful."""
     from evenflow.traces import load_trace

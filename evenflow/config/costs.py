@@ -4,9 +4,9 @@ Knows specifications and cost models; no trace, no scheduler, no simulator's clo
 """
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
@@ -32,7 +32,7 @@ from evenflow.keys import Count, Keys, NonNegative, Positive, needed, short_form
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpus
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.model import ModelSpec, kv_bytes_of
 
 if TYPE_CHECKING:
     from evenflow.costs.tables import TableCost
@@ -80,11 +80,9 @@ class Hardware(NamedTuple):
         """Return the bytes of a token's KV on one GPU of each stage."""
         if self.placed is not None:
             return list(map(self.placed.kv_bytes_per_token, range(self.depth)))
-        kinds = self.model.kinds_by_stage(self.layers).items()
-        stages = zip(
-            *([n * kind.kv_token_bytes(self.ranks) for n in on] for kind, on in kinds), strict=True
-        )
-        return [round(math.fsum(stage)) for stage in stages]
+        stages = zip(accumulate(self.layers), self.layers, strict=True)
+        on = (self.model.kinds(stop - count, stop) for stop, count in stages)
+        return [kv_bytes_of(kinds, self.ranks) for kinds in on]
 
 
 class MadeCosts(NamedTuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import replace
-from functools import partial
 from numbers import Integral, Real
 from typing import Any, get_args
 
@@ -24,6 +23,7 @@ from evenflow.errors import PolicyError, StallError, UsageError
 from evenflow.user_code import PROCESS, end_copy, place_of, shown, words_of
 
 ORDERS = frozenset(get_args(Order))
+EMPTY = Plan()
 
 UNCAPPED = 1 << 60
 """Micro-batches in flight without a cap."""
@@ -200,8 +200,8 @@ class Batcher:
             return answer, self._carry_out(answer, chunks)
         if not isinstance(answer, abc.Iterator):
             raise self._broken(f"returned {shown(answer)}, not a Plan")
-        plan, group = Plan(), None
-        for part in iter(partial(self._call, next, answer, None), None):
+        plan, group = EMPTY, None
+        while (part := self._call(next, answer, None)) is not None:
             if type(part) is Plan:
                 taken = self._carry_out(part, chunks)
                 if taken is not None and group is not None:

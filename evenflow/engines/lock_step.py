@@ -96,7 +96,6 @@ class Together:
     ) -> None:
         self.engines = engines
         self._ask = ask
-        self._sent = 0
         self._wait = wait
         self._without = self._with = 0  # steps that prompts waited for others': not there, there
 
@@ -107,8 +106,7 @@ class Together:
         if not parts:
             return None
         travelling.append(parts)
-        batch = JoinedBatch(self._sent, [part for _, part in parts])
-        self._sent += 1
+        batch = JoinedBatch([part for _, part in parts])
         for engine, part in answers:
             if part is None:
                 batch.free_pages += engine.pool.free_pages
@@ -161,10 +159,10 @@ def _show_waiting(queues: Queues, waiting: deque[Sequence]) -> None:
 class JoinedBatch(MicroBatch):
     """Micro-batches, `parts`, sent as one: their sums, without their sequences."""
 
-    def __init__(self, batch_id: int, parts: abc.Sequence[MicroBatch]) -> None:
+    def __init__(self, parts: abc.Sequence[MicroBatch]) -> None:
         (scheduled_s,) = {part.scheduled_s for part in parts}
         super().__init__(
-            batch_id,
+            parts[0].batch_id,
             scheduled_s,
             chunks=(),
             decodes=None,

@@ -338,7 +338,8 @@ class TokenThrottling(Policy):
         prefills = self._throttle(view) if view.waiting_tokens else []
         decodes = view.ready_decodes
         if decodes:
-            decodes = min(decodes, self._share(view), self._most_rows - len(prefills))
+            decodes = min(decodes, self._share(view))
+            decodes = min(decodes, self._most_rows - len(prefills))
         elif not prefills and not view.in_flight:
             return unblock(view, self._spread(view, self.max_prefill))
         if not prefills:

@@ -4,7 +4,6 @@ Knows bytes, not seconds. Communication buffers, CUDA graphs and the step that a
 are counted where `memory` is that of an engine; else `memory_utilization` leaves room for them.
 """
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from evenflow.errors import (
 )
 from evenflow.specs.gpu import GIB, GpuSpec
 from evenflow.specs.memory import EngineMemory
-from evenflow.specs.model import ModelSpec, Split
+from evenflow.specs.model import ModelSpec, Split, kv_bytes_of
 from evenflow.specs.precision import Arithmetic
 
 
@@ -260,10 +259,7 @@ class Deployment:
 
     def kv_bytes_per_token(self, stage: int) -> int:
         """Return the bytes of one token's keys and values on one GPU of a stage."""
-        kinds = self.kinds(stage).items()
-        size = round(
-            math.fsum(count * kind.kv_token_bytes(self.tensor_parallel) for kind, count in kinds)
-        )
+        size = kv_bytes_of(self.kinds(stage), self.tensor_parallel)
         if self.draft is not None and stage == self.depth - 1:
             size += self.draft.kv_bytes_per_token(tensor_parallel=self.tensor_parallel)
         return size

@@ -68,8 +68,13 @@ class Candidate:
     layout: Layout
 
     @property
+    def policy(self) -> dict[str, Any]:
+        """The key `scheduler`."""
+        return {"name": self.scheduler, **self.params}
+
+    @property
     def patch(self) -> Patch:
-        return {**self.layout.keys, "scheduler": {"name": self.scheduler, **self.params}}
+        return {**self.layout.keys, "scheduler": self.policy}
 
 
 def layouts(

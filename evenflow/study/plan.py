@@ -24,22 +24,12 @@ from evenflow.study.decision import DecisionRecord, Margin, basis, breaks, margi
 from evenflow.study.decision_page import ALTERNATIVES, CHANGES, NEAREST, draw, write_page
 from evenflow.study.deployments import run_yaml
 from evenflow.study.fair import interval, require_served
-from evenflow.study.plan_search import (
-    CHANGE,
-    Ask,
-    PlanQuestion,
-    at_rates,
-    climb,
-    equals,
-    name_of,
-    nearest,
-    prepare,
-    ranked,
-    remedies,
-    search,
-    up_to,
-)
-from evenflow.study.rates import TriedRate, rate_found
+from evenflow.study.plan_prepare import prepare
+from evenflow.study.plan_question import CHANGE, Ask, PlanQuestion, name_of
+from evenflow.study.plan_rates import at_rates, missed_at, up_to
+from evenflow.study.plan_remedies import nearest, remedies
+from evenflow.study.plan_search import climb, equals, ranked, search
+from evenflow.study.rates import RateFound, TriedRate, rate_found
 from evenflow.study.slo import Condition, completed_per_s, costs, levels_of, service_levels
 from evenflow.study.trials import How, Simulator, Study, Trial, run, table, unfair
 from evenflow.study.uncertainty import METRICS, Prediction, predicted
@@ -114,6 +104,12 @@ class Planned(Shown):
         return [each for each in at_rates(question, self.trials) if name_of(each.trial) == name]
 
     @property
+    def breaking(self) -> RateFound | None:
+        """Up to which rate the best point keeps the SLO, and what breaks first above it."""
+        missed = missed_at(self.question, self.trials, name_of(self.best))
+        return rate_found([*self.tried, *missed]) if self.tried else None
+
+    @property
     def decision(self) -> DecisionRecord:
         """The best point as a record for JSON and the page."""
         question, best, tried = self.question, self.best, self.tried
@@ -127,7 +123,7 @@ class Planned(Shown):
             config=config,
             rate=question.rate,
             margins=of_each,
-            breaks=list(breaks(of_each, rate_found(tried) if tried else None)),
+            breaks=list(breaks(of_each, self.breaking)),
             price={k: v for k, v in facts_of(self, best).items() if k.startswith("dollars_")},
             alternatives=tables,
             basis=list(basis(config, best, self.prediction)),

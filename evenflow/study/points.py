@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
@@ -42,6 +43,7 @@ from evenflow.report.manifest import inside
 from evenflow.results.outcome import Outcome
 from evenflow.study.early import MISSED, Allowed, EarlyEnd, MissedError
 from evenflow.study.runs import Job, run_job
+from evenflow.study.slo import service_levels
 
 CODE = (
     *("*.py", "core/*", "engines/*", "schedulers/*", "costs/**/*", "specs/*", "results/*"),
@@ -110,12 +112,16 @@ class Record:
 
 RECORD = TypeAdapter(Record)
 
+OF_REQUESTS = (summary, service_levels)
+"""Measures that need no micro-batch of a run, only what there is of its requests."""
+
 
 def simulate_point(point: Point) -> Record:
     """Simulate one point; a point that fails gives a record that says why, and raises nothing."""
     try:
         watch = EarlyEnd(point.allowed) if point.allowed else None
-        outcome = run_job(Job(point.config, workload_of(point), point.beside), watch=watch)
+        job = Job(point.config, workload_of(point), point.beside)
+        outcome = run_job(job, whole=point.measure not in OF_REQUESTS, watch=watch)
         values = point.measure(outcome, **dict(point.more))
         source = outcome.result.provenance.get("cost_source", {})
         values, source = json.loads(json.dumps([values, source]))  # as they will be read again
@@ -251,13 +257,22 @@ def _digest_at(path: Path, modified_ns: int, size: int) -> str:
 
 
 def workload_of(point: Point) -> Workload:
-    """Load a point's requests, once in a process for all points that have the same."""
-    keys = point.config.workload.model_dump_json()
-    return _loaded(keys, point.beside, keep_text=reads_text(point.config))
+    """Return a point's requests, as `loaded`."""
+    return loaded(point.config, point.beside)
+
+
+def loaded(config: RunConfig, beside: Path) -> Workload:
+    """Load a run's requests, once for all runs that have the same, while its files are as they are.
+
+    Forked workers have what was loaded before.
+    """
+    keys = config.workload.model_dump_json()
+    files = tuple(map(_digest_of, files_of(config.resolved(), beside)))
+    return _loaded(keys, beside, files, keep_text=reads_text(config))
 
 
 @lru_cache(maxsize=4)
-def _loaded(keys: str, beside: Path, *, keep_text: bool) -> Workload:
+def _loaded(keys: str, beside: Path, files: tuple[str, ...], *, keep_text: bool) -> Workload:
     return WorkloadConfig.model_validate_json(keys).load(beside, keep_text=keep_text)
 
 
@@ -297,11 +312,15 @@ def processes(
     """Give a pool of processes of this machine, none of which outlives this one or the block.
 
     Each calls `start` with the arguments first; they may be shared memory, as a task's may not.
+    Forked ones, which have what this process has read, are there from the start.
     """
-    context = multiprocessing.get_context("spawn")
+    forks = _may_fork()
+    context = multiprocessing.get_context("fork" if forks else "spawn")
     pool = ProcessPoolExecutor(workers, context, _start_worker, (start, arguments))
     try:
         with _without_main():
+            if forks:
+                pool.submit(int).result()
             yield pool
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -310,6 +329,12 @@ def processes(
         raise
     finally:
         pool.shutdown()
+
+
+def _may_fork() -> bool:
+    """Say whether a copy of this process can go on: no thread of it would be missing there."""
+    alone = threading.active_count() == 1 and "torch" not in sys.modules
+    return sys.platform == "linux" and alone
 
 
 @contextmanager
@@ -324,7 +349,8 @@ def _without_main() -> Iterator[None]:
 
 
 def _start_worker(start: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent tells the user; a worker just ends
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent tells the user; a worker just ends
+        signal.signal(number, signal.SIG_DFL)
     end_with_parent()
     if start is not None:
         start(*arguments)

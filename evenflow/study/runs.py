@@ -24,7 +24,6 @@ from evenflow.config.run import RunConfig
 from evenflow.core.scheduling import Scheduler
 from evenflow.errors import UsageError
 from evenflow.report.folder import staged
-from evenflow.report.page import Addition
 from evenflow.report.shown import Shown, Table
 from evenflow.report.tables import Format, check_format, write_json, write_table
 from evenflow.results.metrics import summarize
@@ -37,6 +36,7 @@ from evenflow.study.told import runs_told
 if TYPE_CHECKING:
     from evenflow.core.world import World
     from evenflow.engines.pools import PooledWorld
+    from evenflow.report.page import Addition
     from evenflow.sim.driver import Watch
     from evenflow.sim.processes import UserProcess
 

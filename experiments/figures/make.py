@@ -107,6 +107,8 @@ def _written(study: FigureStudy, drawing: Drawing, folder: Path) -> Drawing:
     source = keys.source
     if not plan.published:
         source = f"after {source}; set by hand: {', '.join(plan.overrides)}"
+    # A verdict on a claim holds for the set-up of its paper only.
+    claims = dict(drawing.claims) if plan.published else {}
     about = {
         "title": title,
         "source": keys.source,
@@ -114,15 +116,14 @@ def _written(study: FigureStudy, drawing: Drawing, folder: Path) -> Drawing:
         "differs": keys.differs,
         "says": keys.says,
         "facts": facts,
-        # A verdict on a claim holds for the set-up of its paper only.
-        "claims": dict(drawing.claims) if plan.published else {},
+        "claims": claims,
         "beside": dict(drawing.beside),
     }
     with staged(folder, force=True, adds=True) as scratch:
         if plan.look.width is not None:
             fit(drawing.figure, plan.look.width)
         told = [footnote(facts, keys.differs), MARKS if marks_paper(drawing.figure) else ""]
-        told += [] if facts["quick"] else [missed(about["claims"])]
+        told += [] if facts["quick"] else [missed(claims)]
         annotate(drawing.figure, f"{title}  [{source}]", " ".join(filter(None, told)))
         save(drawing.figure, scratch / plan.name, plan.look.formats)
         write_table(scratch / f"{plan.name}.csv", drawing.table)

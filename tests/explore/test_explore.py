@@ -25,8 +25,6 @@ from evenflow.config.yaml_file import assign, document_of, value_of
 from evenflow.errors import UsageError
 from evenflow.explore.document import Given, given
 from evenflow.explore.workers import WorkerPool, lines_of
-from evenflow.schedulers import POLICIES, parameters, policy
-from evenflow.schedulers.limits import Range, refuse
 from tests.command_line import RUN, complaint, done, table
 from tests.places import ROOT
 
@@ -191,16 +189,6 @@ def test_what_the_command_line_names_is_right_on_the_page(folder: Path) -> None:
     assert [each["key"] for each in controls] == ["scheduler.name", "scheduler.most"]
     question = {"text": run.text, "set": {"scheduler.most": 2}}
     assert told(run, "simulate", question, 0)[-1]["run"]["requests"] == 20
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_all_values_worth_trying_are_values_that_a_policy_takes(name: str) -> None:
-    cls: Any = policy(name)
-    assert cls.search_space
-    assert set(cls.search_space) <= set(parameters(cls))
-    for key, values in cls.search_space.items():
-        for each in (values.low, values.high) if isinstance(values, Range) else values:
-            refuse(cls, {key: each})
 
 
 # -- pictures --------------------------------------------------------------------------------------

@@ -207,6 +207,7 @@ def test_a_micro_batch_may_take_longer_than_a_worker_may_be_silent(
     assert driver.result().status == ["completed"]
 
 
+@pytest.mark.long
 def test_nobody_is_silent_while_the_driver_itself_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -220,7 +221,9 @@ def test_nobody_is_silent_while_the_driver_itself_is_stopped(
 @pytest.mark.parametrize(
     ("worker", "message"),
     [
-        (Failing("prepare"), "stage 1 failed: ValueError: cannot prepare"),
+        pytest.param(
+            Failing("prepare"), "stage 1 failed: ValueError: cannot prepare", marks=pytest.mark.long
+        ),
         (Failing("execute"), "stage 1 failed: ValueError: cannot execute"),
         (Failing("leave"), r"stage 1 .* ended with status 0"),
     ],
@@ -259,7 +262,12 @@ def say_late(context: zmq.Context[zmq.Socket[bytes]], ended: int) -> None:
             2.0,
             r"stages \[(\d, )*3\] did not start within 2 s \(workers.start_limit_s\)",
         ),
-        (Failing("stop"), 60.0, r"stage 3 \(process \d+\) says nothing for 2\.\d s: it was"),
+        pytest.param(
+            Failing("stop"),
+            60.0,
+            r"stage 3 \(process \d+\) says nothing for 2\.\d s: it was",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_worker_that_does_not_start_is_an_error(

@@ -142,6 +142,7 @@ def test_an_http_server_that_is_killed_ends_the_run_within_seconds() -> None:
         assert server.summary()["real_run"]["failure"]
 
 
+@pytest.mark.long
 def test_the_http_server_does_not_outlive_a_driver_that_is_killed() -> None:
     with serving(tidy=False) as server:
         body = {"prompt": [1], "max_tokens": 900, "stream": True}

@@ -10,7 +10,8 @@ import pytest
 from evenflow.core.scheduling import View
 from evenflow.errors import UsageError
 from evenflow.keys import Count
-from evenflow.schedulers import create
+from evenflow.schedulers import POLICIES, create, parameters, policy
+from evenflow.schedulers.limits import Range, refuse
 from evenflow.schedulers.sarathi import Sarathi
 from evenflow.types import Plan
 
@@ -129,3 +130,15 @@ def test_a_type_that_cannot_be_looked_up_is_left_to_the_constructor() -> None:
     untyped = create(Untyped, {"rows": "many"})
     assert isinstance(untyped, Untyped)
     assert untyped.rows == "many"
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_takes_all_values_worth_trying_and_its_default_is_among_them(name: str) -> None:
+    cls: Any = policy(name)
+    assert cls.search_space
+    for key, values in cls.search_space.items():
+        default = parameters(cls)[key].default
+        low, *_, high = values[:2] if isinstance(values, Range) else sorted(values)
+        assert default is None or low <= default <= high
+        for each in (low, high) if isinstance(values, Range) else values:
+            refuse(cls, {key: each})

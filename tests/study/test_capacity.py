@@ -135,7 +135,7 @@ def test_the_command_writes_its_answer(tmp_path: Path) -> None:
     (tmp_path / "prices.yaml").write_text("L20: 0.5\n")
     arguments = ["--slo", "mean_queue_ms=100", "--set", "gpu=L20", "--tolerance", "0.2"]
     arguments += ["--per-dollar", str(tmp_path / "prices.yaml")]
-    output, told = command(tmp_path, 300, *arguments)
+    output, told = command(tmp_path, 120, *arguments)
     out = tmp_path / "out"
     assert "capacity: " in output
     files = ("capacity.json", "capacity.png", "capacity.svg", "rates.csv", "report.html")
@@ -150,7 +150,7 @@ def test_the_command_writes_its_answer(tmp_path: Path) -> None:
     assert {row["failed"] for row in rows} == {"0"}
     before = [(out / name).read_bytes() for name in files]
     stored = sorted((out / "store").rglob("*"))
-    command(tmp_path, 300, *arguments)
+    command(tmp_path, 120, *arguments)
     assert sorted((out / "store").rglob("*")) == stored
     assert [(out / name).read_bytes() for name in files] == before
 

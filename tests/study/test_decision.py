@@ -17,7 +17,7 @@ from evenflow.report.shown import Table
 from evenflow.study.capacity import CapacityQuestion, capacity
 from evenflow.study.decision import Margin, basis, breaks
 from evenflow.study.plan import plan
-from evenflow.study.plan_search import Ask
+from evenflow.study.plan_question import Ask
 from evenflow.study.points import Record
 from evenflow.study.rates import RateFound
 from evenflow.study.slo import Condition, costs, parse_slo

@@ -214,7 +214,10 @@ SWEEP = {"run": "RUN.yaml", "parameters": {"scheduler.token_budget": [32, 64]}}
             [FEW.format(20), "NOT FAIR: prefix caches are on with cached, and not with small"],
         ),
         (("diff", "a", "b"), [FEW.format(20), "NOT FAIR: prefix caches are on with b, and not"]),
-        (("validate", "RUN.yaml", "--set", "workers=emulated", "--runs=1"), [FEW.format(20)]),
+        (
+            ("validate", "RUN.yaml", "--set", "workers=emulated", "--runs=1", "--calibrate=0"),
+            [FEW.format(20)],
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

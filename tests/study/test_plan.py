@@ -19,19 +19,13 @@ from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
 from evenflow.specs.model import model, models
-from evenflow.study import plan_search
+from evenflow.study import plan_prepare, plan_search
 from evenflow.study.advice import BOUNDS, Advice, advise
 from evenflow.study.deployments import launch_lines, layouts, most_tokens, pairs_of, parse_gpus
 from evenflow.study.plan import Planned, answered, facts, rows, sentences
-from evenflow.study.plan_search import (
-    Ask,
-    PlanQuestion,
-    name_of,
-    parse_budgets,
-    prepare,
-    ranked,
-    search,
-)
+from evenflow.study.plan_prepare import prepare
+from evenflow.study.plan_question import Ask, PlanQuestion, name_of, parse_budgets
+from evenflow.study.plan_search import ranked, search
 from evenflow.study.runs import Job, run_job
 from evenflow.study.slo import Condition, parse_slo
 from evenflow.study.trials import How, run
@@ -68,8 +62,10 @@ def planned(folder: Path, question: PlanQuestion, workers: int = 1) -> Planned:
 
 @pytest.fixture
 def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_search, "LEAST_REQUESTS", 10)
-    monkeypatch.setattr(plan_search, "SHARE", 1 / 4)
+    """Try points on a quarter of few requests, and rates in few steps."""
+    monkeypatch.setattr(plan_prepare, "LEAST_REQUESTS", 4)
+    monkeypatch.setattr(plan_prepare, "SHARE", 1 / 4)
+    monkeypatch.setattr(plan_search, "STEPS", 6)
 
 
 QUESTIONS: list[tuple[str, dict[str, Any], list[str]]] = [
@@ -101,7 +97,7 @@ if ALL:
 def test_the_answer_is_that_of_all_points_simulated(
     tmp_path: Path, trace: str, arrivals: dict[str, Any], limits: list[str]
 ) -> None:
-    workload = {"requests": 40, "trace": trace, "arrivals": arrivals}
+    workload = {"requests": 16, "trace": trace, "arrivals": arrivals}
     wish = {"slo": tuple(parse_slo(limits)), "gpus": (1, 2, 3)}
     wish |= {"schedulers": ("sarathi", "vllm_v1"), "budgets": (512,)}
     question = asked({**RUN, "workload": workload}, **wish)
@@ -127,11 +123,15 @@ def planned_if_any(folder: Path, question: PlanQuestion) -> Planned | None:
 
 @pytest.mark.usefixtures("short_stretches")
 def test_a_plan_simulates_few_points_and_again_finds_all_of_them(tmp_path: Path) -> None:
-    question = asked(RUN, gpus=tuple(range(1, 7)))
+    run = {**RUN, "workload": {**RUN["workload"], "requests": 24}}
+    question = asked(run, gpus=tuple(range(1, 7)), budgets=(512,))
     found = planned(tmp_path / "a", question)
     whole = {each.labels["replicas"] for each in found.trials if question.is_whole(each)}
     assert 0 < len(whole) < question.num_points
     assert found.best.labels["gpus"] < 6
+    assert found.breaking is not None
+    assert found.breaking.rate == found.rates[name_of(found.best)]
+    assert found.breaking.failed
     assert planned(tmp_path / "a", question).kept == found.kept
     assert planned(tmp_path / "b", question, 3).kept == found.kept
 
@@ -345,7 +345,7 @@ def test_a_plan_says_which_rows_and_requests_it_leaves_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_trace(tmp_path / "trace.csv", *(f"{index},9,{index % 5 and 3}" for index in range(20)))
-    monkeypatch.setattr(plan_search, "MOST_REQUESTS", 10)
+    monkeypatch.setattr(plan_prepare, "MOST_REQUESTS", 10)
     workload = {"trace": str(tmp_path / "trace.csv")}
     found = planned(tmp_path, asked({**RUN, "workload": workload}, gpus=(1,), budgets=(256,)))
     *_, dropped, tried = sentences(found)

@@ -24,6 +24,7 @@ from evenflow.study.points import (
     remove_records,
     simulate_point,
     simulated,
+    workload_of,
 )
 from evenflow.study.trials import Simulator
 from tests.command_line import write_trace
@@ -48,10 +49,13 @@ def completed(outcome: Outcome, factor: int) -> dict[str, Any]:
 
 def test_the_key_follows_what_a_result_depends_on(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.csv", "0,5,5")
-    named = point(f"workload.trace={trace}", beside=tmp_path)
+    words = f"workload.trace={trace}", "workload.requests=1"
+    named = point(*words, beside=tmp_path)
     before = named.key
-    assert before == point(f"workload.trace={trace}", beside=tmp_path).key
+    assert before == point(*words, beside=tmp_path).key
+    assert workload_of(named).requests[0].output_tokens == 5
     write_trace(trace, "0,5,50")
+    assert workload_of(named).requests[0].output_tokens == 50
     keys = [before, named.key, point().key, point("workload.seed=1").key]
     keys += [Point(point().config, Path(), completed, (("factor", n),)).key for n in (1, 2)]
     assert len(set(keys)) == len(keys)
@@ -212,6 +216,27 @@ def test_a_cluster_at_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         name = f"dask:{cluster.scheduler_address}"
         with pytest.raises(UsageError, match="has no workers"), executor_of(name):
             pass
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_a_cluster_goes_on_when_one_of_its_workers_dies() -> None:
+    distributed = pytest.importorskip("distributed")
+    own = {"threads_per_worker": 1, "dashboard_address": ":0"}
+    points = [point(f"workload.seed={seed}") for seed in range(30)]
+    found: list[Record] = []
+    with (
+        distributed.LocalCluster(n_workers=2, **own) as cluster,
+        executor_of(f"dask:{cluster.scheduler_address}") as executor,
+    ):
+        victim, other = distributed.default_client().run(os.getpid).values()
+        for record in simulated(points, executor):
+            if not found:
+                os.kill(victim, signal.SIGKILL)
+            found.append(record)
+    assert victim != other
+    assert {record.key for record in found} == {point.key for point in points}
+    assert not any(record.error for record in found)
 
 
 def test_an_input_that_changes_meanwhile_is_told(tmp_path: Path) -> None:

@@ -1,0 +1,247 @@
+"""The question of a plan: what is asked, the settings to try, the points and their cases.
+
+A setting is a layout of one pipeline, a scheduler and its budget; a point is a setting with a
+number of replicas. Simulates nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evenflow.config.run import RunConfig, configured
+from evenflow.config.yaml_file import Document, Patch, value_of
+from evenflow.errors import UsageError
+from evenflow.results.outcome import Served
+from evenflow.study.bounds import Refuted
+from evenflow.study.deployments import Candidate, Layout, budget_key
+from evenflow.study.early import allowed
+from evenflow.study.rates import rate_patch, rounded
+from evenflow.study.slo import Condition, levels_of, missed, service_levels, shares_beyond
+from evenflow.study.trials import Parts, Study, Trial, Variant, replications
+
+DIGITS = 10
+"""No budget has more."""
+
+TOLERANCE = 0.05
+"""From one step of the rate to the next."""
+
+CHANGE = "change"
+"""The label of what is not of the plan: a change that would be needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The options of a plan, beside the run. None: chosen here.
+
+    `rate`: requests/s, or a multiple of the run's own ("2x"); `price`: dollars of a GPU an hour.
+    `joining`: processes for each simulation, as the key `processes` has them.
+    `allow_refused`: answer though too many requests are refused. `intervals`: say them, too.
+    """
+
+    slo: tuple[Condition, ...]
+    gpus: tuple[int, ...]
+    rate: str | None = None
+    price: float | None = None
+    schedulers: Sequence[str] | None = None
+    budgets: Sequence[int] | None = None
+    joining: Sequence[Mapping[str, Any]] = ()
+    replications: int = 1
+    exhaustive: bool = False
+    allow_refused: bool = False
+    intervals: bool = False
+
+    def __post_init__(self) -> None:
+        if self.price is not None and not 0 < self.price < math.inf:
+            raise UsageError(f"--price {self.price:g}: should be dollars of a GPU an hour, above 0")
+        if self.replications < 1:
+            raise UsageError(f"--replications {self.replications}: should be at least 1")
+        for budget in self.budgets or ():
+            if budget < 1:
+                raise UsageError(f"--budgets {budget}: should be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A pipeline of `gpus` GPUs with a policy, and the numbers of replicas that there may be."""
+
+    candidate: Candidate
+    dispatch: str | None
+    gpus: int
+    counts: tuple[int, ...]
+
+    def patch(self, count: int) -> Patch:
+        """Return the keys that make a run `count` replicas of this setting."""
+        return {**self.candidate.patch, "dispatch": self.dispatch, "replicas.count": count}
+
+    @property
+    def name(self) -> str:
+        """What tables call it: PP2 x TP4, sarathi 1024; the number is the policy's budget."""
+        params = self.candidate.params
+        key = budget_key(params)
+        words = self.candidate.scheduler + ("" if key is None else f" {params[key]}")
+        return f"{self.candidate.layout.short}, {words}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of the trace: its number of requests, and those skipped.
+
+    It may have as many requests beyond a limit as all requests: of P99 a hundredth of all.
+    """
+
+    requests: int
+    skip: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanQuestion:
+    """A checked question: the run at the rate asked for, the settings to try, and the requests.
+
+    `parts` are the parts of the trace that a point has to pass, the whole last. `rate` is the
+    arrivals' in requests/s, None where they have none. `left_out` are impossible layouts.
+    `served`: the requests of all seeds, and how many no deployment refuses. `trace` is what the
+    provenance says of it; `is_cut`: whether it has more requests than are simulated. `bounds`: the
+    points, by setting and replicas, that cannot keep the SLO by a bound.
+    """
+
+    ask: Ask
+    document: Document
+    beside: Path
+    settings: Mapping[str, Setting]
+    left_out: tuple[Layout, ...]
+    parts: tuple[Stretch, ...]
+    rate: float | None
+    served: Served
+    trace: Mapping[str, Any]
+    is_cut: bool
+    bounds: Mapping[tuple[str, int], Refuted]
+
+    @property
+    def config(self) -> RunConfig:
+        return configured(self.document)
+
+    @property
+    def slo(self) -> tuple[Condition, ...]:
+        return self.ask.slo
+
+    @property
+    def requests(self) -> int:
+        return self.parts[-1].requests
+
+    @property
+    def num_points(self) -> int:
+        return sum(len(setting.counts) for setting in self.settings.values())
+
+    @property
+    def study(self) -> Study:
+        """The run, and its summary with what the SLO of each part needs."""
+        config = self.config
+        more = levels_of(self.slo, config)
+        parts = replications_of(config, self.ask)
+        return Study(self.document, self.beside, parts, service_levels, more)
+
+    def case(
+        self,
+        setting: Setting,
+        count: int,
+        part: Stretch | None = None,
+        patch: Patch | None = None,
+        *,
+        ends: bool = False,
+    ) -> Variant:
+        """Return a point on a part of the requests (None: all), with other keys changed too.
+
+        `ends`: the run ends once the SLO cannot be kept; never with several seeds, of which the
+        mean counts.
+        """
+        part = part or self.parts[-1]
+        limits = allowed(self.slo, self.requests) if ends and self.ask.replications == 1 else ()
+        labels = {
+            "setting": setting.name,
+            "replicas": count,
+            "gpus": count * setting.gpus,
+            "requests": part.requests,
+            **(patch or {}),
+        }
+        of_part = {"workload.requests": part.requests, "workload.skip": part.skip}
+        return Variant(labels, {**setting.patch(count), **of_part, **(patch or {})}, limits)
+
+    def at_rate(
+        self, setting: Setting, count: int, step: int, part: Stretch | None = None, *, ends: bool
+    ) -> Variant:
+        """Return a point at a rate `step` steps above the one asked for."""
+        patch = None
+        if step:
+            assert self.rate is not None  # there are steps of it only
+            rate = rounded(self.rate * (1 + TOLERANCE) ** step)
+            patch = rate_patch(self.config.workload.arrivals, rate, self.rate)
+        return self.case(setting, count, part, patch, ends=ends)
+
+    def point(self, trial: Trial) -> tuple[Setting, int]:
+        """Return the setting of a trial, and how many replicas of it there were."""
+        return self.settings[trial.labels["setting"]], trial.labels["replicas"]
+
+    def is_planned(self, trial: Trial) -> bool:
+        """Say whether a trial is of a point of the plan, at the rate that is asked."""
+        return set(trial.labels) == {"setting", "replicas", "gpus", "requests"}
+
+    def is_whole(self, trial: Trial) -> bool:
+        """Say whether a trial is of a point of the plan on all requests."""
+        return self.is_planned(trial) and trial.labels["requests"] == self.requests
+
+    def keeps(self, trial: Trial) -> bool:
+        """Say whether a trial keeps the SLO; one of a part does if it came to its end."""
+        if trial.labels["requests"] == self.requests:
+            return self.excess(trial) <= 0
+        return not (trial.errors or trial.is_missed)
+
+    def excess(self, trial: Trial) -> float:
+        """Return the shares of their limits by which limits are missed, added up; inf: failed.
+
+        More that arrives than is served counts as a limit missed by all of it.
+        """
+        if trial.errors or trial.is_missed or trial.served.failed > self.served.failed:
+            return math.inf
+        return missed([*shares_beyond(self.slo, trial.mean), float(not trial.keeps_up)])
+
+    def margin(self, trial: Trial) -> float:
+        """Return the least share of a limit that is left; below 0 where it is missed."""
+        return -max(shares_beyond(self.slo, trial.mean))
+
+
+def replications_of(config: RunConfig, ask: Ask) -> Parts:
+    """Return the replications of a point; those of a part of the requests begin as the whole's."""
+    return replications(ask.replications, window=config.workload.requests)
+
+
+def name_of(trial: Trial) -> str:
+    """Return what a point is called: 10 x TP4, sarathi 1024."""
+    return f"{trial.labels['replicas']} x {trial.labels['setting']}"
+
+
+def parse_budgets(text: str) -> tuple[int, ...]:
+    """Return the numbers of `512,1024`; UsageError for what is none."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) < DIGITS for part in parts):
+        raise UsageError(f"--budgets {text}: should be numbers of tokens, like 512,1024")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def parse_with(given: Mapping[str, Mapping[str, Any]] | Sequence[str]) -> list[dict[str, Any]]:
+    """Return the processes of `name={key: value}` texts; UsageError for what is none."""
+    if isinstance(given, Mapping):
+        return [{"name": name, **keys} for name, keys in given.items()]
+    return [_process(text) for text in ([given] if isinstance(given, str) else given)]
+
+
+def _process(text: str) -> dict[str, Any]:
+    name, _, keys = text.partition("=")
+    params = value_of(keys or "{}", f"--with {text}")
+    if not name.strip() or not isinstance(params, dict):
+        right = "outage={mtbf_s: 86400, restart_s: 120}"
+        raise UsageError(f"--with {text}: should be PROCESS=KEYS, like {right}")
+    return {"name": name.strip(), **params}

@@ -124,7 +124,58 @@ class _Steps:
         return sent
 
 
-class Driver:
+class System(Protocol):
+    """What `drivers` serve together, by one thread; a single driver is its own system."""
+
+    drivers: abc.Sequence[Driver]
+    stops: bool = False
+
+    @property
+    def goes_on(self) -> bool: ...
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def next_s(self) -> float: ...
+    @property
+    def num_done(self) -> int: ...
+    def let_in(self, now_s: float) -> None: ...
+    def flush(self) -> None: ...
+
+    def run(self) -> None:
+        """Serve until nothing is left to do or, after `stop`, in flight.
+
+        An instant is over when all drivers have read their messages, the system has admitted the
+        due requests, and no decision has changed anything for another driver.
+        """
+        drivers = first, *others = self.drivers
+        for other in others:
+            first.pipeline.watch(other.pipeline.results)
+        flushed_s = 0.0
+        try:
+            while self.goes_on:
+                due_s = min(self.next_s, *(driver.next_s for driver in drivers))
+                idle_s = min(LOOK_S, max(0.0, due_s - self.now_s))
+                heard = [first.pipeline.receive(idle_s), *(o.pipeline.receive(0.0) for o in others)]
+                now_s = self.now_s
+                for driver, messages in zip(drivers, heard, strict=True):
+                    driver.hear(messages, now_s)
+                if not self.stops:
+                    self.let_in(now_s)
+                    while due := [driver for driver in drivers if driver.is_due(now_s)]:
+                        for driver in due:
+                            driver.decide(now_s)
+                if now_s - flushed_s >= FLUSH_S:
+                    flushed_s = now_s
+                    self.flush()
+        finally:
+            self.flush()
+
+    def stop(self) -> None:
+        """Send nothing more; what is in the pipelines still comes back."""
+        self.stops = True
+
+
+class Driver(System):
     """Serves the requests of a world in real time by the engines of one pipeline.
 
     `clock` is that of the workers' times, `origin_s` its time at the start. `front` lets requests
@@ -174,13 +225,10 @@ class Driver:
         self._heard_s = 0.0
         self._changed = False
         self._wake_at_s: float | None = None
-        self.stops = self._quits = False
+        self.drivers = [self]
+        self._quits = False
         self._noted = {name: array("d") for name in Heard._fields}
         self._noted["driver_s"] = self._steps.driver_s
-
-    def run(self) -> None:
-        """Serve until every request is done, or, after `stop`, until the pipeline is empty."""
-        take_turns(self)
 
     def hear(self, messages: list[Message], now_s: float) -> None:
         """Apply the messages that have come at an instant."""
@@ -223,10 +271,6 @@ class Driver:
         for values in self._noted.values():
             del values[:]
 
-    def stop(self) -> None:
-        """Send nothing more; what is in the pipeline still comes back."""
-        self.stops = True
-
     def quit(self) -> None:
         """Leave `run` at once, even with micro-batches in the pipeline."""
         self._quits = True
@@ -236,11 +280,6 @@ class Driver:
         for engine in self._engines:
             for request_id in list(engine.queues.live):
                 self._abort(request_id, reason)
-
-    @property
-    def drivers(self) -> list[Driver]:
-        """The drivers of the system: itself alone."""
-        return [self]
 
     @property
     def num_done(self) -> int:
@@ -370,58 +409,7 @@ class Driver:
         self._wake_at_s = at_s
 
 
-class System(Protocol):
-    """What `drivers` serve together; a single driver is its own system."""
-
-    @property
-    def drivers(self) -> abc.Sequence[Driver]: ...
-    @property
-    def stops(self) -> bool: ...
-    @property
-    def goes_on(self) -> bool: ...
-    @property
-    def now_s(self) -> float: ...
-    @property
-    def next_s(self) -> float: ...
-    @property
-    def num_done(self) -> int: ...
-    def run(self) -> None: ...
-    def stop(self) -> None: ...
-    def let_in(self, now_s: float) -> None: ...
-    def flush(self) -> None: ...
-
-
-def take_turns(system: System) -> None:
-    """Serve by one thread until nothing is left to do or, once the system stops, in flight.
-
-    An instant is over when all drivers have read their messages, the system has admitted the due
-    requests, and no decision has changed anything for another driver.
-    """
-    drivers = first, *others = system.drivers
-    for other in others:
-        first.pipeline.watch(other.pipeline.results)
-    flushed_s = 0.0
-    try:
-        while system.goes_on:
-            due_s = min(system.next_s, *(driver.next_s for driver in drivers))
-            idle_s = min(LOOK_S, max(0.0, due_s - system.now_s))
-            heard = [first.pipeline.receive(idle_s), *(o.pipeline.receive(0.0) for o in others)]
-            now_s = system.now_s
-            for driver, messages in zip(drivers, heard, strict=True):
-                driver.hear(messages, now_s)
-            if not system.stops:
-                system.let_in(now_s)
-                while due := [driver for driver in drivers if driver.is_due(now_s)]:
-                    for driver in due:
-                        driver.decide(now_s)
-            if now_s - flushed_s >= FLUSH_S:
-                flushed_s = now_s
-                system.flush()
-    finally:
-        system.flush()
-
-
-class Replicas:
+class Replicas(System):
     """Pipelines of one kind, each with its driver: the world's router distributes the requests.
 
     `drives` make the drivers, given the front that they share and a callback for finished requests.
@@ -435,19 +423,10 @@ class Replicas:
     ) -> None:
         self._front = TraceReplay(world.requests, world.concurrency)
         self._on_done = on_done
-        self.stops = False
         self.drivers = [drive(front=self._front, on_done=self._tell) for drive in drives]
         self._choose = router_of(world.router, self.drivers)
         for driver in self.drivers:
             driver.origin_s = self.drivers[0].origin_s
-
-    def run(self) -> None:
-        """Serve until every request is done, or, after `stop`, until the pipelines are empty."""
-        take_turns(self)
-
-    def stop(self) -> None:
-        """Send nothing more; what is in the pipelines still comes back."""
-        self.stops = True
 
     @property
     def goes_on(self) -> bool:

@@ -16,7 +16,7 @@ from evenflow.core import decodes
 from evenflow.engines.handover import PoolBatcher
 from evenflow.engines.pools import PooledWorld, Pools, Transfer
 from evenflow.results.recorder import Blocks
-from evenflow.runtime.driver import Driver, take_turns
+from evenflow.runtime.driver import Driver, System
 from evenflow.runtime.front import TraceReplay
 from evenflow.runtime.tokens import TextOf, TokenBook
 from evenflow.runtime.wire import Arrived, Message, Move
@@ -106,7 +106,7 @@ class PoolDriver(Driver):
             super()._apply(message, now_s)
 
 
-class PooledDriver(Pools):
+class PooledDriver(Pools, System):
     """Serves a pooled world in real time.
 
     `drives` make the driver of the pool of each name, given this and the requests' tokens, which
@@ -125,7 +125,6 @@ class PooledDriver(Pools):
         self._front = TraceReplay(world.requests, world.concurrency)
         self._timers = Timers()
         self._book = None if text_of is None else TokenBook(text_of)
-        self.stops = False
         self._awaited = 0  # messages until what travels is there
         self.drivers: list[PoolDriver] = []
 
@@ -138,14 +137,6 @@ class PooledDriver(Pools):
         move = None if text_of is None else self._move
         super().__init__(world, self._timers, pool_of, on_done, move, blocks=blocks)
         self.when_done(self._front.left)
-
-    def run(self) -> None:
-        """Serve until every request is done, or, after `stop`, until the pipelines are empty."""
-        take_turns(self)
-
-    def stop(self) -> None:
-        """Send nothing more; what is in the pipelines still comes back."""
-        self.stops = True
 
     @property
     def goes_on(self) -> bool:

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -175,6 +176,33 @@ def test_the_links_of_a_document_lead_somewhere(path: Path) -> None:
             there = path.parent / name if name else path
             assert there.exists(), link
             assert not anchor or anchor in anchors(there), link
+
+
+def sentences(document: str) -> list[int]:
+    """Return the words of each sentence; code, tables, headings and pictures are left out."""
+    text = re.sub(r"```.*?```", "", document, flags=re.DOTALL)
+    text = re.sub(r"^\s*[|#!<].*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    text = re.sub(r"^\s*(?:-|\d+\.)\s", " . ", text, flags=re.MULTILINE)
+    parts = re.split(r"(?<=[.:?!])\s+|\n\n| \. ", text)
+    return [words for part in parts if (words := len(part.split())) > 2]
+
+
+def test_sentences_are_counted_without_code_tables_and_addresses() -> None:
+    page = "# A title of words\n\nOne two three. [Four](five.md) five six:\n\n- seven eight nine\n"
+    assert sentences(page + "\n| a b c |\n\n```sh\nnot a word here\n```\n") == [3, 3, 3]
+
+
+def test_the_site_says_it_in_12000_words_and_short_sentences() -> None:
+    """Evidence, which lists runs, is not counted, but its sentences are as short."""
+    listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    words = 0
+    for section in yaml.safe_load(f"nav:{listed}")["nav"]:
+        for name in re.findall(r"[\w/-]+\.md", str(section)):
+            counts = sentences((ROOT / "docs" / name).read_text(encoding="utf-8"))
+            assert median(counts) <= 14, name
+            words += sum(counts) if "Evidence" not in section else 0
+    assert words <= 12_000
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from evenflow.sim.driver import SimDriver
 
 EVERY = 8
-"""Calls from one count of the requests in service to the next."""
+"""Ends of requests from one count of the late ones to the next."""
 
 MISSED = "missed"
 """The key of a record of a run that ended early: the metric whose limit it could not keep."""

@@ -186,11 +186,10 @@ class Panel(Keys):
     steady window by that of the whole run, dotted or as rings. `write`: what stands over a bar,
     `{:.2f}` for its height, or the row's columns by name in braces; over a stack, and in the legend
     of lines for all points but the first, those columns. `strong`: the value of `x` whose bar is
-    not pale and has no words. `line`: a level to compare with, `levels`: columns of a level for
+    not pale, and has no words. `line`: a level to compare with, `levels`: columns of a level for
     each bar, by their words, `bands`: ranges by theirs; `mark`: the column that has the default of
     `x`, whose values then stand at equal distance. `log_2`: powers of two across; `decades`: powers
-    of ten upwards, with plain numbers. `width` is in inches; `words` are what values of `each` are
-    called.
+    of ten upwards, with plain numbers. `width` is in inches; `words` are what `each` is called.
 
     `tokens`, `stages`, `busy` and `kv` show columns of `measures.micro_batches` within the run of
     the first seed, with no `x` and `y`; words may name numbers of the runs, and their `[mean]`,

@@ -52,13 +52,17 @@ TPOT alone); "not used" leaves these out.
 INTRO = """\
 # How far from measured runs of others
 
-`evenflow reproduce` simulates runs that others measured on real GPUs with real engines, and this is
-its output. An error is simulated / measured - 1; "off" is an error without its sign. The columns
-"no CPU" are the same simulation with `runtime: ideal`, which leaves out what the engine's CPU
-spends. "Spread" is how far two measurements of the same run are apart, where that is known. A goal
-was set before; what misses it is listed as what hits. Nothing here was measured by us, and no GPU
-was used: the kernels' times are tables measured by others, or a roofline. Constants of the CPU were
-fitted to some of these runs: which, is said for each below; the other runs are predicted.
+Each row is a set of runs that others measured on real GPUs with real engines, simulated here.
+Misses stand beside hits. Nothing was measured by us, and no GPU was used.
+
+- An error is simulated / measured - 1; "off" is an error without its sign.
+- "no CPU" is the same simulation with `runtime: ideal`, without what the engine's CPU spends.
+- "Spread" is how far two measurements of one run are apart, where that is known.
+- A goal was written before its runs were simulated.
+- Kernels' times are tables measured by others, or a roofline. Constants of the CPU were fitted to
+  some of these runs: each set says to which. The others are predicted.
+
+The command:
 
     evenflow reproduce --data DIR --out out/reality
 """

@@ -15,6 +15,7 @@ import pytest
 
 from evenflow.core.loop import Loop
 from evenflow.core.replay import Call, Completed
+from evenflow.core.world import Link as WorldLink
 from evenflow.engines.handover import Handover, PoolBatcher, RecordingPoolBatcher
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.pools import PooledWorld, TransferLink
@@ -54,6 +55,12 @@ def transfers(result: RunResult) -> list[tuple[int, str, str, float, float, floa
             strict=True,
         )
     ]
+
+
+def test_one_pool_of_stages_that_share_a_link_needs_processes() -> None:
+    decode = small_world([], depth=2, link=WorldLink(0.0, 0.0, shared=True))
+    assert PooledWorld([], small_world([]), decode).shares_link
+    assert not PooledWorld([], small_world([]), replace(decode, link=None)).shares_link
 
 
 def test_224_megabytes_cross_100_gigabytes_a_second_in_2_24_ms() -> None:

@@ -116,7 +116,12 @@ def test_what_came_with_its_kv_decodes_in_even_batches() -> None:
 
 
 def deciding(
-    policy: Any, outputs: list[int], *, predicted: int = 90, pages: int = 1000, depth: int = 2
+    policy: Any,
+    outputs: list[int],
+    *,
+    predicted: int | None = 90,
+    pages: int = 1000,
+    depth: int = 2,
 ) -> Any:
     """Prompts of 16 tokens have decoded one round, and the first batch has returned."""
     asked = [(16, output, predicted) for output in outputs]
@@ -224,6 +229,16 @@ def test_decode_goes_on_if_the_predicted_use_leaves_no_prefill_room(
     """In 64 steps the first four hold 81 tokens each, a fifth 80: 404 are more than 25 pages."""
     policy = TDPipe(future_points=[64], decode_s=flat, prefill_s=lambda tokens: 1.0)
     assert after_an_arrival(deciding(policy, [90] * 4, pages=pages)) == answer
+
+
+@pytest.mark.parametrize(("pages", "answer"), [(25, "D"), (26, "P")])
+def test_without_a_prediction_a_request_is_there_until_the_last_point(
+    pages: int, answer: str
+) -> None:
+    """As above with 16 steps before, in which there is room: only the last point decides."""
+    policy = TDPipe(future_points=[16, 64], decode_s=flat, prefill_s=lambda tokens: 1.0)
+    batcher = deciding(policy, [90] * 4, predicted=None, pages=pages)
+    assert after_an_arrival(batcher) == answer
 
 
 @pytest.mark.parametrize("ratio", [0.2, 0.4, 0.6, 0.8])

@@ -26,12 +26,12 @@ from evenflow.study.trials import How
 
 COMPARED = ("mean_tpot_ms", "output_throughput")
 AXES = ("family", "engine", "gpu", "precision", "layout", "entry")
-"""What the errors are told by."""
+"""What the errors are grouped by."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Scored(Shown):
-    """The errors of `kinds` of costs, a column each, in a `table` with a row a run and metric.
+    """The errors of `kinds` of costs, in columns of a `table` with a row a run and metric.
 
     A run that one of them cannot simulate is none of it, but of `failures`, with the reason.
     """

@@ -382,9 +382,11 @@ def reproduce(
         else:
             found = reproduce_entries(entries, folder, how, overrides, intervals=intervals)
         with _staged(out, force) as scratch:
-            if isinstance(found, scores.Scored) and scratch is not None:
+            if scratch is None:
+                pass
+            elif isinstance(found, scores.Scored):
                 scores.write(scratch, found)
-            elif scratch is not None:
+            else:
                 write.write(scratch, found)
     return found
 

@@ -102,7 +102,7 @@ def weights_format(said: object, layers: int, experts: int, where: Path) -> str:
 
 
 def expert_format(said: object) -> str:
-    """Return the format of a mixture's experts where modelopt gives them a separate one."""
+    """Return the format of a mixture's experts where modelopt gives them another than the rest."""
     layers = mapping(mapping(said).get("quantized_layers"))
     found = {_modelopt(mapping(layer)) for name, layer in layers.items() if ROUTED.search(name)}
     return found.pop() if len(found) == 1 else ""

@@ -73,7 +73,7 @@ class Scored(Shown):
 
 
 def _off(errors: pd.Series) -> str:
-    both = errors.median(), errors.quantile(0.9)
+    both = float(errors.median()), float(errors.quantile(0.9))
     return " / ".join(percent(share, 1, sign=False) for share in both)
 
 
@@ -94,7 +94,7 @@ def score(
         cases = [pair for of in every for pair in of if pair[1].config.costs.kind in MEASURED_COSTS]
         if not cases:
             raise UsageError(f"{data}: no runs of entries with costs among {', '.join(kinds)}")
-        rows = [
+        rows: list[tuple[dict[str, Any], list[Point]]] = [
             ({}, [Point(_priced(case.config, kind), Path()) for kind in kinds]) for _, case in cases
         ]
         with how.simulator("reproduce", len(kinds) * len(rows)) as simulator:

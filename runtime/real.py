@@ -330,6 +330,7 @@ def check_servable(config: RunConfig, *, joined: bool = False) -> None:
     _refuse(
         ONLY_SIMULATED,
         (f"scheduler {name}", name in POOLED and vllm, one_policy),
+        ("disaggregation_mode", "disaggregation_mode" in config.scheduler.params, "none"),
         ("replicas", config.replicas is not None and vllm, "one pipeline"),
         ("data_parallel", config.data_parallel > 1, "1"),
         ("expert_parallel", config.expert_parallel, "false"),

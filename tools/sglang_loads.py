@@ -107,7 +107,9 @@ def config_of(rng: random.Random) -> Event:
     page, running = rng.choice([1, 8, 16, 32]), rng.choice([4, 8, 16, 32, 48])
     conservativeness = rng.choice([0.3, 0.1, 0.05] if tight else [1.4, 1.0, 0.3])
     start = min(0.7 * conservativeness, 1.0)
-    radix = rng.random() < 0.4
+    radix, mixed = rng.random() < 0.4, rng.random() < 0.35
+    serves = rng.choice(["all", "all", "speculation", "prefill"]) if pp > 1 else "all"
+    spec = {"k": rng.randint(1, 5), "acceptance": rng.choice([0.3, 0.7, 0.9]), "seed": 0}
     return {
         "kind": "config",
         "engine": f"sglang {VERSION}",
@@ -116,7 +118,10 @@ def config_of(rng: random.Random) -> Event:
         "max_running_requests": running,
         "chunked_prefill_size": rng.choice([64, 128, 256, 512, 2048]),
         "max_prefill_tokens": rng.choice([16384, 16384, 320]),
-        "mixed_chunk": rng.random() < 0.35,
+        "mixed_chunk": mixed and serves == "all",
+        "speculative": spec if serves == "speculation" and page > 1 else None,
+        "disaggregation_mode": "prefill" if serves == "prefill" else None,
+        "transfer_s": rng.choice([0.0, 0.01, 0.2]),
         "pp": pp,
         "pp_async_batch_depth": rng.choice([0, 0, 1, 2]) if pp > 1 else 0,
         "pp_max_micro_batch_size": rng.choice([max(running // pp, 1), max(running // pp, 1), 3]),

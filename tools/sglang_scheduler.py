@@ -11,24 +11,34 @@ from __future__ import annotations
 import json
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.disaggregation import prefill
+from sglang.srt.disaggregation.base.conn import KVPoll
+from sglang.srt.disaggregation.prefill import PrefillBootstrapQueue
+from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST, DisaggregationMode
+from sglang.srt.environ import envs
+from sglang.srt.managers import scheduler_pp_mixin
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.dynamic_chunk_sizer import DynamicChunkSizer
 from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.mem_cache import allocation
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.model_executor.forward_batch_info import PPProxyTensors
 from sglang.srt.runtime_context import SpawnRanks, get_parallel, get_schedule, publish
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
@@ -100,10 +110,91 @@ def server_args(config: Event, model: Path) -> ServerArgs:
         pp_size=config["pp"],
         disable_overlap_schedule=not config["overlap"],
         disable_radix_cache=not config["radix"],
+        **_speculation(config, model),
         **{name: config[name] for name in SETTINGS},
     )
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0))
     return args
+
+
+def _speculation(config: Event, model: Path) -> Event:
+    """Return the server's settings of speculation, and let it go on pipelines."""
+    spec = config.get("speculative")
+    envs.SGLANG_ENABLE_PP_SPEC.set(spec is not None)
+    if spec is None:
+        return {}
+    return {
+        "speculative_algorithm": "EAGLE",
+        "speculative_draft_model_path": str(model),
+        "speculative_num_steps": spec["k"],
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": spec["k"] + 1,
+    }
+
+
+def _assign_slots(rows: Any, table: Any, starts: Any, stops: Any, slots: Any, *_: object) -> None:
+    """Write the slots of new tokens into the table of requests, as the package's kernel does."""
+    done = 0
+    for row, start, stop in zip(rows.tolist(), starts.tolist(), stops.tolist(), strict=True):
+        table[row, start:stop] = slots[done : done + stop - start]
+        done += stop - start
+
+
+allocation.assign_req_to_token_pool_func = _assign_slots
+
+
+class KvSender:
+    """Sends the KV of a request to a decode server, which takes `transfer_s` seconds."""
+
+    def __init__(self, scheduler: RecordedScheduler) -> None:
+        self._scheduler = scheduler
+        self.there_s: float | None = None
+
+    def poll(self) -> KVPoll:
+        """Say how far it is; the decode server is ready from the first."""
+        if self.there_s is None:
+            return KVPoll.WaitingForInput
+        return KVPoll.Success if self.there_s <= self._scheduler.now else KVPoll.Transferring
+
+    def init(self, *args: object) -> None:
+        """Nothing."""
+
+    clear = init
+
+    def pop_decode_prefix_len(self) -> int:
+        return 0
+
+
+class BootstrapQueue(PrefillBootstrapQueue):  # type: ignore[misc]
+    """The package's queue of requests whose decode server has to be ready, with senders of ours."""
+
+    scheduler_stage_metrics = Silent()
+
+    def __init__(self, scheduler: RecordedScheduler) -> None:
+        self.scheduler = scheduler
+        self.pp_size = len(scheduler.stage_free)
+        self.pp_rank = 0
+        self.pp_poll_sync_work_list: list[Any] = []
+        self.queue: list[Req] = []
+        self.req_to_metadata_buffer_idx_allocator = scheduler.req_to_metadata_buffer_idx_allocator
+
+    def create_sender(self, req: Req, num_kv_heads: int) -> bool:
+        """Give a request its sender, and ask one token of it."""
+        req.disagg_kv_sender = KvSender(self.scheduler)
+        req.bootstrap_host = FAKE_BOOTSTRAP_HOST
+        self._process_req(req)
+        req.pending_bootstrap = True
+        return True
+
+
+def _polls(senders: Sequence[KvSender], *groups: object) -> list[KVPoll]:
+    """Poll senders; all ranks know the same."""
+    return [sender.poll() for sender in senders]
+
+
+for module in (prefill, scheduler_pp_mixin):
+    module.poll_and_all_reduce_attn_cp_tp_group = _polls
+prefill.poll_and_all_reduce_prefill_pp = _polls
 
 
 class RecordedScheduler(Scheduler):  # type: ignore[misc]
@@ -123,6 +214,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
     is_hybrid_swa = is_hybrid_ssm = sliding_window_size = truncation_align_size = None
     full_tokens_per_layer = swa_tokens_per_layer = dynamic_chunk_sizer = rust_server = None
     min_free_slots_delayer = max_new_tokens_limit = require_mlp_sync = enable_fpm = None
+    attn_cp_cpu_group = attn_tp_cpu_group = enable_staging = return_health_check_ipcs = None
     load_snapshot_writer = idle_sleeper = _war_barrier_enabled = None
     # What only reports.
     scheduler_stage_metrics = metrics_reporter = metrics_collector = Silent()
@@ -139,14 +231,26 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         self.prompts = prompts
         self.outputs = {str(request["id"]): request["output"] for request in requests}
         self.costs = config["base_s"], config["per_token_s"]
+        self.speculative = config.get("speculative")
+        self.drafted: set[str] = set()  # requests for which the last stage has proposed tokens
+        self.accepted: dict[str, tuple[int, int]] = {}
         self.now, self.turn, self.spins = 0.0, -1, 0
         self.stage_free = [0.0] * config["pp"]
         self.ends: deque[float] = deque()
+        self.transfer_s = config.get("transfer_s")
+        self.prefills = config.get("disaggregation_mode") == "prefill"
+        self.rounds: deque[list[str]] = deque(maxlen=config["pp"])
+        self.begun: tuple[list[int], tuple[int, int]] | None = None
         self.retracted: list[int] = []
         self.aborted: list[int] = []
         self.journal: list[Event] = []
         self._set_what_is_absent(args)
         self._make_pools(config)
+        self.disagg_prefill_inflight_queue: list[Req] = []
+        self.req_to_metadata_buffer_idx_allocator = SimpleNamespace(
+            available_size=lambda: 1, alloc=lambda: 0, free=lambda index: None
+        )
+        self.disagg_prefill_bootstrap_queue = BootstrapQueue(self)
         self.init_running_status()
         self.init_chunked_prefill()
         self.init_schedule_policy()
@@ -169,15 +273,19 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         self.max_running_requests = schedule.max_running_requests
         self.device = "cpu"
         self.is_generation = True
-        self.disaggregation_mode = DisaggregationMode.NULL
-        self.spec_algorithm = SpeculativeAlgorithm.NONE
+        self.disaggregation_mode = DisaggregationMode("prefill" if self.prefills else "null")
+        self.spec_algorithm = SpeculativeAlgorithm.from_string(
+            None if self.speculative is None else "EAGLE"
+        )
         self.processed_tokens_counter = 0
         runner = SimpleNamespace(
             attn_backend=SimpleNamespace(needs_cpu_seq_lens=True),
             prefill_aware_swa=False,
             sampling_observer=None,
         )
-        self.tp_worker = self.model_worker = SimpleNamespace(model_runner=runner)
+        self.tp_worker = self.model_worker = SimpleNamespace(
+            model_runner=runner, on_verify_complete_cpu=lambda *args, **options: None
+        )
         self.forward_stream = self.schedule_stream = torch.cpu.Stream()
         self.dp_attn_adapter = self.ngram_embedding_manager = SimpleNamespace(
             maybe_prepare_mlp_sync_batch=lambda batch, **_: batch,
@@ -240,14 +348,55 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         """Serve all requests and return the journal, its first line left out."""
         alone = self.event_loop_overlap if self.enable_overlap else self.event_loop_normal
         with suppress(Drained):
+            if self.prefills:
+                self.event_loop_pp_disagg_prefill()
             (self.event_loop_pp if len(self.stage_free) > 1 else alone)()
         return self.journal
 
     def ingest_requests(self, stop_at_pause: bool = False) -> list[Any]:
         """Let those arrive whose time has come."""
+        if self.prefills:
+            self._await_transfers()
         while self.coming and self.coming[0]["at"] <= self.now:
             self._let_arrive(self.coming.popleft())
         return []
+
+    def _await_transfers(self) -> None:
+        """Go to the next arrival, or to the end of the next transfer, if nothing else happens."""
+        self.spins += 1
+        if self.disagg_prefill_inflight_queue and self.spins > 4 * self.loop_size:
+            coming = [request["at"] for request in self.coming]
+            there = [req.disagg_kv_sender.there_s for req in self.disagg_prefill_inflight_queue]
+            self.now, self.spins = max(self.now, min([*coming[:1], *there])), 0
+
+    def _pp_pd_get_prefill_transferred_ids(self) -> list[str]:
+        self.rounds.append(super()._pp_pd_get_prefill_transferred_ids())
+        return self.rounds[-1]
+
+    def _pp_recv_pyobj_from_prev_stage(self) -> list[str]:
+        """Receive what the last stage has of the round that began stages - 1 turns ago."""
+        return self.rounds[0]
+
+    def process_prefill_chunk(self, last_batch: Any, running_batch: Any) -> None:
+        self.begun = _ids(self.waiting_queue), self._room()
+        super().process_prefill_chunk(last_batch=last_batch, running_batch=running_batch)
+
+    def send_kv_chunk(self, req: Req, last_chunk: bool = False, end_idx: object = None) -> None:
+        """Send KV, in no time but for the last of it."""
+        if last_chunk:
+            req.disagg_kv_sender.there_s = self.now + self.transfer_s
+
+    def process_disagg_prefill_inflight_queue(self, rids_to_check: Any = None) -> list[Req]:
+        """End requests whose KV is gone, and note them."""
+        ended = super().process_disagg_prefill_inflight_queue(rids_to_check)
+        if ended:
+            self.note("released", ids=_ids(ended))
+        return ended
+
+    def get_new_batch_prefill(self, running_batch: Any) -> Any:
+        """Ask where prompts are all there is, and note the answer."""
+        ask = partial(super().get_new_batch_prefill, running_batch)
+        return self._noted(ask) if self.prefills else ask()
 
     def _let_arrive(self, request: Event) -> None:
         identity = request["id"]
@@ -283,11 +432,15 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
 
     def get_next_batch_to_run(self, running_batch: Any, last_batch: Any) -> Any:
         """Ask, and note the answer."""
+        ask = super().get_next_batch_to_run
+        return self._noted(partial(ask, running_batch=running_batch, last_batch=last_batch))
+
+    def _noted(self, ask: Callable[[], Any]) -> Any:
         self.turn = (self.turn + 1) % self.loop_size
-        waiting, before = _ids(self.waiting_queue), self._room()
+        waiting, before = self.begun or (_ids(self.waiting_queue), self._room())
         ratio = self.new_token_ratio_tracker.current
         self.retracted, self.aborted = [], []
-        plan = super().get_next_batch_to_run(running_batch=running_batch, last_batch=last_batch)
+        plan = ask()
         batch = plan.batch_to_run
         mode = batch.forward_mode.name.lower() if batch else None
         prompts = set(waiting) if batch and mode != "decode" else set()
@@ -334,7 +487,10 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         batch.forward_iter = self.forward_ct
         batch.input_ids = batch.prefill_input_ids_cpu = batch.mix_running_indices = None
         base, per_token = self.costs
-        cost = base + per_token * sum(_tokens(batch).values())
+        tokens = sum(_tokens(batch).values())
+        if self.speculative is not None and batch.forward_mode.is_decode():
+            tokens *= self.speculative["k"] + 1
+        cost = base + per_token * tokens
         end = self.now
         for stage, free in enumerate(self.stage_free):
             end = self.stage_free[stage] = max(end, free) + cost
@@ -346,8 +502,12 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         if len(self.stage_free) == 1:
             self._wait()
         going = [req for req in batch.reqs if not req.finished()]
-        result.next_token_ids = torch.tensor([self._next_token(req) for req in batch.reqs])
-        if batch.forward_mode.is_decode():
+        if result.accept_lens is None:
+            result.next_token_ids = torch.tensor([self._token(req) for req in batch.reqs])
+        leaving = {req.rid for req in self.disagg_prefill_inflight_queue}
+        if self.prefills:
+            self.process_batch_result_disagg_prefill(batch, result)
+        elif batch.forward_mode.is_decode():
             self.batch_result_processor.process_batch_result_decode(batch, result)
         else:
             self.batch_result_processor.process_batch_result_prefill(batch, result)
@@ -357,12 +517,19 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
             batch=len(batch.reqs),
             mode=batch.forward_mode.name.lower(),
             ids=_ids(batch.reqs),
-            finished=[_id(req) for req in going if req.finished()],
+            finished=[
+                *(_id(req) for req in going if req.finished()),
+                *(_id(req) for req in self.disagg_prefill_inflight_queue if req.rid not in leaving),
+            ],
             free=self._room()[0],
+            **({} if self.speculative is None else {"accepted": self.accepted}),
         )
+        self.accepted = {}
 
-    def _next_token(self, req: Req) -> int:
-        return END_TOKEN if len(req.output_ids) + 1 >= self.outputs[req.rid] else TOKEN
+    def _token(self, req: Req, later: int = 0) -> int:
+        """Return the next token of a request, or one that comes so much later."""
+        last = len(req.output_ids) + 1 + later >= self.outputs[req.rid]
+        return END_TOKEN if last else TOKEN
 
     def _wait(self) -> None:
         self.now = max(self.now, self.ends.popleft())
@@ -383,8 +550,48 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         self._wait()
         return {}, None
 
-    def _pp_prep_batch_result(self, *args: object) -> GenerationBatchResult:
-        return GenerationBatchResult()
+    def _pp_prep_batch_result(
+        self, batch: Any, metadata: Any, outputs: object
+    ) -> GenerationBatchResult:
+        if self.speculative is None:
+            return GenerationBatchResult()
+        sent = metadata.fwd_batch
+        if sent.forward_mode.is_decode():
+            tensors = self._verified(sent)
+        else:
+            tensors = {"next_token_ids": torch.tensor([self._token(req) for req in sent.reqs])}
+            self.drafted.difference_update(req.rid for req in sent.reqs)
+        return super()._pp_prep_batch_result(batch, metadata, PPProxyTensors(tensors))
+
+    def _verified(self, sent: Any) -> dict[str, torch.Tensor]:
+        """Return what the last stage tells of a verified batch, and note it."""
+        most = self.speculative["k"] + 1
+        gains = [self._gain(req) for req in sent.reqs]
+        self.accepted = {
+            req.rid: (len(req.output_ids), gain) for req, gain in zip(sent.reqs, gains, strict=True)
+        }
+        self.drafted.update(req.rid for req in sent.reqs)
+        tokens = torch.tensor(
+            [[self._token(req, later) for later in range(most)] for req in sent.reqs]
+        )
+        accepted = torch.tensor(gains)
+        known = torch.tensor([req.kv.kv_committed_len for req in sent.reqs])
+        return {
+            "next_token_ids": tokens.flatten(),
+            "spec_accept_lens": accepted,
+            "spec_new_seq_lens": known + accepted,
+            "spec_bonus_tokens": tokens.gather(1, accepted[:, None] - 1)[:, 0],
+        }
+
+    def _gain(self, req: Req) -> int:
+        """Draw how many tokens a step yields; one where nothing was proposed, after a prompt."""
+        if req.rid not in self.drafted:
+            return 1
+        drawn = Random(f"{self.speculative['seed']} {req.rid} {len(req.output_ids)}")
+        trials = (
+            drawn.random() < self.speculative["acceptance"] for _ in range(self.speculative["k"])
+        )
+        return 1 + sum(1 for _ in takewhile(bool, trials))
 
     def on_idle(self) -> None:
         """Go to the next arrival, or end."""

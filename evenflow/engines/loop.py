@@ -86,7 +86,7 @@ class EngineLoop(Loop):
 
     def _fill_place(self, now_s: float) -> bool:
         """Ask, and fill a place; return whether there is more to do at this instant."""
-        live = any(engine.queues.live for engine in self.engines)
+        live = self._has_work
         if live:
             preemptions, batch = self._preemptions, self._next(now_s)
             if batch is not None:
@@ -103,6 +103,10 @@ class EngineLoop(Loop):
         elif not (self._waits and self._is_late):
             self._send(now_s)
         return True
+
+    @property
+    def _has_work(self) -> bool:
+        return any(engine.queues.live for engine in self.engines)
 
     @property
     def _is_late(self) -> bool:

@@ -20,6 +20,7 @@ from evenflow.core.queues import Free, Queues
 from evenflow.engines.ahead import AheadGroup
 from evenflow.engines.append_only import AppendOnlyCache
 from evenflow.engines.radix import RadixCache
+from evenflow.engines.speculation import ReservingGroup, Speculation
 
 _by_arrival = attrgetter("order")
 
@@ -67,7 +68,8 @@ class EngineQueues(Queues):
     `slot`, and each has its `ready` decodes. `resting` groups run ahead, and are ready from a given
     question on. `owed`: micro-batches in flight with results of sequences that were preempted
     since. `promised_pages` are for the whole prompt and output of the admitted. `keeps_pages`:
-    another engine fetches the pages of what ends here.
+    another engine fetches the pages of what ends here. `leaving`: where the engine only `prefills`,
+    requests that keep their pages until `let_go`.
     """
 
     ahead: int
@@ -79,6 +81,8 @@ class EngineQueues(Queues):
     by_priority: bool
     cuts: bool
     ends_late: bool
+    reserves: bool = False
+    prefills: bool = False
     keeps_pages: bool = False
     asked: int = 0
     idles: int = 0
@@ -86,6 +90,7 @@ class EngineQueues(Queues):
     slots: list[ReadyQueue] = field(init=False)
     slot: int = field(init=False)
     resting: deque[tuple[int, DecodeGroup]] = field(default_factory=deque)
+    leaving: dict[int, Sequence] = field(default_factory=dict)
     owed: Counter[Sequence] = field(default_factory=Counter)
     _late: bool = field(init=False)  # content is known when it is computed
     _append_only: bool = field(init=False)
@@ -100,8 +105,18 @@ class EngineQueues(Queues):
         self.ready = self.slots[self.slot]
         self._late = isinstance(self.kv.pool, RadixCache)
         self._append_only = isinstance(self.kv.pool, AppendOnlyCache)
+        if self.prefills:
+            self.free = self._keep
         if self.delivers:
             self.victims += ("latest_admitted", "lowest_priority")
+
+    def _keep(self, seq: Sequence, held_tokens: int) -> None:
+        self.leaving[seq.request.request_id] = seq
+
+    def let_go(self, seq: Sequence) -> None:
+        """Free the pages of a request that is leaving."""
+        del self.leaving[seq.request.request_id]
+        self.kv.release(seq, seq.held_tokens)
 
     # -- the four hooks -------------------------------------------------------------------------
 
@@ -237,6 +252,8 @@ class EngineQueues(Queues):
 
     def empty_group(self) -> DecodeGroup:
         """Return a group of decodes without members."""
+        if self.reserves and isinstance(self.decoding, Speculation):
+            return ReservingGroup(self.decoding)
         return AheadGroup() if self.ahead else super().empty_group()
 
     def decode_groups(self) -> abc.Iterator[DecodeGroup]:

@@ -34,7 +34,9 @@ class EngineRules(Rules):
     computed, with which no model would write the same. `cache`: a prefix cache is a `PrefixCache`,
     an `AppendOnlyCache` whose pages are found as soon as decodes fill them, or a `RadixCache`;
     `none`: it is refused, as swap and speculation. `waits_first`: the loop sees nothing new between
-    a choice and the end of the micro-batch before it on stage 0.
+    a choice and the end of the micro-batch before it on stage 0. `reserves`: with speculation, a
+    decode holds pages for two steps. `prefills`: prompts only, for another engine (`PrefillLoop`),
+    which with `admits_late` agrees on what comes, too.
     """
 
     ahead: Literal["question", "round"] | None = None
@@ -48,6 +50,9 @@ class EngineRules(Rules):
     ends_late: bool = False
     cache: Literal["plain", "append_only", "radix", "none"] = "plain"
     waits_first: bool = False
+    reserves: bool = False
+    prefills: bool = False
+    admits_late: bool = False
 
     @classmethod
     def of(cls, policy: object) -> EngineRules:
@@ -109,6 +114,8 @@ class EngineRules(Rules):
             by_priority=self.by_priority,
             cuts=self.cuts,
             ends_late=self.ends_late,
+            reserves=self.reserves,
+            prefills=self.prefills,
         )
 
     def view(self, queues: Queues, depth: int) -> View:

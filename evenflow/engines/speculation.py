@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, repeat
+from math import floor
 from operator import mul
 
 from evenflow.compiled import mypyc_attr
@@ -87,6 +88,89 @@ class Speculation(Decoding):
         """
         return plain_sum(accumulate(self.acceptance, mul, initial=1.0))
 
+    def gain(self, request_id: int, generated: int) -> int:
+        """Return how many tokens a step of a request yields that has `generated` ones.
+
+        They end at the next of 1, 1 + t, 1 + 2 t, ... rounded, for t tokens a step on average.
+        """
+        average = self.tokens_per_step
+        steps = floor((generated - 0.5) / average) + 1
+        return 1 + floor(steps * average + 0.5) - generated
+
     def group(self) -> DecodeGroup:
         """Return a group of decodes without members."""
         return SpeculativeGroup(self.tokens_per_step)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ReservingGroup(DecodeGroup):
+    """Sequences that each gain their own number of tokens in a step, and hold pages for two steps.
+
+    Source: SGLang's `get_alloc_reserve_per_decode`. Counts stay with the sequences: the group's
+    tick is 0, and a step costs O(sequences).
+    """
+
+    def __init__(self, speculation: Speculation) -> None:
+        super().__init__()
+        self._speculation = speculation
+        self._page_tokens = 1
+        self.stride = 2 * speculation.row_tokens
+
+    def empty(self) -> ReservingGroup:
+        """Return a group without members."""
+        return ReservingGroup(self._speculation)
+
+    def last_token_of(self, seq: Sequence) -> float:
+        """Return when a member got its last token."""
+        return seq.last_token_s
+
+    def join(self, seq: Sequence, context: int, page_tokens: int) -> None:
+        """Add a sequence that attends to `context` tokens."""
+        seq.group, seq.base, seq.joined_tick = self, context, 0
+        self._page_tokens = page_tokens
+        self.members[seq.request.request_id] = seq
+        self.context += context
+
+    def leave(self, seq: Sequence) -> int:
+        """Remove a sequence; return the number of tokens it attends to."""
+        del self.members[seq.request.request_id]
+        self.context -= seq.base
+        return seq.base
+
+    def _gain(self, seq: Sequence) -> int:
+        gain = self._speculation.gain(seq.request.request_id, seq.generated)
+        return min(gain, seq.request.output_tokens - seq.generated)
+
+    @property
+    def next_tokens(self) -> int:
+        """Tokens that the next step yields."""
+        return sum(map(self._gain, self.members.values()))
+
+    def due_pages(self) -> list[Sequence]:
+        """Return the sequences that need pages for their next step, once for each page."""
+        due: list[Sequence] = []
+        for seq in self.members.values():
+            pages = -(-(seq.base + self.stride) // self._page_tokens)
+            due.extend(repeat(seq, pages - len(seq.pages)))
+        return due
+
+    def grow(self, pages: list[int], page_tokens: int) -> None:
+        """Give one page for each time that a sequence is due."""
+        for seq, page in zip(self.due_pages(), pages, strict=True):
+            seq.pages.append(page)
+
+    def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Sequence]:
+        """Record the tokens of a step, which come together; return the members that end."""
+        finished: list[Sequence] = []
+        for seq in list(self.members.values()):
+            gain = self._gain(seq)
+            gap_s += [now_s - seq.last_token_s, 0.0]
+            gap_count += [1, gain - 1]
+            seq.last_token_s = now_s
+            seq.generated += gain
+            seq.base += gain
+            self.context += gain
+            if seq.generated >= seq.request.output_tokens:
+                self.leave(seq)
+                finished.append(seq)
+        return finished

@@ -85,6 +85,11 @@ class EngineView(View):
         self._engine = queues
 
     @property
+    def running(self) -> int:
+        """Requests that were admitted and hold pages."""
+        return super().running + len(self._engine.leaving)
+
+    @property
     def waiting(self) -> abc.Iterator[EnginePrompt]:
         """Prompts of which nothing is scheduled, in order; preempted ones only when nothing of them
         is in flight."""

@@ -86,6 +86,10 @@ class SGLang(Policy):
     """Steps of decodes after which requests that came are seen."""
     overlap: bool | None = None
     """Whether a batch is chosen before the last one's outputs are there; null: on one stage."""
+    disaggregation_mode: Literal["prefill"] | None = None
+    """prefill: prompts only, for a decode server; a request ends once all stages agree on it."""
+    version: Literal["0.5.17", "0.5.23"] = "0.5.23"
+    """SGLang's release: in 0.5.17 the stages of a prefill server agree on what comes, too."""
     max_model_len: Count | None = None
     """Most tokens of a request; null: the run's."""
     depth: int = 1
@@ -97,6 +101,8 @@ class SGLang(Policy):
         slotted = not (depth == 1 if self.overlap is None else self.overlap)
         if depth > 1 and not slotted:
             raise ValueError(f"overlap is for one stage, not {depth}; false is right")
+        if self.disaggregation_mode is not None and not slotted:
+            raise ValueError("disaggregation_mode: prefill on one stage needs overlap: false")
         if chunk % self.page_tokens:
             what = f"chunked_prefill_size {chunk} is no multiple of"
             raise ValueError(f"{what} kv.page_tokens, {self.page_tokens}")
@@ -110,6 +116,9 @@ class SGLang(Policy):
             slotted=slotted,
             ahead=None if slotted else "question",
             newest_first=self.mixed_chunk,
+            reserves=True,
+            prefills=self.disaggregation_mode == "prefill",
+            admits_late=self.version == "0.5.17",
             cuts=self.page_tokens > 1 and (self.mixed_chunk or self.dynamic_chunking),
         )
         self.new_token_ratio = self._most_ratio = min(0.7 * self.schedule_conservativeness, 1.0)
@@ -226,7 +235,8 @@ class SGLang(Policy):
         cut = [prompt for prompt, tokens in prompts if tokens < prompt.remaining]
         spare_pages = len(prompts) if view.page_tokens > 1 else 0
         pages = view.pages_for(sum(tokens for _, tokens in prompts))
-        self._decodes_until = view.asked + self.prefill_decode_interval
+        if not self.rules.prefills:
+            self._decodes_until = view.asked + self.prefill_decode_interval
         self._decode_steps = self.scheduler_recv_interval
         yield Upkeep(empty_pages=pages + spare_pages)
         yield Plan(

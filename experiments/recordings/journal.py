@@ -15,6 +15,7 @@ from evenflow.core.batcher import Batcher
 from evenflow.core.request import Prefix, Request
 from evenflow.core.scheduling import Scheduler
 from evenflow.costs import AffineCost
+from evenflow.engines.queues import EngineQueues
 from evenflow.errors import DryPoolError, PolicyError, StallError, UsageError
 from evenflow.sim import World, simulate
 
@@ -86,6 +87,8 @@ class Replayer:
         if event["kind"] == "ask":
             answers = self._form.answers(self.batcher, event, lambda: self.ask(now_s))
             return next((self._differ(*each) for each in answers if each[1] != each[2]), None)
+        if event["kind"] == "released":
+            self._let_go(event["ids"], now_s)
         if event["kind"] == "done" and self._travelling and event.get("ids", True):
             ended = self.batcher.complete(self._travelling.popleft(), now_s)
             numbers = sorted(seq.request.request_id for seq in ended)
@@ -97,6 +100,14 @@ class Replayer:
             if numbers != recorded:
                 return self._differ("finished", numbers, recorded)
         return None
+
+    def _let_go(self, numbers: Sequence[int], now_s: float) -> None:
+        """Free the pages of requests that another engine has now, and end them."""
+        queues = self.batcher.queues
+        assert isinstance(queues, EngineQueues)
+        for number in numbers:
+            queues.let_go(queues.leaving[number])
+            self.times[number] = RequestTimes(now_s, now_s)
 
     def ask(self, now_s: float) -> MicroBatch | None:
         """Ask the Batcher; what it sends travels until it is done."""

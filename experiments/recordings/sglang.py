@@ -7,7 +7,8 @@ the rules are the policy's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ from typing import Any
 import numpy as np
 
 from evenflow.core.batcher import Batcher
+from evenflow.core.decodes import ONE_TOKEN, Decoding
 from evenflow.core.request import Request
 from evenflow.core.scheduling import Scheduler
+from evenflow.engines.consensus import PrefillLoop
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.queues import EngineQueues
+from evenflow.engines.speculation import Speculation
 from evenflow.experiments.recordings import journal
 from evenflow.experiments.recordings.journal import Answers, Ask, Contents, Event, refuse, tokens_of
 from evenflow.schedulers import create, parameters, policy
@@ -42,6 +46,7 @@ FIELDS = {
         "evictable",
     ),
     "done": ("ids", "finished"),
+    "released": ("ids",),
     "idle": (),
 }
 """What each kind of event has to hold."""
@@ -72,8 +77,8 @@ MODELLED = {"prefill_decode_interval_min_bs": 0}
 
 
 NOT_COVERED = (
-    "priorities, `prefill_delayer`, DP attention, LoRA, grammars, speculation, "
-    "sliding windows, Mamba, hierarchical cache, disaggregation, sessions, beams, "
+    "priorities, `prefill_delayer`, DP attention, LoRA, grammars, speculation on one stage or with "
+    "mixed chunks, sliding windows, Mamba, hierarchical cache, a decode server, sessions, beams, "
     "`prefill_decode_interval_min_bs`, `scheduler_recv_interval`, "
     "policies other than `fcfs` and `lpm`"
 )
@@ -83,6 +88,8 @@ def mode(config: Event) -> str:
     """Return how a journal's engine ran."""
     words = ["overlapped" if config["overlap"] else "not overlapped"]
     words += ["mixed chunks"] * bool(config.get("mixed_chunk"))
+    words += ["speculation"] * bool(config.get("speculative"))
+    words += ["prefill server"] * bool(config.get("disaggregation_mode"))
     return ", ".join([*words, *["radix cache"] * bool(config["radix"])])
 
 
@@ -103,6 +110,36 @@ def scheduler_of(config: Event, name: str = "sglang") -> Scheduler:
     return create(name, params, **facts)
 
 
+def _loop(config: Event) -> dict[str, Any]:
+    """Return the fields of a world that set the loop of a journal's engine."""
+    if config.get("disaggregation_mode") is None:
+        return {"loop": EngineLoop}
+    return {"loop": PrefillLoop, "loop_options": {"transfer_s": config["transfer_s"]}}
+
+
+@dataclass(frozen=True)
+class Accepted(Speculation):
+    """Speculation with the tokens that were accepted, by request and the tokens it had."""
+
+    gains: Mapping[tuple[int, int], int]
+
+    def gain(self, request_id: int, generated: int) -> int:
+        return self.gains[request_id, generated]
+
+
+def _decoding(events: Sequence[Event]) -> Decoding:
+    """Return how a journal's decodes go: a token each, or what its `done` lines say."""
+    spec = events[0].get("speculative")
+    if spec is None:
+        return ONE_TOKEN
+    gains = {
+        (int(number), known): gain
+        for event in events
+        for number, (known, gain) in event.get("accepted", {}).items()
+    }
+    return Accepted((spec["acceptance"],) * spec["k"], gains)
+
+
 def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) -> World:
     """Return a journal's requests and deployment."""
     config = events[0]
@@ -118,8 +155,9 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
         max_model_len=config.get("context", 1 << 30),
         page_tokens=config["page_size"],
         max_in_flight=config["pp"] + config.get("pp_async_batch_depth", 0) + config["overlap"],
-        loop=EngineLoop,
+        **_loop(config),
         prefix_cache=config["radix"],
+        decoding=_decoding(events),
     )
 
 

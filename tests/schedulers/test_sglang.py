@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenflow.core.decodes import ONE_TOKEN, Sequence
+from evenflow.core.kv import PagePool
 from evenflow.core.replay import replay
+from evenflow.engines.consensus import PrefillLoop
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.speculation import Speculation
 from evenflow.engines.swap import SwapCache
@@ -97,6 +99,46 @@ def test_of_a_pipelines_speculative_decodes_one_fewer_than_stages_are_in_flight(
     assert (sent_s[in_flight:] - sent_s[:-in_flight]).tolist() == [stages] * (
         19 * stages - in_flight
     )
+
+
+def test_a_speculative_decode_holds_pages_for_two_steps_and_gains_its_own_tokens() -> None:
+    """k = 3 on pages of 16: a decode that attends to 25 tokens holds pages for 33."""
+    gains = {(0, 1): 1, (0, 2): 4, (0, 6): 3, (1, 1): 4, (1, 5): 1, (1, 6): 4}
+    policy, decoding = SGLang(depth=2, page_tokens=16), sglang.Accepted((0.5,) * 3, gains)
+    asked = [(32, 9), (20, 10)]
+    engine = engine_of(policy, PagePool(100, 16), asked, decoding=decoding, asks_again=False)
+    held = []
+    for turn in range(8):  # every other slot is empty
+        if batch := engine.next(float(turn)):
+            held.append(100 - engine.pool.free_pages)
+            engine.complete(batch, turn + 0.5)
+    assert held == [4, 5, 5, 6]
+    assert not engine.queues.live
+
+
+@pytest.mark.parametrize(("version", "two_s"), [("0.5.23", [8.0, 8.0]), ("0.5.17", [4.0, 8.0])])
+def test_the_stages_of_a_prefill_server_agree_before_a_prompt_ends(
+    version: str, two_s: list[float]
+) -> None:
+    """Four stages of a second: turns take no time, but for the micro-batches they wait for.
+
+    The second prompt is seen when the first is back, after 4 s. In 0.5.23 it is sent at once, and
+    the round on the first waits for it; in 0.5.17 both rounds are over before it is sent.
+    """
+    params = {"disaggregation_mode": "prefill", "version": version, "chunked_prefill_size": 16}
+
+    def ends(*arrivals_s: float) -> list[float]:
+        asked = [Request(number, at_s, 16, 9) for number, at_s in enumerate(arrivals_s)]
+        world = small_world(
+            asked, "sglang", params, depth=4, max_in_flight=4, loop=PrefillLoop, page_tokens=16
+        )
+        result = simulate(world)
+        assert result.first_token_s.tolist() == result.completion_s.tolist()
+        assert result.output_tokens.tolist() == [1] * len(asked)
+        return sorted(result.completion_s.tolist())
+
+    assert ends(0.0) == [4.0]
+    assert ends(0.0, 1.0) == two_s
 
 
 @pytest.mark.parametrize(("most", "admitted"), [(17, [1]), (18, [1, 2])])

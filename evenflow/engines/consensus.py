@@ -1,0 +1,119 @@
+"""The loop of SGLang's prefill server on a pipeline: ranks agree on requests round a ring."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import replace
+
+from evenflow.compiled import mypyc_attr
+from evenflow.core.batcher import Batcher
+from evenflow.core.decodes import Sequence
+from evenflow.core.loop import Owner, Pipeline
+from evenflow.core.request import Request
+from evenflow.engines.loop import EngineLoop
+from evenflow.engines.queues import EngineQueues
+from evenflow.engines.rules import EngineRules
+from evenflow.results.recorder import Recorder
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PrefillLoop(EngineLoop):
+    """Compute prompts for another server, and end a request once all stages agree.
+
+    Source: SGLang 0.5.23's `event_loop_pp_disagg_prefill`. One token of each request is computed
+    here; its KV is then on its way for `transfer_s`. In each turn rank 0 lists what is there. The
+    list passes from stage to stage with the turns; stages - 1 turns later these requests end, and
+    their pages are free. With `EngineRules.admits_late`, a request that comes goes round such a
+    ring, too, before it may be admitted. Turns with nothing in flight take no time.
+    """
+
+    def __init__(
+        self,
+        engines: Collection[Batcher],
+        pipeline: Pipeline,
+        owner: Owner,
+        recorder: Recorder,
+        *,
+        eager: bool = False,
+        transfer_s: float = 0.0,
+    ) -> None:
+        super().__init__(engines, pipeline, owner, recorder, eager=eager)
+        engine = self.engines[0]
+        assert isinstance(engine.queues, EngineQueues)
+        self._queues = engine.queues
+        self._end, self._finished = self._finished, self._send_kv
+        self._admits_late = EngineRules.of(engine.scheduler).admits_late
+        self._transfer_s = transfer_s
+        self._came: list[Request] = []
+        self._sent: deque[tuple[float, Sequence]] = deque()  # KV on its way, and until when
+        self._rounds: deque[list[Request | Sequence]] = deque(maxlen=engine.depth)
+
+    def _add(self, request: Request) -> str | None:
+        """Take an arrival, of which one token is asked."""
+        limit = None if request.max_new_tokens is None else 1
+        request = replace(request, output_tokens=1, max_new_tokens=limit)
+        if not self._admits_late:
+            return super()._add(request)
+        reason = self.engines[0].refusal(request)
+        if reason is None:
+            self._came.append(request)
+        return reason
+
+    def _send_kv(self, sequences: list[Sequence], now_s: float) -> None:
+        """Send the KV of computed prompts; requests that were given up end at once."""
+        for seq in sequences:
+            if seq.request.request_id in self._queues.leaving:
+                self._sent.append((now_s + self._transfer_s, seq))
+            else:
+                self._end([seq], now_s)
+
+    @property
+    def _has_work(self) -> bool:
+        under_way = self._queues.leaving or self._came or any(self._rounds)
+        return super()._has_work or bool(under_way)
+
+    def _fill_place(self, now_s: float) -> bool:
+        """Begin a round with what is ready, then ask."""
+        ready: list[Request | Sequence] = [*self._came]
+        self._came.clear()
+        while self._sent and self._sent[0][0] <= now_s:
+            ready.append(self._sent.popleft()[1])
+        self._rounds.append(ready)
+        return super()._fill_place(now_s)
+
+    def _is_held_up(self, preemptions: int) -> bool:
+        """Say whether all rounds are over, and KV is on its way still."""
+        if not self._queues.leaving:
+            return super()._is_held_up(preemptions)
+        return not any(self._rounds)
+
+    def _take_oldest(self, now_s: float) -> bool:
+        """Take back the oldest answer, then act on the round that comes back with it."""
+        taken = super()._take_oldest(now_s)
+        if taken and len(self._rounds) == self._rounds.maxlen:
+            agreed = self._rounds[0]
+            self._rounds[0] = []
+            for one in agreed:
+                self._act_on(one, now_s)
+        return taken
+
+    def _act_on(self, one: Request | Sequence, now_s: float) -> None:
+        if isinstance(one, Request):
+            super()._add(one)
+            return
+        self._queues.let_go(one)
+        one.first_token_s = one.last_token_s = one.completion_s = now_s
+        self._end([one], now_s)
+
+    def settle(self, now_s: float) -> None:
+        """Turn until the loop has to wait: for a micro-batch, or for KV on its way."""
+        super().settle(now_s)
+        if self._sent and not self._queues.in_flight:
+            self._wake(self._sent[0][0])
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that were admitted and have not ended."""
+        rounds = sum(isinstance(one, Request) for ready in self._rounds for one in ready)
+        return super().outstanding + len(self._came) + rounds + len(self._queues.leaving)

@@ -36,6 +36,7 @@ costs: {{kind: affine, base_s: 0.005, per_token_s: 0.00002}}
 kv: {{pages: 25000}}
 max_model_len: 32768
 runtime: ideal
+scheduler: token_throttling
 workload: {{trace: {trace}, requests: {requests}, arrivals: {arrivals}}}
 """
 PEER = "import dynamo._core, sys; dynamo._core.run_mocker_trace_replay([sys.argv[1]])"

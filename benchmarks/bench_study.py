@@ -37,7 +37,7 @@ parameters:
 method: grid
 objectives: [{{metric: mean_e2el_ms, goal: minimize}}]
 """
-FIGURE = "gllm-15"
+FIGURE = ["gllm-15", "--quick"]
 CORES = os.cpu_count() or 1
 
 Cells = tuple[str, str, str, str, str]
@@ -65,8 +65,9 @@ def sweeps(folder: Path) -> Cells:
 
 def figures(folder: Path) -> Cells:
     """Measure how busy a figure keeps the cores."""
-    words = ["figures", FIGURE, "--out", str(folder / "figure")]
-    return busy(f"`evenflow figures {FIGURE}` on {CORES} cores: CPU seconds", words, folder)
+    words = ["figures", *FIGURE, "--out", str(folder / "figure")]
+    name = f"`evenflow {' '.join(words[:3])}` on {CORES} cores: CPU seconds"
+    return busy(name, words, folder)
 
 
 def busy(name: str, words: Sequence[str], folder: Path) -> Cells:

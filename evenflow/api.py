@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from evenflow.experiments.figures.study import Drawing
     from evenflow.experiments.reproduce import Reproduced
     from evenflow.experiments.reproduce.calibrate import Calibrated
+    from evenflow.experiments.reproduce.scores import Scored
     from evenflow.report.page import Addition
     from evenflow.results.outcome import Outcome
     from evenflow.study.capacity import Capacity
@@ -352,33 +353,41 @@ def reproduce(
     data: given.Data = None,
     set: given.Set = None,
     intervals: given.Intervals = False,
+    costs: given.Costs = None,
     workers: given.Workers = None,
     out: given.Out = None,
     force: given.Force = False,
     watch: "Watch | None" = None,
-) -> "Reproduced":
+) -> "Reproduced | Scored":
     """Simulate runs that others measured on real GPUs, and print how far off that is.
 
     `.table` has a row a run and metric, with its error. No names: the whole catalogue. `data` is
     the folder of the runs, by default EVENFLOW_SHARED. `intervals`: nine more simulations of each
-    run tell how far it may be off. `set`, `out` and `force` are as for `sweep`. Raises UsageError
-    for what cannot be.
+    run tell how far it may be off. `costs` are kinds of costs to compare: then the result is the
+    errors of each. `set`, `out` and `force` are as for `sweep`. Raises UsageError for what cannot
+    be.
     """
-    from evenflow.experiments.reproduce import chosen, data_folder
+    from evenflow.experiments.reproduce import chosen, data_folder, scores, write
     from evenflow.experiments.reproduce import reproduce as reproduce_entries
+    from evenflow.report.folder import claimed
 
     entries = chosen(names or ())
     folder = data_folder(None if data is None else Path(data))
-
-    from evenflow.experiments.reproduce.write import write
-    from evenflow.report.folder import claimed
-
-    how = _how(workers=workers, watch=watch)
+    kinds = costs.split(",") if isinstance(costs, str) else costs
+    how, overrides = _how(workers=workers, watch=watch), _texts(set)
     with nullcontext() if out is None else claimed(Path(out), force=force):
-        found = reproduce_entries(entries, folder, how, _texts(set), intervals=intervals)
+        found: Reproduced | Scored
+        if kinds:
+            found = scores.score(entries, folder, how, overrides, kinds)
+        else:
+            found = reproduce_entries(entries, folder, how, overrides, intervals=intervals)
         with _staged(out, force) as scratch:
-            if scratch is not None:
-                write(scratch, found)
+            if scratch is None:
+                pass
+            elif isinstance(found, scores.Scored):
+                scores.write(scratch, found)
+            else:
+                write.write(scratch, found)
     return found
 
 

@@ -123,6 +123,11 @@ Advise = Annotated[bool, Option("--advise", help="Also: what would help, and wha
 Intervals = Annotated[
     bool, Option("--intervals", help="Also: 90 % intervals, from nine more simulations.")
 ]
+Costs = Annotated[
+    Sequence[str] | str | None,
+    str | None,
+    Option("--costs", metavar="KIND,KIND", help="Compare kinds: silicon,aiconfigurator."),
+]
 AllowRefused = Annotated[
     bool, Option("--allow-refused", help="Answer though more than 10 % of requests are refused.")
 ]

@@ -17,6 +17,16 @@ from evenflow.errors import MOST_RUNS, UsageError
 from evenflow.options import Engine, Force, OutPath, RunPath, SetTexts
 from evenflow.report.echo import echo
 
+OneAfterTheOther = Annotated[
+    str | None,
+    typer.Option(
+        "--schedulers",
+        metavar="A,B,...",
+        help="One after the other; as compare.",
+        autocompletion=completions.schedulers,
+    ),
+]
+
 
 def validate_command(
     run: RunPath,
@@ -24,15 +34,7 @@ def validate_command(
     out: OutPath = None,
     *,
     engine: Engine = None,
-    schedulers: Annotated[
-        str | None,
-        typer.Option(
-            "--schedulers",
-            metavar="A,B,...",
-            help="One after the other; as compare.",
-            autocompletion=completions.schedulers,
-        ),
-    ] = None,
+    schedulers: OneAfterTheOther = None,
     runs: Annotated[
         int, typer.Option("--runs", min=1, max=MOST_RUNS, help="How often it is served.")
     ] = 3,

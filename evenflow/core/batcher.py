@@ -23,6 +23,7 @@ from evenflow.errors import PolicyError, StallError, UsageError
 from evenflow.user_code import PROCESS, end_copy, place_of, shown, words_of
 
 ORDERS = frozenset(get_args(Order))
+EMPTY = Plan()
 
 UNCAPPED = 1 << 60
 """Micro-batches in flight without a cap."""
@@ -199,7 +200,7 @@ class Batcher:
             return answer, self._carry_out(answer, chunks)
         if not isinstance(answer, abc.Iterator):
             raise self._broken(f"returned {shown(answer)}, not a Plan")
-        plan, group = Plan(), None
+        plan, group = EMPTY, None
         while (part := self._call(next, answer, None)) is not None:
             if type(part) is Plan:
                 taken = self._carry_out(part, chunks)

@@ -168,7 +168,7 @@ class VLLMV1(Policy):
     def _first_come(self, view: EngineView, most: int, tokens: int) -> Generator[Plan, None, int]:
         """Schedule running requests, preempting the last; return how many tokens are left."""
         preemptions, decodes = view.preemptions, min(view.ready_decodes, most)
-        yield Plan(decodes=decodes, victims="latest_admitted")
+        yield decodes_only(decodes, "arrival", "latest_admitted")
         tokens -= decodes
         goes_on = tokens > 0 and view.preemptions == preemptions and not self._holds
         for prompt in view.partials[:goes_on]:  # there is only one, the last that was admitted

@@ -19,7 +19,13 @@ from evenflow.errors import UsageError, instead_of, is_count, once
 from evenflow.files import require_file
 from evenflow.specs.hybrids import READERS, layers_of
 from evenflow.specs.precision import DTYPE_BYTES
-from evenflow.specs.quantization import kv_format, mapping, spares_attention, weights_format
+from evenflow.specs.quantization import (
+    expert_format,
+    kv_format,
+    mapping,
+    spares_attention,
+    weights_format,
+)
 
 FAMILIES = {
     "llama": "llama",
@@ -280,10 +286,12 @@ def _formats(
     if dtype is None:
         layers, experts = shape["num_layers"], shape.get("num_experts", 0)
         found["quantization"] = weights_format(said, layers, experts, config.path)
-        if config.get("expert_dtype") == "fp4" and found["quantization"] == "fp8_block":
-            found["expert_quantization"] = "mxfp4"
+        own = expert_format(said) or ("mxfp4" if config.get("expert_dtype") == "fp4" else "")
+        if experts and own not in ("", found["quantization"]):
+            found["expert_quantization"] = own
     if kv_dtype is None:
-        found["kv_dtype"] = kv_format(said, config.path)
+        native = "fp8" if _family(config) == "deepseek_v4" else ""
+        found["kv_dtype"] = kv_format(said, config.path) or native
     return found
 
 

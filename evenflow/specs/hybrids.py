@@ -8,6 +8,7 @@ of Kimi-K3 of its published layout. What a layer says here replaces what the mod
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -127,27 +128,38 @@ def _compressed(config: ConfigKeys, layers: int) -> list[Layer]:
         Matrix(streams * hidden, 2 * wide),
     )
     vectors, window = latent + size + heads + 2 * wide + 6, config.count("sliding_window") * size
+    small = 1 + (config.count("qk_rope_head_dim") + ENTRY_SCALES_BYTES) / size
 
     def mixer(ratio: int) -> Mixer:
         if not ratio:
-            return Mixer("window", own, vectors, window_values=window)
+            return Mixer("window", own, vectors, window_values=window, small_bytes=small)
         wider = 2 if ratio == PICKED else 1
         made = (*own, Matrix(hidden, 2 * wider * size))
         more = vectors + ratio * wider * size + size
+        pending = COMPRESSED_BYTES * wider**2 * ratio
+        kept = Mixer(
+            "compressed",
+            made,
+            more,
+            kv_values=size / ratio,
+            window_values=window,
+            pending_bytes=pending * size,
+            small_bytes=small,
+        )
         if ratio != PICKED:
-            return Mixer("compressed", made, more, kv_values=size / ratio, window_values=window)
+            return kept
         picks = (
             Matrix(latent, indexers * index),
             Matrix(hidden, indexers),
             Matrix(hidden, 4 * index),
         )
-        return Mixer(
-            "compressed_indexer",
-            made + picks,
-            more + ratio * 2 * index + index,
-            kv_values=size / ratio,
+        return replace(
+            kept,
+            name="compressed_indexer",
+            matrices=made + picks,
+            vectors=more + ratio * 2 * index + index,
             index_bytes=(index + INDEX_SCALE_BYTES) / ratio,
-            window_values=window,
+            pending_bytes=pending * (size + index),
         )
 
     ratios = config.listed("compress_ratios", (0, PICKED, 128), layers)
@@ -156,7 +168,13 @@ def _compressed(config: ConfigKeys, layers: int) -> list[Layer]:
 
 
 PICKED = 4
-"""Tokens of an entry where an indexer picks among them."""
+"""Tokens of an entry where an indexer picks among them; each is in two of them."""
+
+ENTRY_SCALES_BYTES = 8
+"""Of an entry of 8 bits, as vLLM keeps it; what is rotated stays in 16 bits."""
+
+COMPRESSED_BYTES = 2 * 4
+"""Of a channel of a token that is to be compressed: its value and its score, in float32."""
 
 
 def _kimi(config: ConfigKeys, layers: int) -> list[Layer]:

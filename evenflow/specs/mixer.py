@@ -40,6 +40,8 @@ class Mixer:
     index_bytes: float = 0.0
     state_bytes: int = 0
     window_values: int = 0
+    pending_bytes: int = 0
+    small_bytes: float = 1.0
 
     def shapes(self, ranks: int) -> tuple[tuple[int, int], ...]:
         """Return (inputs, outputs) of the matrices on one rank."""

@@ -423,7 +423,13 @@ class ModelSpec:
     def kv_token_bytes(self, tensor_parallel: int = 1) -> float:
         """Return the bytes that a token keeps in a layer on one rank; less than one of several."""
         index = self.mixer.index_bytes if self.mixer else 0.0
-        return self.kv_values(tensor_parallel) * self.kv_value_bytes + index
+        return self.kv_values(tensor_parallel) * self._kept_value_bytes + index
+
+    @property
+    def _kept_value_bytes(self) -> float:
+        """Bytes of one element of what a token keeps, with its share of scales."""
+        small = self.kv_value_bytes == 1 and self.mixer
+        return small.small_bytes if small else self.kv_value_bytes
 
     def kv_values(self, tensor_parallel: int = 1) -> float:
         """Return the values that a token keeps in a layer on one rank.
@@ -443,7 +449,8 @@ class ModelSpec:
         if self.mixer is None:
             return 0
         shared = -(-self.mixer.state_bytes // tensor_parallel)
-        return shared + self.mixer.window_values * self.kv_value_bytes
+        window = self.mixer.window_values * self._kept_value_bytes
+        return shared + round(window) + self.mixer.pending_bytes
 
     def kv_bytes(self, tokens: int) -> int:
         """Return the bytes that a request of `tokens` tokens keeps: at most a window's a layer."""

@@ -1,8 +1,8 @@
 """Read the formats of weights, keys and values that a checkpoint states.
 
 That is `quantization_config` of a config.json, or `quantization` of an hf_quant_config.json. One
-format for all layers is read; of what is left out of it, all of a mixture's attention. What is not
-read is refused with the format that stands in for it.
+format for all layers is read, and another one of a mixture's experts; of what is left out of it,
+all of a mixture's attention. What is not read is refused with the format that stands in for it.
 """
 
 from __future__ import annotations
@@ -52,6 +52,11 @@ MODULES = {
 }
 """The matrices of a layer as the lists of what is left out name them, one of them or all."""
 
+ROUTED = re.compile(r"\bexperts\b")
+APART = re.compile(r"experts?\b|lm_head")
+"""Experts by their modules' names, and what is not asked for the format of all else: these, shared
+ones and the head."""
+
 PROBES = {
     "attention": ("model.layers.0.self_attn.q_proj",),
     "MLP": ("model.layers.0.mlp.down_proj", "model.layers.0.mlp.experts.0.down_proj"),
@@ -84,7 +89,7 @@ def weights_format(said: object, layers: int, experts: int, where: Path) -> str:
         read = METHODS.get(method) if isinstance(method, str) else None
         if read is None:
             raise _UnreadError(f"only {', '.join(METHODS)} are read")
-        found = read(given)
+        found = read(_beside_experts(given) if experts else given)
         if found and not experts:
             _require_whole(given, layers, found)
     except _UnreadError as error:
@@ -94,6 +99,22 @@ def weights_format(said: object, layers: int, experts: int, where: Path) -> str:
             "stands in for it"
         ) from None
     return found
+
+
+def expert_format(said: object) -> str:
+    """Return the format of a mixture's experts where modelopt gives them another than the rest."""
+    layers = mapping(mapping(said).get("quantized_layers"))
+    found = {_modelopt(mapping(layer)) for name, layer in layers.items() if ROUTED.search(name)}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _beside_experts(said: dict[str, Any]) -> dict[str, Any]:
+    """Return what a quantisation says without experts and head, where those have formats apart."""
+    layers = mapping(said.get("quantized_layers"))
+    if not expert_format(said):
+        return said
+    kept = {name: each for name, each in layers.items() if not APART.search(name)}
+    return said | {"quantized_layers": kept or layers}
 
 
 def kv_format(said: object, where: Path) -> str:
@@ -121,6 +142,8 @@ def kv_format(said: object, where: Path) -> str:
 def spares_attention(said: object) -> bool:
     """Return whether the quantisation leaves out the attention of layers."""
     given = mapping(said)
+    if expert_format(given):
+        return False
     return bool(_layers_left_out(given, "attention", 1)) or "attention" in _untargeted(given)
 
 

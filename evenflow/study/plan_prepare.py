@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.config.build import Workload, build, load_workload
+from evenflow.config.build import Workload, build
 from evenflow.config.files import make_importable
 from evenflow.config.pools import defaults
 from evenflow.config.run import RunConfig, configured, memory_of_all, with_
@@ -32,6 +32,7 @@ from evenflow.study.deployments import (
 from evenflow.study.early import allowed
 from evenflow.study.fair import require_served
 from evenflow.study.plan_question import Ask, PlanQuestion, Setting, Stretch, replications_of
+from evenflow.study.points import loaded
 from evenflow.study.rates import own_rate, rate_patch
 from evenflow.study.slo import check_slo
 from evenflow.study.trials import dry_run, why_alike
@@ -67,7 +68,7 @@ def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
     config = configured(document)
     if why := why_alike(config, beside, ask.replications):
         raise UsageError(f"--replications {ask.replications}: {why}")
-    workload = load_workload(config, beside)
+    workload = loaded(config, beside)
     document, rate = _asked_rate(document, config, workload, ask.rate)
     found = _layouts(document, config, workload, beside, ask)
     fitting = [each for each in found if not each.reason]
@@ -197,7 +198,7 @@ def _served(deployment: Mapping[str, Any], config: RunConfig, beside: Path, ask:
     sizes = [
         each.prompt_tokens + each.output_tokens
         for part in replications_of(config, ask)(config)
-        for each in load_workload(with_(config, part.patch), beside).requests
+        for each in loaded(with_(config, part.patch), beside).requests
     ]
     longer = [size for size in sizes if size > most]
     why = f"{longer[0]} tokens exceed max_model_len {most}" if longer else ""
@@ -242,7 +243,7 @@ def _bounds(
     known = config.workload.concurrency is None and ask.replications == 1
     if cached or config.speculative or not (plain and known):
         return {}
-    requests = load_workload(config, beside).requests
+    requests = loaded(config, beside).requests
     of_layouts: dict[str, Least] = {}
     cuts: dict[str, bool] = {}  # by policy: whether prompts are computed in part
     points, deployments = [], []

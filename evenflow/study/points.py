@@ -257,13 +257,22 @@ def _digest_at(path: Path, modified_ns: int, size: int) -> str:
 
 
 def workload_of(point: Point) -> Workload:
-    """Load a point's requests, once in a process for all points that have the same."""
-    keys = point.config.workload.model_dump_json()
-    return _loaded(keys, point.beside, keep_text=reads_text(point.config))
+    """Return a point's requests, as `loaded`."""
+    return loaded(point.config, point.beside)
+
+
+def loaded(config: RunConfig, beside: Path) -> Workload:
+    """Load a run's requests, once for all runs that have the same, while its files are as they are.
+
+    Forked workers have what was loaded before.
+    """
+    keys = config.workload.model_dump_json()
+    files = tuple(map(_digest_of, files_of(config.resolved(), beside)))
+    return _loaded(keys, beside, files, keep_text=reads_text(config))
 
 
 @lru_cache(maxsize=4)
-def _loaded(keys: str, beside: Path, *, keep_text: bool) -> Workload:
+def _loaded(keys: str, beside: Path, files: tuple[str, ...], *, keep_text: bool) -> Workload:
     return WorkloadConfig.model_validate_json(keys).load(beside, keep_text=keep_text)
 
 

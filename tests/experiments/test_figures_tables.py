@@ -23,7 +23,7 @@ from evenflow.experiments.figures.claims import (
     score,
     worst,
 )
-from evenflow.experiments.figures.make import markdown
+from evenflow.experiments.figures.make import markdown, missed
 from evenflow.experiments.figures.panels import COLORS, PAPER_WORDS, colors_of, draw
 from evenflow.experiments.figures.schema import FigureKeys, Query
 from evenflow.study.uncertainty import COSTS
@@ -316,6 +316,18 @@ def test_panels_in_rows(plot: dict[str, Any], test: Callable[[list[Any]], bool])
     panel = {"kind": "bars", "x": ["pair", "gpus"], "y": {"speed": "all"}, "strong": "P\n2"}
     numbers = {"metrics": ["speed", "steady"]}
     assert test(list(draw({"panels": [panel], **plot}, DRAWN, numbers).axes))
+
+
+def test_a_footnote_names_the_claims_that_are_wrong() -> None:
+    assert missed({"tdpipe-stealing-l20": 0.99, "blog-transfer": 2.24}) == (
+        "Not as published: with over without work stealing, L20 + 32B."
+    )
+    assert missed({"blog-transfer": 2.24}) == ""
+
+
+def test_the_bar_that_others_are_over_has_no_words() -> None:
+    (axes,) = axes_of(kind="bars", x="pair", y={"speed": "a"}, hue=[], write="{:.0f}", strong="P")
+    assert texts(axes) == ["1"]
 
 
 def test_stacks_lie_and_defaults_are_marked() -> None:

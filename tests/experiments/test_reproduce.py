@@ -20,6 +20,8 @@ from evenflow.errors import UsageError
 from evenflow.experiments.reproduce import FOLDER, cases_of, chosen, entries, load_entry, served
 from evenflow.experiments.reproduce.forms import read_results
 from evenflow.experiments.reproduce.measured import MeasuredRun
+from evenflow.experiments.reproduce.scores import Scored
+from evenflow.report.shown import Table
 from evenflow.traces import Replay
 from tests.command_line import evenflow, fits_a_screen, refusal, refused
 from tests.places import ROOT
@@ -524,14 +526,18 @@ def seen_of(requests: pd.DataFrame) -> Rows:
     ]
 
 
-def given(folder: Path, cpu: Any = None, **more: Any) -> dict[str, Any]:
-    """Write MINE.yaml, whose run is what evenflow itself simulates, and that result."""
+def given(folder: Path, cpu: Any = None, own: Any = None, **more: Any) -> dict[str, Any]:
+    """Write MINE.yaml, whose run is what evenflow itself simulates, and that result.
+
+    `own` are keys of the run, `more` of the entry.
+    """
     run = {
         "stages": 2,
         "costs": {"kind": "affine", "base_s": 0.005, "per_token_s": 2e-5},
         "kv": {"pages": 200},
         "runtime": cpu or {"schedule_s": 0.002},
         "scheduler": {"name": "sarathi", "token_budget": 64},
+        **(own or {}),
     }
     table = ef.simulate(run | {"workload": {"trace": "trace.csv", "arrivals": "replay"}}).requests
     (folder / "data").mkdir()
@@ -575,6 +581,40 @@ def test_a_run_of_our_own_is_reproduced_without_error(folder: Path) -> None:
     )
 
 
+def test_kinds_of_costs_are_compared_on_the_same_runs(folder: Path) -> None:
+    """What silicon itself made is nearest with silicon; a run that one kind refuses is named."""
+    pytest.importorskip("aiconfigurator_core", reason="pip install -e '.[silicon]'")
+    silicon = {"kind": "silicon", "framework": "vllm"}
+    given(folder, own={"costs": silicon, "model": "Qwen2.5-7B", "gpu": "H100"})
+    kinds = "silicon,aiconfigurator"
+    status, output, _ = evenflow(
+        "reproduce", "MINE.yaml", "--data", "data", "--costs", kinds, "--out", "out"
+    )
+    assert status == 0
+    assert "silicon, median" in output
+    table = pd.read_csv("out/scores.csv").set_index("metric")
+    assert table["silicon"].abs().max() < 1e-6
+    assert 0.001 < abs(table["aiconfigurator"]["mean_tpot_ms"]) < 0.2
+    assert table[["family", "precision", "odd"]].iloc[0].to_list() == ["qwen2", "16 bits", False]
+
+
+def test_the_nearest_of_kinds_is_counted_by_sets_of_odd_rows() -> None:
+    set_of = dict.fromkeys(["entry", "engine", "gpu", "layout", "family", "precision"], "a")
+    rows = [(True, "mean_tpot_ms", 0.1, -0.2), (True, "mean_tpot_ms", -0.3, 0.1)]
+    rows += [(True, "mean_ttft_ms", 0.0, 0.9), (False, "mean_tpot_ms", 0.0, 0.9)]
+    names = ["odd", "metric", "one", "other"]
+    table = pd.DataFrame([set_of | dict(zip(names, row, strict=True)) for row in rows])
+    found = Scored(["one", "other"], table, {"b": "no such GPU"})
+    first, shown, lost = found.told()
+    assert first == "other is nearest in 1 of 1 sets (odd rows)"
+    assert isinstance(shown, Table)
+    assert shown.rows[:2] == [
+        ["odd", "all", "2", "20.0% / 28.0%", "15.0% / 19.0%"],
+        ["even", "all", "1", "0.0% / 0.0%", "90.0% / 90.0%"],
+    ]
+    assert lost == "not compared: b: no such GPU"
+
+
 def test_a_metric_that_is_seldom_shown_is_shown_alone(folder: Path) -> None:
     given(folder, metrics={"p99_ttft_ms": 0.01})
     status, output, _ = evenflow("reproduce", "MINE.yaml", "--data", "data", "--out", "out")
@@ -605,6 +645,8 @@ def test_a_fit_finds_the_cpu_time_that_a_run_was_made_with(
         (["vlm"], "known: closed-sglang"),
         (["MINE.yaml", "--data", "data", "--set", "stages=0"], "stages"),
         (["MINE.yaml", "--data", "data", "--set", "model=no-such"], "no run can be simulated"),
+        (["MINE.yaml", "--data", "data", "--costs", "silicn"], 'did you mean "silicon"'),
+        (["MINE.yaml", "--data", "data", "--costs", "silicon"], "no runs of entries with costs"),
     ],
 )
 def test_what_cannot_be_reproduced_is_one_line(

@@ -23,7 +23,7 @@ from evenflow.experiments.recordings.journal import Event, Replayer, replayed, s
 from evenflow.experiments.recordings.journal import replay as replay_journal
 from evenflow.results.bubbles import attribute
 from evenflow.runtimes import RuntimeOverheads, runtimes
-from evenflow.schedulers import create
+from evenflow.schedulers import create, policy
 from evenflow.sim import World, simulate
 from evenflow.sim.driver import SimDriver
 from evenflow.sim.tandem import Tandem
@@ -243,6 +243,11 @@ def test_what_does_not_go_with_it_is_said(changes: list[str], message: str) -> N
     with refused(message):
         config = load_config(QUICKSTART, changes)
         build(config, [], QUICKSTART.parent).world.batcher()
+
+
+def test_by_itself_it_is_of_one_stage() -> None:
+    params = {"capacity_scheduler_policy": "MAX_UTILIZATION"}
+    assert policy("trtllm")(**params).rules == create("trtllm", params, depth=1).rules
 
 
 def test_a_request_that_could_never_be_served_is_refused() -> None:

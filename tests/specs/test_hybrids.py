@@ -95,12 +95,19 @@ def test_states_of_all_seats_are_set_apart_from_the_pages() -> None:
 
 
 def test_compressed_and_indexed_attention_keep_few_bytes_a_token() -> None:
-    indexed, compressed = model("DeepSeek-V3.2"), model("DeepSeek-V4-Flash")
+    """vLLM's own specs are the same: `python -m tools.vllm_kv` on the models' files."""
+    indexed, compressed = model("DeepSeek-V3.2"), model("DeepSeek-V4-Flash", kv_dtype="bfloat16")
     assert indexed.kv_bytes_per_token() == 61 * (2 * (512 + 64) + 128 + 4)
     picked, coarse = 2 * 512 / 4 + (128 + 4) / 4, 2 * 512 / 128
     assert compressed.kv_bytes_per_token() == 21 * picked + 20 * coarse
-    window = sum(n * kind.state_bytes() for kind, n in compressed.kinds().items())
-    assert window == 43 * 128 * 512 * 2
+    kept = sum(n * kind.state_bytes(8) for kind, n in compressed.kinds().items())
+    pending = 21 * 8 * 4 * (2 * 512 + 2 * 128) * 2 + 20 * 128 * 4 * 2 * 512
+    assert kept == 43 * 128 * 512 * 2 + pending
+    small = model("DeepSeek-V4-Flash")
+    assert small.kv_bytes_per_token() == int(21 * (584 + 132) / 4 + 20 * 584 / 128)
+    assert sum(n * kind.state_bytes(8) for kind, n in small.kinds().items()) == (
+        43 * 128 * 584 + pending
+    )
 
 
 def test_a_kind_that_is_not_known_is_named(tmp_path: Path) -> None:
@@ -155,15 +162,20 @@ def test_models_prints_what_a_config_is_read_as(tmp_path: Path) -> None:
 UNREAD = {
     "nvidia--Gemma-4-31B-IT-NVFP4": "attention is left out",
     "nvidia--MiniMax-M3-NVFP4": "MXFP8",
-    "nvidia--NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4": "one format",
     "nvidia--Qwen3.6-27B-NVFP4": "one format",
-    "nvidia--Qwen3.6-35B-A3B-NVFP4": "one format",
 }
+OWN_FORMATS = {
+    "deepseek-ai--DeepSeek-V4-Flash": ("fp8_block", "mxfp4"),
+    "nvidia--DeepSeek-V4-Flash-NVFP4": ("fp8_block", "nvfp4"),
+    "nvidia--NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4": ("fp8", "nvfp4_wo"),
+    "nvidia--Qwen3.6-35B-A3B-NVFP4": ("fp8", "nvfp4_wo"),
+}
+"""The formats of all else and of the experts, where these are two."""
 
 
-def test_all_configs_of_the_package_are_read_but_those_of_two_formats(tmp_path: Path) -> None:
+def test_all_configs_of_the_package_are_read_but_those_of_other_formats(tmp_path: Path) -> None:
     package = pytest.importorskip("aiconfigurator_core", reason="pip install -e '.[silicon]'")
-    folder, refused = Path(package.__file__).parent / "model_configs", {}
+    folder, refused, own = Path(package.__file__).parent / "model_configs", {}, {}
     paths = [path for path in folder.glob("*_config.json") if "_hf_quant_" not in path.name]
     for path in paths:
         name = path.name.removesuffix("_config.json")
@@ -171,9 +183,14 @@ def test_all_configs_of_the_package_are_read_but_those_of_two_formats(tmp_path: 
         said = path.with_name(f"{name}_hf_quant_config.json")
         (tmp_path / "hf_quant_config.json").write_text(said.read_text() if said.is_file() else "{}")
         try:
-            ModelSpec.from_config_json(tmp_path)
+            spec = ModelSpec.from_config_json(tmp_path)
         except UsageError as error:
             refused[name] = str(error)
+            continue
+        if spec.expert_quantization:
+            own[name] = (spec.quantization, spec.expert_quantization)
+            assert not spec.quantized_experts_only
+    assert OWN_FORMATS.items() <= own.items()
     assert refused.keys() == UNREAD.keys()
     assert all(words in refused[name] for name, words in UNREAD.items())
-    assert len(paths) - len(refused) >= 84
+    assert len(paths) - len(refused) >= 86

@@ -63,7 +63,7 @@ def planned(folder: Path, question: PlanQuestion, workers: int = 1) -> Planned:
 @pytest.fixture
 def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try points on a quarter of few requests, and rates in few steps."""
-    monkeypatch.setattr(plan_prepare, "LEAST_REQUESTS", 6)
+    monkeypatch.setattr(plan_prepare, "LEAST_REQUESTS", 4)
     monkeypatch.setattr(plan_prepare, "SHARE", 1 / 4)
     monkeypatch.setattr(plan_search, "STEPS", 6)
 
@@ -97,7 +97,7 @@ if ALL:
 def test_the_answer_is_that_of_all_points_simulated(
     tmp_path: Path, trace: str, arrivals: dict[str, Any], limits: list[str]
 ) -> None:
-    workload = {"requests": 24, "trace": trace, "arrivals": arrivals}
+    workload = {"requests": 16, "trace": trace, "arrivals": arrivals}
     wish = {"slo": tuple(parse_slo(limits)), "gpus": (1, 2, 3)}
     wish |= {"schedulers": ("sarathi", "vllm_v1"), "budgets": (512,)}
     question = asked({**RUN, "workload": workload}, **wish)
@@ -129,6 +129,9 @@ def test_a_plan_simulates_few_points_and_again_finds_all_of_them(tmp_path: Path)
     whole = {each.labels["replicas"] for each in found.trials if question.is_whole(each)}
     assert 0 < len(whole) < question.num_points
     assert found.best.labels["gpus"] < 6
+    assert found.breaking is not None
+    assert found.breaking.rate == found.rates[name_of(found.best)]
+    assert found.breaking.failed
     assert planned(tmp_path / "a", question).kept == found.kept
     assert planned(tmp_path / "b", question, 3).kept == found.kept
 

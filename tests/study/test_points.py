@@ -24,6 +24,7 @@ from evenflow.study.points import (
     remove_records,
     simulate_point,
     simulated,
+    workload_of,
 )
 from evenflow.study.trials import Simulator
 from tests.command_line import write_trace
@@ -48,10 +49,13 @@ def completed(outcome: Outcome, factor: int) -> dict[str, Any]:
 
 def test_the_key_follows_what_a_result_depends_on(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.csv", "0,5,5")
-    named = point(f"workload.trace={trace}", beside=tmp_path)
+    words = f"workload.trace={trace}", "workload.requests=1"
+    named = point(*words, beside=tmp_path)
     before = named.key
-    assert before == point(f"workload.trace={trace}", beside=tmp_path).key
+    assert before == point(*words, beside=tmp_path).key
+    assert workload_of(named).requests[0].output_tokens == 5
     write_trace(trace, "0,5,50")
+    assert workload_of(named).requests[0].output_tokens == 50
     keys = [before, named.key, point().key, point("workload.seed=1").key]
     keys += [Point(point().config, Path(), completed, (("factor", n),)).key for n in (1, 2)]
     assert len(set(keys)) == len(keys)

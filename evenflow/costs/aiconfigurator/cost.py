@@ -144,7 +144,8 @@ def formats(
     """
     if whole.parts and whole.quantization == _stated(whole):
         kept = {"kvcache_quant_mode": "fp8"} if model.kv_value_bytes == 1 else {}
-        return kept | ({"moe_quant_mode": four_bits} if model.expert_quantization else {})
+        small = model.expert_quantization in ("mxfp4", "nvfp4")
+        return kept | ({"moe_quant_mode": four_bits} if small else {})
     given = model.quantization
     products = "" if model.quantized_experts_only else given
     if products not in PRODUCTS or (model.num_experts and given not in EXPERTS):

@@ -1,0 +1,141 @@
+"""The same measured runs with several kinds of costs: how far off each is, and which is nearer.
+
+TPOT is compared, of an offline run its output tokens a second, and TTFT apart. A set is what
+`GROUP` names; the odd rows are every second one of an entry, from its second on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas as pd
+
+from evenflow.config.build import model_of
+from evenflow.config.costs import MEASURED_COSTS
+from evenflow.config.run import RunConfig, with_
+from evenflow.errors import UsageError, instead_of
+from evenflow.experiments.reproduce import GROUP, Entry, MeasuredCase, cases_of
+from evenflow.report.shown import Aside, Shown, Table
+from evenflow.report.tables import markdown_table, percent, write_table
+from evenflow.study.points import Point
+from evenflow.study.trials import How
+
+COMPARED = ("mean_tpot_ms", "output_throughput")
+AXES = ("family", "engine", "gpu", "precision", "layout", "entry")
+"""What the errors are grouped by."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Scored(Shown):
+    """The errors of `kinds` of costs, in columns of a `table` with a row a run and metric.
+
+    A run that one of them cannot simulate is none of it, but of `failures`, with the reason.
+    """
+
+    kinds: Sequence[str]
+    table: pd.DataFrame
+    failures: Mapping[str, str]
+
+    def told(self) -> Iterator[str | Table]:
+        yield from self.nearest()
+        heads = ["rows", "of", "runs", *(f"{kind}, median / P90" for kind in self.kinds)]
+        yield Table(heads, list(self.rows()))
+        yield from (Aside(f"not compared: {label}: {why}") for label, why in self.failures.items())
+
+    @property
+    def compared(self) -> pd.DataFrame:
+        """The rows that decide which kind is nearer."""
+        return self.table[self.table["metric"].isin(COMPARED)]
+
+    def nearest(self) -> Iterator[str]:
+        """Yield in how many sets a kind has the smallest median of the odd rows."""
+        odd = self.compared[self.compared["odd"]]
+        off = odd.set_index(GROUP)[[*self.kinds]].abs().groupby(GROUP, sort=False).median()
+        for kind, count in off.idxmin(axis=1).value_counts().items():
+            yield f"{kind} is nearest in {count} of {len(off)} sets (odd rows)"
+
+    def rows(self) -> Iterator[list[str]]:
+        """Yield the numbers of runs and the errors: of all, of TTFT, and by each of AXES."""
+        first = self.table[self.table["metric"] == "mean_ttft_ms"]
+        parts = [("all", self.compared), ("TTFT", first)]
+        for axis in AXES:
+            parts += [(str(name), rows) for name, rows in self.compared.groupby(axis, sort=False)]
+        for name, rows in parts:
+            for odd, part in rows.groupby("odd", sort=False):
+                yield ["odd" if odd else "even", name, str(len(part)), *map(_off, self._of(part))]
+
+    def _of(self, rows: pd.DataFrame) -> list[pd.Series]:
+        return [rows[kind].abs() for kind in self.kinds]
+
+
+def _off(errors: pd.Series) -> str:
+    both = float(errors.median()), float(errors.quantile(0.9))
+    return " / ".join(percent(share, 1, sign=False) for share in both)
+
+
+def score(
+    entries: Sequence[Entry], data: Path, how: How, overrides: Sequence[str], kinds: Sequence[str]
+) -> Scored:
+    """Simulate the runs of entries with measured operators, with each of these kinds of costs.
+
+    Of the kind that an entry has, its own keys stay. UsageError where there is no run.
+    """
+    for kind in kinds:
+        if kind not in MEASURED_COSTS:
+            raise UsageError(
+                f"--costs: no measured costs {kind}; {instead_of(kind, MEASURED_COSTS)}"
+            )
+    with TemporaryDirectory() as scratch:
+        every = (enumerate(cases_of(each, data, Path(scratch), overrides)) for each in entries)
+        cases = [pair for of in every for pair in of if pair[1].config.costs.kind in MEASURED_COSTS]
+        if not cases:
+            raise UsageError(f"{data}: no runs of entries with costs among {', '.join(kinds)}")
+        rows: list[tuple[dict[str, Any], list[Point]]] = [
+            ({}, [Point(_priced(case.config, kind), Path()) for kind in kinds]) for _, case in cases
+        ]
+        with how.simulator("reproduce", len(kinds) * len(rows)) as simulator:
+            trials = simulator.trials_of(rows)
+    pairs = [*zip(cases, trials, strict=True)]
+    failures = {case.measured.label: trial.errors[0] for (_, case), trial in pairs if trial.errors}
+    table = [
+        {**_labels(case), "odd": index % 2 == 1, "metric": metric, "measured": measured}
+        | {kind: v / measured - 1 for kind, v in zip(kinds, trial.values(metric), strict=True)}
+        for (index, case), trial in pairs
+        if not trial.errors
+        for metric, measured in _measured(case)
+    ]
+    if not table:
+        raise UsageError(
+            f"no run can be compared, the first because: {next(iter(failures.values()))}"
+        )
+    return Scored(kinds, pd.DataFrame(table), failures)
+
+
+def _priced(config: RunConfig, kind: str) -> RunConfig:
+    """Return a run with another kind of costs, of the same framework."""
+    costs: Any = config.costs
+    same = {"kind": kind, "framework": costs.framework}
+    return config if costs.kind == kind else with_(config, {"costs": same})
+
+
+def _labels(case: MeasuredCase) -> dict[str, str]:
+    model = model_of(case.config, Path())
+    assert model is not None
+    return {**case.labels, "family": model.family, "precision": model.quantization or "16 bits"}
+
+
+def _measured(case: MeasuredCase) -> Iterator[tuple[str, float]]:
+    known = case.measured.metrics
+    yield from ((metric, known[metric]) for metric in case.entry.keys.metrics if metric in known)
+
+
+def write(folder: Path, found: Scored) -> None:
+    """Write scores.csv, a row a run and metric, and scores.md, which says what is printed."""
+    write_table(folder / "scores.csv", found.table)
+    lines, tables = [*found.nearest()], [each for each in found.told() if isinstance(each, Table)]
+    text = "\n".join([*lines, "", *(markdown_table(each.heads, each.rows) for each in tables)])
+    (folder / "scores.md").write_text(f"{text}\n", encoding="utf-8")

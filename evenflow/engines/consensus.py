@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
 
-from evenflow.compiled import mypyc_attr
 from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
 from evenflow.core.loop import Owner, Pipeline
@@ -17,7 +16,6 @@ from evenflow.engines.rules import EngineRules
 from evenflow.results.recorder import Recorder
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class PrefillLoop(EngineLoop):
     """Compute prompts for another server, and end a request once all stages agree.
 

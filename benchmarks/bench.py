@@ -78,11 +78,15 @@ class Bench(NamedTuple):
 
     def cpu_s(self, command: list[str]) -> float:
         """Return the CPU seconds, user and system, of a command and its children."""
-        child = subprocess.Popen(self._ready(command), cwd=self.folder, stdout=subprocess.DEVNULL)
-        _, status, used = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        if child.returncode:
-            raise SystemExit(f"{' '.join(command)}: exit {child.returncode}")
+        with tempfile.TemporaryFile() as said:
+            child = subprocess.Popen(
+                self._ready(command), cwd=self.folder, stdout=subprocess.DEVNULL, stderr=said
+            )
+            _, status, used = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
+            if child.returncode:
+                said.seek(0)
+                raise SystemExit(f"{' '.join(command)}: {said.read().decode()}")
         return used.ru_utime + used.ru_stime
 
     def instructions(self, command: list[str]) -> str:

@@ -136,7 +136,10 @@ def seconds(call: Callable[..., Any], *arguments: Any) -> float:
 def command(words: Sequence[str], folder: Path) -> tuple[float, float]:
     """Return the CPU seconds of a command with its processes, and the MB of the largest."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "evenflow", *words], cwd=folder, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "evenflow", *words],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)

@@ -231,13 +231,13 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         self.prompts = prompts
         self.outputs = {str(request["id"]): request["output"] for request in requests}
         self.costs = config["base_s"], config["per_token_s"]
-        self.speculative = config.get("speculative")
+        self.speculative: Event = config.get("speculative") or {}
         self.drafted: set[str] = set()  # requests for which the last stage has proposed tokens
         self.accepted: dict[str, tuple[int, int]] = {}
         self.now, self.turn, self.spins = 0.0, -1, 0
         self.stage_free = [0.0] * config["pp"]
         self.ends: deque[float] = deque()
-        self.transfer_s = config.get("transfer_s")
+        self.transfer_s = float(config.get("transfer_s") or 0)
         self.prefills = config.get("disaggregation_mode") == "prefill"
         self.rounds: deque[list[str]] = deque(maxlen=config["pp"])
         self.begun: tuple[list[int], tuple[int, int]] | None = None
@@ -275,7 +275,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         self.is_generation = True
         self.disaggregation_mode = DisaggregationMode("prefill" if self.prefills else "null")
         self.spec_algorithm = SpeculativeAlgorithm.from_string(
-            None if self.speculative is None else "EAGLE"
+            "EAGLE" if self.speculative else None
         )
         self.processed_tokens_counter = 0
         runner = SimpleNamespace(
@@ -388,7 +388,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
 
     def process_disagg_prefill_inflight_queue(self, rids_to_check: Any = None) -> list[Req]:
         """End requests whose KV is gone, and note them."""
-        ended = super().process_disagg_prefill_inflight_queue(rids_to_check)
+        ended: list[Req] = super().process_disagg_prefill_inflight_queue(rids_to_check)
         if ended:
             self.note("released", ids=_ids(ended))
         return ended
@@ -488,7 +488,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         batch.input_ids = batch.prefill_input_ids_cpu = batch.mix_running_indices = None
         base, per_token = self.costs
         tokens = sum(_tokens(batch).values())
-        if self.speculative is not None and batch.forward_mode.is_decode():
+        if self.speculative and batch.forward_mode.is_decode():
             tokens *= self.speculative["k"] + 1
         cost = base + per_token * tokens
         end = self.now
@@ -522,7 +522,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
                 *(_id(req) for req in self.disagg_prefill_inflight_queue if req.rid not in leaving),
             ],
             free=self._room()[0],
-            **({} if self.speculative is None else {"accepted": self.accepted}),
+            **({"accepted": self.accepted} if self.speculative else {}),
         )
         self.accepted = {}
 
@@ -553,7 +553,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
     def _pp_prep_batch_result(
         self, batch: Any, metadata: Any, outputs: object
     ) -> GenerationBatchResult:
-        if self.speculative is None:
+        if not self.speculative:
             return GenerationBatchResult()
         sent = metadata.fwd_batch
         if sent.forward_mode.is_decode():

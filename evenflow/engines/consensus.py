@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
 
-from evenflow.compiled import mypyc_attr
 from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
 from evenflow.core.loop import Owner, Pipeline
@@ -17,14 +16,13 @@ from evenflow.engines.rules import EngineRules
 from evenflow.results.recorder import Recorder
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class PrefillLoop(EngineLoop):
     """Compute prompts for another server, and end a request once all stages agree.
 
     Source: SGLang 0.5.23's `event_loop_pp_disagg_prefill`. One token of each request is computed
     here; its KV is then on its way for `transfer_s`. In each turn rank 0 lists what is there. The
     list passes from stage to stage with the turns; stages - 1 turns later these requests end, and
-    their pages are free. With `EngineRules.admits_late`, a request that comes goes round such a
+    their pages are free. With `EngineRules.admits_late`, a request that comes goes round a
     ring, too, before it may be admitted. Turns with nothing in flight take no time.
     """
 

@@ -154,6 +154,12 @@ class ReservingGroup(DecodeGroup):
             due.extend(repeat(seq, pages - len(seq.pages)))
         return due
 
+    def due_tokens(self) -> int:
+        """Return how many tokens the due pages hold, and after a prompt what its last page does."""
+        fresh = (seq for seq in self.members.values() if seq.base == seq.prompt_tokens)
+        left = sum(len(seq.pages) * self._page_tokens - seq.base for seq in fresh)
+        return left + len(self.due_pages()) * self._page_tokens
+
     def grow(self, pages: list[int], page_tokens: int) -> None:
         """Give one page for each time that a sequence is due."""
         for seq, page in zip(self.due_pages(), pages, strict=True):

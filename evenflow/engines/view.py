@@ -11,6 +11,7 @@ from evenflow.compiled import mypyc_attr
 from evenflow.core.decodes import Sequence
 from evenflow.core.scheduling import Prompt, View
 from evenflow.engines.queues import EngineQueues
+from evenflow.engines.speculation import ReservingGroup
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -193,6 +194,14 @@ class EngineView(View):
             )
             for seq, generated in members
         ]
+
+    @property
+    def due_tokens(self) -> int | None:
+        """Tokens that the next step of the ready decodes needs room for; None: one each."""
+        if self._engine.decoding.row_tokens == 1:
+            return None
+        groups = self._engine.ready.groups
+        return sum(group.due_tokens() for group in groups if isinstance(group, ReservingGroup))
 
     @property
     def prefix_cache(self) -> bool:

@@ -153,7 +153,7 @@ class SGLang(Policy):
         ready = view.ready_decodes if self.mixed_chunk else 0
         if ready and view.decode_pages(ready, ORDER) <= view.free_pages:
             slot.full = False
-            yield from _go_on(ready)
+            yield from _go_on(view, ready)
 
     def _take_prompts(
         self, view: EngineView, slot: Slot, running: int
@@ -261,7 +261,7 @@ class SGLang(Policy):
             self.new_token_ratio = max(self.new_token_ratio - (most - least) / 600, least)
         if ready:
             self._decode_steps += 1
-            yield from _go_on(ready)
+            yield from _go_on(view, ready)
         else:
             yield Plan(kv_limited=short or view.num_waiting > 0)
 
@@ -416,8 +416,10 @@ class PrefillAdder:
         return request.output_limit * self.share(request) - request.generated, request.tokens
 
 
-def _go_on(decodes: int) -> Iterator[Plan | Action]:
-    yield Upkeep(empty_pages=decodes)
+def _go_on(view: EngineView, decodes: int) -> Iterator[Plan | Action]:
+    """Plan decodes; before they take room, pages of a cache are emptied for it and for each."""
+    due = view.due_tokens
+    yield Upkeep(empty_pages=0 if due == 0 else decodes + view.pages_for(due or 0))
     yield Plan(decodes=decodes, order=ORDER)
 
 

@@ -107,12 +107,14 @@ def test_a_speculative_decode_holds_pages_for_two_steps_and_gains_its_own_tokens
     policy, decoding = SGLang(depth=2, page_tokens=16), sglang.Accepted((0.5,) * 3, gains)
     asked = [(32, 9), (20, 10)]
     engine = engine_of(policy, PagePool(100, 16), asked, decoding=decoding, asks_again=False)
-    held = []
+    held, due = [], []
     for turn in range(8):  # every other slot is empty
         if batch := engine.next(float(turn)):
             held.append(100 - engine.pool.free_pages)
             engine.complete(batch, turn + 0.5)
+            due.append(sum(group.due_tokens() for group in engine.queues.slots[0].groups))
     assert held == [4, 5, 5, 6]
+    assert due == [16 + 12, 0, 16, 0]  # a page, and after a prompt what its last page has left
     assert not engine.queues.live
 
 

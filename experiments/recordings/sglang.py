@@ -128,7 +128,7 @@ class Accepted(Speculation):
 
 
 def _decoding(events: Sequence[Event]) -> Decoding:
-    """Return how a journal's decodes go: a token each, or what its `done` lines say."""
+    """Return how the decodes of a journal go: one token, or what its `done` lines say."""
     spec = events[0].get("speculative")
     if spec is None:
         return ONE_TOKEN

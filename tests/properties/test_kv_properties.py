@@ -11,9 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from evenflow.core.decodes import DecodeGroup, Sequence
 from evenflow.core.kv import Holder, KvCache, PrefixCache
 from evenflow.core.world import World
 from evenflow.engines.rules import EngineRules
+from evenflow.engines.speculation import ReservingGroup
 from evenflow.engines.swap import SwapCache
 from evenflow.sim.driver import SimDriver
 from evenflow.sim.tandem import Tandem
@@ -138,6 +140,13 @@ CacheMachine.TestCase.settings = settings(
 TestCache = CacheMachine.TestCase
 
 
+def gain(group: DecodeGroup, seq: Sequence) -> int:
+    """Return the tokens that a member of a group gains in a step."""
+    if isinstance(group, ReservingGroup):
+        return group._gain(seq)
+    return min(group.stride, seq.finish_tick - group.tick)
+
+
 class CheckedBatcher(AuditedBatcher):
     """Counts the tokens of what it sends anew, too."""
 
@@ -156,7 +165,7 @@ class CheckedBatcher(AuditedBatcher):
         context = {seq.order: seq.computed for seq in self.queues.live.values()}
         for group in self.queues.decode_groups():
             for seq in group.sequences():
-                gained = min(group.stride, seq.finish_tick - group.tick) if group in flying else 0
+                gained = gain(group, seq) if group in flying else 0
                 context[seq.order] = group.context_of(seq) + gained
         return {
             page: min(max(context[seq.order] - index * page_tokens, 0), page_tokens)

@@ -1,8 +1,8 @@
 """Measure `evenflow plan` from the shell, as a line of the table of `make bench`.
 
 `python -m benchmarks.bench_plan [--compiled PYTHON] [--runs N] [--trace FILE]` from the repository.
-The question is that of docs/plan.md, whose numbers need Azure's code trace. What is compared takes
-turns, and the ratio is the median of the pairs.
+The question is that of docs/plan.md, on Azure's code trace in EVENFLOW_SHARED, or else on the
+sample of it. What is compared takes turns, and the ratio is the median of the pairs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ stages: 1
 scheduler: sarathi
 workload: {{trace: {trace}, arrivals: {{kind: replay, scale: 2}}}}
 """
+SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")).resolve()
+CODE = SHARED / "traces" / "AzureLLMInferenceTrace_code.csv"
 ASKED = ["--gpus", "4..64", "--slo", "p99_ttft_ms=2000", "--slo", "p99_tpot_ms=100"]
 
 
@@ -31,14 +33,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--compiled", metavar="PYTHON", help="with the compiled core")
     parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--trace", default="azure-code-sample", help="a file, or a sample's name")
+    parser.add_argument("--trace", help="a file, or a sample's name")
     asked = parser.parse_args()
-    trace = Path(asked.trace)
+    trace = Path(asked.trace or (CODE if CODE.exists() else "azure-code-sample"))
     pythons = [sys.executable, *filter(None, [asked.compiled])]
     with tempfile.TemporaryDirectory() as name:
         text = RUN.format(trace=trace.resolve() if trace.exists() else trace)
-        Path(name, "run.yaml").write_text(text, encoding="utf-8")
-        turns = [[plan(each, name) for each in pythons] for _ in range(asked.runs)]
+        turns = [[plan(each, name, text) for each in pythons] for _ in range(asked.runs)]
     told = []
     for of_one in zip(*turns, strict=True):
         wall_s, cpu_s = map(median, zip(*of_one, strict=True))
@@ -48,8 +49,13 @@ def main() -> None:
     print("|", " | ".join([what, *told, *[""] * (2 - len(told)), ratio, "10 s"]), "|")
 
 
-def plan(python: str, folder: str) -> tuple[float, float]:
-    """Make the plan; return the seconds of the clock, and of the CPU with all workers."""
+def plan(python: str, below: str, text: str) -> tuple[float, float]:
+    """Make the plan in a new folder, as points that are there are not simulated again.
+
+    Returns the seconds of the clock, and of the CPU with all workers.
+    """
+    folder = tempfile.mkdtemp(dir=below)
+    Path(folder, "run.yaml").write_text(text, encoding="utf-8")
     words = [python, "-P", "-m", "evenflow", "plan", "run.yaml", *ASKED]
     started = time.perf_counter()
     child = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL)

@@ -131,3 +131,22 @@ def test_the_core_is_read_in_an_afternoon() -> None:
     texts = [path.read_text(encoding="utf-8") for path in CORE]
     assert sum(len(text.splitlines()) for text in texts) <= 2400
     assert sum(branches(ast.parse(text)) for text in texts) <= 330
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["validate", "run.yaml"], "error: a real run needs zmq: pip install pyzmq"),
+        (["reproduce", "--costs", "nope"], "error: --costs: no measured costs nope"),
+    ],
+)
+def test_without_the_package_of_real_runs_a_line_says_so(words: list[str], said: str) -> None:
+    code = f"import sys; sys.modules['zmq'] = None; sys.argv[1:] = {words!r}\n"
+    code += "from evenflow.cli import main; main()"
+    environment = {**os.environ, "EVENFLOW_SHARED": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(said)

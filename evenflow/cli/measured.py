@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from evenflow import completions
-from evenflow.errors import MOST_RUNS, UsageError
+from evenflow.errors import MOST_RUNS, UsageError, require_package
 from evenflow.options import Engine, Force, OutPath, RunPath, SetTexts
 from evenflow.report.echo import echo
 
@@ -55,6 +55,7 @@ def validate_command(
     force: Force = False,
 ) -> None:
     """Serve one configuration several times, simulate it, and print how far they are apart."""
+    require_package("zmq", "a real run", "pyzmq")
     from evenflow.config.files import inputs_of
     from evenflow.experiments.validation import validate
     from evenflow.experiments.validation.write import markdown, print_validation, write_validation

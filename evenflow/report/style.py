@@ -22,6 +22,9 @@ CAUSE_COLOURS = {
     "outage": "#FF875A",
     "slow_stage": "#D2E178",
 }
+BAND = 0.05
+"""The share by which a prediction may be off within the grey band of a picture."""
+
 DASHES = ("0", "9px,4px", "3px,3px", "9px,3px,2px,3px", "16px,4px", "6px,2px", "2px,6px")
 NEUTRAL = "#7B8794"
 PARTS = {"computing": BUSY, **CAUSE_COLOURS}

@@ -85,6 +85,8 @@ def score(
     Of the kind that an entry has, its own keys stay. UsageError where there is no run.
     """
     for kind in kinds:
+        if kinds.count(kind) > 1:
+            raise UsageError(f"--costs: {kind} is there twice; compare different kinds")
         if kind not in MEASURED_COSTS:
             raise UsageError(
                 f"--costs: no measured costs {kind}; {instead_of(kind, MEASURED_COSTS)}"

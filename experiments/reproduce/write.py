@@ -12,10 +12,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from evenflow.experiments.reproduce import GROUP, Entry, Reproduced
-from evenflow.experiments.validation.write import BAND
 from evenflow.report.plots import finish, panels, plain_decades, save
 from evenflow.report.shown import Table
-from evenflow.report.style import colour
+from evenflow.report.style import BAND, colour
 from evenflow.report.tables import markdown_table, number, percent, write_table
 from evenflow.report.words import metric_words
 from evenflow.runtimes import runtimes

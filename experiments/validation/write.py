@@ -19,7 +19,7 @@ from evenflow.config.provenance import wall_clock
 from evenflow.experiments.validation import AROUND_MS, Validation
 from evenflow.report.echo import echo
 from evenflow.report.plots import finish, key, plain_decades, save
-from evenflow.report.style import DECODE, PREFILL, SCHEDULER_COLOURS, blend
+from evenflow.report.style import BAND, DECODE, PREFILL, SCHEDULER_COLOURS, blend
 from evenflow.report.tables import markdown_table, number, percent, print_numbers, write_json
 from evenflow.report.words import metric_words
 from evenflow.results.metrics import request_metrics
@@ -37,7 +37,6 @@ OVERVIEW = (
 )
 """The columns of a table of several validations."""
 
-BAND = 0.05
 SHOWN = 14
 """Micro-batches in the window of the timelines."""
 

@@ -214,7 +214,7 @@ def capacity(
     max_median_queue_s: given.MedianQueue = None,
     tolerance: given.Tolerance = 0.02,
     replications: given.Searches = 1,
-    per_dollar: given.Prices = None,
+    price: given.Price = None,
     allow_refused: given.AllowRefused = False,
     set: given.Set = None,
     executor: given.Executor = "process",
@@ -227,23 +227,23 @@ def capacity(
 
     `.rate` of `capacity("run.yaml", {"p99_itl_ms": 200})` is the mean over the replications with
     its interval (requests/s), known within `tolerance` of itself; `.points` has a row for each rate
-    simulated, `.served` how many requests were completed. `gpus`: of that many; `per_dollar`: a
-    file of prices. `allow_refused` is as for `compare`, `set`, `out` and `force` are as for
-    `sweep`. Raises UsageError for what cannot be.
+    simulated, `.served` how many requests were completed. `gpus`: of that many; `price`:
+    dollars of a GPU an hour. `allow_refused` is as for `compare`, `set`, `out` and `force` are as
+    for `sweep`. Raises UsageError for what cannot be.
     """
     from evenflow.config.files import inputs_of
     from evenflow.config.run import configured
     from evenflow.study.capacity import CapacityQuestion
     from evenflow.study.capacity import capacity as study_capacity
     from evenflow.study.deployments import on_gpus, parse_gpus
-    from evenflow.study.slo import dollars_per_hour, load_prices
+    from evenflow.study.slo import checked_price, num_gpus
 
     document, file = _document(run, set)
     config = configured(document)
     config = config if gpus is None else on_gpus(config, parse_gpus(str(gpus)))
     limits = _conditions(slo, max_median_queue_s)
-    price = None if per_dollar is None else dollars_per_hour(config, load_prices(Path(per_dollar)))
-    asked = (config, limits, file.parent, tolerance, replications, price, allow_refused)
+    per_hour = None if price is None else checked_price(price) * num_gpus(config)
+    asked = (config, limits, file.parent, tolerance, replications, per_hour, allow_refused)
     who = {"executor": executor, "workers": workers, "watch": watch}
     return study_capacity(
         CapacityQuestion(*asked), _how(out, force, inputs_of(config, file), **who)

@@ -212,11 +212,6 @@ Seeds = Annotated[
         "--replications", max=MOST_RUNS, help="Seeds of each point; of a file also its next rows."
     ),
 ]
-Prices = Annotated[
-    Folder,
-    Path | None,
-    Option("--per-dollar", metavar="PRICES.yaml", help="GPU name: dollars per hour."),
-]
 Rate = Annotated[
     float | str | None,
     str | None,

@@ -32,6 +32,13 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _forked() -> None:
+    from tests.quick import fork_processes
+
+    fork_processes()
+
+
 @pytest.fixture(autouse=True)
 def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Start no processes and draw no pictures, unless a test is of `processes` or `pictures`."""

@@ -1,7 +1,9 @@
-"""What makes tests quick: studies start no process, and pictures are drawn once, as a sketch."""
+"""What makes tests quick: studies start no process, others are forked, pictures are a sketch."""
 
 from __future__ import annotations
 
+import multiprocessing.context
+import multiprocessing.forkserver
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -21,6 +23,14 @@ class Inline(Executor):
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+def fork_processes() -> None:
+    """Let processes be forks of one that has imported what they need: no start takes a second."""
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["evenflow.runtime.emulated", "evenflow.runtime.torch.worker"])
+    multiprocessing.forkserver.ensure_running()
+    multiprocessing.context._concrete_contexts["spawn"] = forks  # type: ignore[attr-defined]
 
 
 def start_no_processes(patch: pytest.MonkeyPatch) -> None:

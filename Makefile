@@ -33,17 +33,17 @@ demo: .venv-demo/installed
 	@.venv-demo/bin/evenflow compare examples/quickstart.yaml \
 		--schedulers token_throttling,sarathi,vllm --out demo-out
 
-# mypy takes one core and has an end; the tests take both. It begins while torch is installed.
-test:
+# mypy takes one core and has an end; the tests take both.
+test: .venv-test/installed
 	@$(MAKE) --no-print-directory -j 2 lint pytest
 
-pytest: .venv-test/ready
+pytest: .venv-test/installed
 	.venv-test/bin/python -m pytest -n 2 --dist worksteal --nbmake $(if $(CI),-p no:randomly) \
 		$(addprefix notebooks/,1-tour.ipynb 2-pp-brings-nothing.ipynb 9-write-a-policy.ipynb) tests
 
 # What `make test` leaves out too: tests that are long, all notebooks, examples of properties and documents,
 # the core compiled.
-test-all: .venv-test/ready
+test-all: .venv-test/installed
 	@$(MAKE) --no-print-directory lint
 	TEST_ALL=1 .venv-test/bin/python -m pytest -n 2 --dist loadfile -m "" $(if $(CI),-p no:randomly)
 	.venv-test/bin/python -m pytest -n 2 --nbmake notebooks
@@ -86,7 +86,7 @@ engines: .venv-test/installed .venv-vllm/installed .venv-sglang/installed
 	.venv-test/bin/python -m tools.engines_today
 
 # Every system from its own file, by torch workers: tokens of transformers, decisions that replay.
-test-systems: .venv-test/ready
+test-systems: .venv-test/installed
 	.venv-test/bin/python -m tests.served_systems
 
 # The accessibility rules of axe-core come from npm, only for this.
@@ -121,7 +121,7 @@ vllm-table: .venv-vllm/installed
 
 # The tests of the sdist, unpacked elsewhere; TESTS=tests for all of them.
 test-sdist: TESTS ?= tests/oracle tests/test_readme.py tests/test_imports.py tests/cli/test_mistakes.py
-test-sdist: .venv-test/ready
+test-sdist: .venv-test/installed
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	.venv-test/bin/python -m build --sdist --outdir "$$folder" >/dev/null && \
 	tar -xzf "$$folder"/evenflow-*.tar.gz -C "$$folder" && cd "$$folder"/evenflow-*/ && \
@@ -131,34 +131,34 @@ test-sdist: .venv-test/ready
 test-compiled: OPT ?= 3
 test-compiled: TESTS ?= tests/tools/test_freeze.py tests/properties tests/oracle tests/core/test_batcher.py tests/core/test_kv.py \
 	tests/schedulers/test_policies.py tests/sim/test_replicas.py tests/engines/test_disaggregated.py tests/experiments/test_engine_journals.py
-test-compiled: .venv-test/ready
+test-compiled: .venv-test/installed
 	@$(MAKE) --no-print-directory .venv-compiled-$(OPT)/installed
 	cd .venv-compiled-$(OPT)/src/evenflow-*/ && ../../bin/python -c "from evenflow.core import batcher; \
 		assert not batcher.__file__.endswith('.py'), batcher.__file__" && \
 	../../bin/python -m pytest -n 2 $(if $(CI),-p no:randomly) $(TESTS)
 
 # All tests, and then again in the same process; `make test` has them once, on two.
-test-twice: .venv-test/ready
+test-twice: .venv-test/installed
 	.venv-test/bin/python -c "import pytest, sys; sys.exit(pytest.main() or pytest.main())"
 
 # Small changes of the core, and which of them no test notices; goes on where it was stopped.
-mutants: .venv-test/ready
+mutants: .venv-test/installed
 	.venv-test/bin/python -m tools.mutants $(MUTANTS)
 
 # What `make test` does with the newest packages that pyproject.toml allows instead of those of
 # constraints.txt; then what is newer still. It is how that file is made anew.
 newest:
 	rm -rf .venv-newest
-	@$(MAKE) --no-print-directory .venv-newest/ready
+	@$(MAKE) --no-print-directory .venv-newest/installed
 	.venv-newest/bin/mypy
 	.venv-newest/bin/python -m pytest -n 2 --dist loadfile
 	.venv-newest/bin/python -m pip list --outdated --disable-pip-version-check
 
 # No torch, whose builds are each machine's own, nor what only torch needs.
-constraints: .venv-newest/ready
+constraints: .venv-newest/installed
 	.venv-newest/bin/python -m pip freeze --exclude-editable \
 		| grep -Ev '^(torch|triton|sympy|nvidia-|cuda-)' >constraints.txt
-	@touch .venv-newest/installed .venv-newest/ready
+	@touch .venv-newest/installed
 
 # The keys of a run's and a sweep's file, from the classes that check them.
 reference: .venv-test/installed
@@ -211,12 +211,13 @@ clean:
 	rm -rf node_modules .venv-demo .venv-test .venv-docs .venv-peer site .cache .venv-newest .venv-oldest .venv-python* .venv-sglang .venv-vllm .venv-compiled* build demo-out mutants-out out *.egg-info \
 		.hypothesis .mypy_cache .pytest_cache .ruff_cache
 
-.venv-test/installed .venv-newest/installed: extras = test
+.venv-test/installed .venv-newest/installed: extras = test$(if $(TORCH),$(comma)oracle)
 .venv-docs/installed: extras = docs
-.venv-demo/installed .venv-test/% .venv-docs/installed: constraints = --constraint constraints.txt
+.venv-demo/installed .venv-test/installed .venv-docs/installed: constraints = --constraint constraints.txt
+comma := ,
 
 # A candidate has to run: a version manager may put names on the path that only print an error.
-# Nothing is compiled to bytecode but what is imported later: that is a minute less.
+# uv unpacks in parallel, and compiles nothing to bytecode: a minute less than pip takes.
 .venv-demo/installed .venv-test/installed .venv-newest/installed .venv-docs/installed: pyproject.toml constraints.txt
 	@python=""; for name in $(PYTHON) python3.13 python3.12 python3.11 python3 python; do \
 		if $$name -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
@@ -227,14 +228,9 @@ clean:
 		exit 1; fi; \
 	echo "installing evenflow$(if $(extras),[$(extras)]) into $(@D) with $$($$python --version)"; \
 	$$python -m venv --clear $(@D)
-	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile \
-		$(constraints) --editable ".$(if $(extras),[$(extras)])"
-	@touch $@
-
-# What needs torch, if TORCH names it.
-.venv-test/ready .venv-newest/ready: %/ready: %/installed
-	@$(if $(TORCH),$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
-		--no-compile $(constraints) "evenflow[oracle]" $(TORCH))
+	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check $(constraints) uv
+	@$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python $(addprefix --find-links ,$(PIP_FIND_LINKS)) \
+		$(constraints) --editable ".$(if $(extras),[$(extras)])" $(TORCH)
 	@touch $@
 
 # In a copy, so that nothing compiled lies beside the sources here; with the packages of .venv-test.

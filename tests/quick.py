@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing.context
-import multiprocessing.forkserver
+import multiprocessing.util
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -28,8 +28,9 @@ class Inline(Executor):
 def fork_processes() -> None:
     """Let processes be forks of one that has imported what they need: no start takes a second."""
     forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(["evenflow.runtime.emulated", "evenflow.runtime.torch.worker"])
-    multiprocessing.forkserver.ensure_running()
+    rooms = ("study.compare", "runtime.emulated", "runtime.torch.worker")
+    forks.set_forkserver_preload([f"evenflow.{room}" for room in rooms])
+    multiprocessing.util.get_temp_dir()  # before a test sets another
     multiprocessing.context._concrete_contexts["spawn"] = forks  # type: ignore[attr-defined]
 
 

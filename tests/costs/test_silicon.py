@@ -237,16 +237,9 @@ def test_frameworks_and_versions_are_chosen_or_refused() -> None:
         load_tables("a100_sxm", "vllm", head_dim=96)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("package")
-@pytest.mark.parametrize(
-    "system",
-    [
-        "l40s",
-        pytest.param("h100_sxm", marks=pytest.mark.long),
-        pytest.param("a100_sxm", marks=pytest.mark.long),
-        pytest.param("h200_sxm", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("system", ["l40s", "h100_sxm", "a100_sxm", "h200_sxm"])
 def test_points_left_out_are_estimated_within_the_bound(system: str) -> None:
     tables = from_memory(load_tables(system, "vllm"), 4 * 128)
     products = product_errors(tables, peak_of(NAMES[system]), shapes=40)
@@ -351,6 +344,7 @@ def test_published_decode_steps_without_tuning() -> None:
         assert predicted_ms / published_ms - 1 == pytest.approx(off, abs=0.02)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("package")
 def test_the_bundled_efficiencies_are_the_fits() -> None:
     from tools.calibrate import CHECKED_ON, FITTED_ON, bundled, operators, soft_fit

@@ -73,7 +73,9 @@ def checkout_commit() -> str | None:
     package = Path(evenflow.__file__)
     if _git(package.parent, "ls-files", "--error-unmatch", package.name) is None:
         return None  # an installed copy may lie inside the repository of someone else
-    return _git(package.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    commit = _git(package.parent, "rev-parse", "HEAD")
+    changed = _git(package.parent, "status", "--porcelain", "--untracked-files=no")
+    return commit and commit + "-dirty" * bool(changed)
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

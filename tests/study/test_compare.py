@@ -55,7 +55,7 @@ def test_a_process_that_dies_is_told_in_one_line(
 ) -> None:
     monkeypatch.setattr("evenflow.study.compare._count_in", killer)
     jobs = line_up(["sarathi"], load_config(tmp_path / "RUN.yaml"), tmp_path)
-    with pytest.raises(LostProcessError, match="a scheduler's process died"):
+    with pytest.raises(LostProcessError, match="a worker died"):
         run_all(jobs)
 
 

@@ -297,6 +297,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
                 page_size=page,
                 pp_size=config["pp"],
                 chunked_prefill_size=config["chunked_prefill_size"],
+                is_eagle=self.spec_algorithm.is_eagle(),
                 tree_components=(ComponentType.FULL,),
             )
         )

@@ -130,6 +130,9 @@ SPARE_MARKERS = "osD^v<>"
 GROUP_WIDTH, BAR_WIDTH = 0.82, 0.65
 """Of the room between two ticks, what bars side by side take, and a bar alone."""
 
+COVERED, DIAMOND = (-0.02, 0.08), 0.025
+"""Of a panel's top: how far over a bar's end a diamond covers its words, and half a diamond."""
+
 PALE, FEW = 0.45, 4
 NO_RATIO = "1.00"
 """What a bar is over itself, which is not written."""
@@ -529,6 +532,7 @@ def _draw_bars(axes: Axes, panel: Panel, curves: Sequence[PanelLine]) -> None:
     stacked = panel.kind != "bars"
     room = BAR_WIDTH if stacked or len(curves) == 1 else GROUP_WIDTH / len(curves)
     words = curves[0].points.index
+    highest = np.nanmax([curve.points[["max", "paper"]].max() for curve in curves])
     ticks, below = np.arange(len(words)), np.zeros(len(words))
     for index, curve in enumerate(curves):
         heights = curve.points["mean"].to_numpy()
@@ -541,7 +545,7 @@ def _draw_bars(axes: Axes, panel: Panel, curves: Sequence[PanelLine]) -> None:
             continue
         for patch, value in zip(drawn, words, strict=True):
             patch.set_alpha(1.0 if panel.strong in (None, value) else PALE)
-        _finish_bars(axes, panel, curve, places)
+        _finish_bars(axes, panel, curve, places, highest)
     written = curves[0].points["words"] if stacked and panel.write else ()
     if panel.kind == "lying":
         axes.set_yticks(ticks, [str(value) for value in words])
@@ -559,9 +563,14 @@ def _draw_bars(axes: Axes, panel: Panel, curves: Sequence[PanelLine]) -> None:
     axes.set_xticks(ticks, [str(value) for value in words])
 
 
-def _finish_bars(axes: Axes, panel: Panel, curve: PanelLine, places: Any) -> None:
-    """Draw whiskers, the rings of the steady window, what is written over bars, and why not."""
+def _finish_bars(axes: Axes, panel: Panel, curve: PanelLine, places: Any, highest: float) -> None:
+    """Draw whiskers, the rings of the steady window, what is written over bars, and why not.
+
+    What is written stands above a diamond that would cover it; `highest` is the panel's top.
+    """
     values, tops = curve.points, curve.points["max"]
+    covered = ((values["paper"] - tops) / highest).between(*COVERED)
+    tops = tops.mask(covered, values["paper"] + DIAMOND * highest)
     _mark_paper(axes, values, curve.color, places)
     if "seed" in curve.rows:
         looks: Words = {"fmt": "none", "color": "0.2", "capsize": 2, "lw": 0.9}

@@ -39,12 +39,12 @@ from evenflow.study.fair import (
     marked,
     paired_difference,
     require_served,
+    runs_told,
     signed,
     unpaired_difference,
 )
 from evenflow.study.points import processes
 from evenflow.study.runs import GivenPolicy, Job, Save, run_job, write_run
-from evenflow.study.told import runs_told
 
 if TYPE_CHECKING:
     from ctypes import Array, c_long

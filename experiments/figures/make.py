@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,9 +47,11 @@ from evenflow.experiments.figures.schema import PLAIN, FigurePlan, Look, load_pl
 from evenflow.experiments.figures.study import Drawing, FigureStudy, footnote
 from evenflow.report.folder import staged
 from evenflow.report.plots import save, styled
+from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import markdown_table, write_json, write_table
-from evenflow.study.fair import alike
+from evenflow.study.fair import alike, marked
 from evenflow.study.points import Store
+from evenflow.study.trials import Watch
 from evenflow.study.uncertainty import COSTS
 
 
@@ -85,6 +89,87 @@ def chosen(
         )
         for name, path in wanted.items()
     ]
+
+
+class Figures(Shown, dict[str, Drawing]):
+    """Figures by name, and the papers' claims that have an answer, by figures as published."""
+
+    answers: Sequence[Answer] = ()
+    set_by_hand: Sequence[str] = ()
+
+    def told(self) -> Iterator[str | Table]:
+        groups = [group for group in by_claim(self.answers) if worst(group) != "not run"]
+        rows = [
+            (
+                group[0].claim.id,
+                "\n".join(f"{each.part} {each.paper}".strip() for each in group),
+                "\n".join(map(with_interval, group)),
+                worst(group),
+            )
+            for group in groups
+        ]
+        if rows:
+            yield Table(("claim", "paper", "ours", "verdict"), rows, of_words=True)
+            counts = Counter(map(worst, groups))
+            yield "; ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        if self.answers and self.set_by_hand:
+            yield f"not compared, as set by hand: {', '.join(self.set_by_hand)}"
+
+
+def make_all(
+    plans: Sequence[FigurePlan],
+    folder: Path,
+    executor: Executor,
+    watch: Watch | None = None,
+    say: Callable[[list[str | Table]], None] | None = None,
+    *,
+    intervals: bool = False,
+    tables: bool = False,
+) -> Figures:
+    """Make figures, with `intervals` of their claims; UsageError, at last, for what cannot be.
+
+    `say` gets the path of each, what is unfair in it and, with `tables`, its numbers.
+    """
+    found, failures, store = Figures(), dict[str, list[str]](), Store(folder / "points")
+    say = say or (lambda parts: None)
+    for plan in plans:
+        started = time.perf_counter()
+        try:
+            with _shown(plan, watch) as on_progress:
+                drawing = found[plan.name] = make(plan, folder, store, executor, on_progress)
+        except UsageError as error:
+            failures.setdefault(str(error), []).append(plan.name)
+            say([f"{plan.name}: not made"] if len(plans) > 1 else [])
+            continue
+        seconds = time.perf_counter() - started
+        say([f"{folder / plan.name}.{plan.look.formats[0]}  {seconds:.1f} s"])
+        say([Aside(f"{plan.name}: {line}") for line in marked(drawing.doubts)])
+        if intervals:
+            try:
+                with _shown(plan, watch) as on_progress:
+                    add_intervals(plan, folder, store, executor, on_progress)
+            except UsageError as error:
+                say([f"{plan.name}: no intervals: {error}"])
+        say([drawing.text] if tables else [])
+    if any(plan.name in found and (plan.of_a_paper or plan.keys.claims) for plan in plans):
+        found.answers = write_claims(folder)
+        found.set_by_hand = [plan.name for plan in plans if not plan.published]
+    if failures:
+        if found.answers:
+            say([*found.told(), str(folder / "claims.md")])
+        told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in failures.items())
+        failed = sum(map(len, failures.values()))
+        one = len(plans) == 1
+        raise UsageError(
+            next(iter(failures)) if one else f"{failed} of {len(plans)} figures failed: {told}"
+        )
+    return found
+
+
+@contextmanager
+def _shown(plan: FigurePlan, watch: Watch | None) -> Iterator[Callable[..., None] | None]:
+    with nullcontext() if watch is None else watch([plan.name], None) as bar:
+        yield None if bar is None else bar.done
 
 
 def make(

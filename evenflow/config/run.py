@@ -254,6 +254,7 @@ Dtype = Literal[
     "fp8",
     "fp8_block",
     "fp8_wo",
+    "mxfp8",
     "int8",
     "int8_wo",
     "int4_wo",

@@ -189,7 +189,7 @@ def _written(study: FigureStudy, drawing: Drawing, folder: Path) -> Drawing:
     plan = study.plan
     facts, keys = study.facts(), plan.keys
     title = filled(keys.title, {"gpus": study.gpus, **study.numbers}, "title")
-    source = keys.source
+    source = keys.source.replace(" ", "\u00a0")  # which no line break parts
     if not plan.published:
         source = f"after {source}; set by hand: {', '.join(plan.overrides)}"
     # A verdict on a claim holds for the set-up of its paper only.
@@ -325,7 +325,7 @@ def write_claims(folder: Path) -> list[Answer]:
     """Write claims.csv, a row a value, and claims.md, a row a claim; return the values.
 
     Any figure made in the folder answers; where two answer one claim, the paper's figure does. A
-    coarse pass answers without a verdict. Claims of figures that were not made are counted only.
+    coarse pass answers without a verdict. Claims of other figures are counted only.
     """
     papers = [name for name in names() if (folder / f"{name}.json").exists()]
     others = sorted({path.stem for path in folder.glob("*.json")} - {*papers})
@@ -348,20 +348,19 @@ def write_claims(folder: Path) -> list[Answer]:
     with staged(folder, force=True, adds=True) as scratch:
         table = pd.DataFrame(
             {
-                "claim": each.claim.id,
-                "paper": each.claim.paper,
-                "where": each.claim.where,
-                "kind": each.claim.kind,
-                "part": each.part,
-                "paper_value": each.paper,
-                "ours": each.ours,
-                "ratio": each.ratio,
-                "effect": each.effect,
-                "verdict": each.verdict,
-                "low_90": each.low,
-                "high_90": each.high,
+                "claim": [each.claim.id for each in run],
+                "paper": [each.claim.paper for each in run],
+                "where": [each.claim.where for each in run],
+                "kind": [each.claim.kind for each in run],
+                "part": [each.part for each in run],
+                "paper_value": [each.paper for each in run],
+                "ours": [each.ours for each in run],
+                "ratio": [each.ratio for each in run],
+                "effect": [each.effect for each in run],
+                "verdict": [each.verdict for each in run],
+                "low_90": [each.low for each in run],
+                "high_90": [each.high for each in run],
             }
-            for each in run
         )
         write_table(scratch / "claims.csv", table)
         text = markdown(found, _beside(made)) + "".join(
@@ -427,5 +426,5 @@ def markdown(found: Sequence[Answer], beside: Mapping[str, str] | None = None) -
     told = [markdown_table(heads, rows)] if rows else []
     done = score([answer for answer in found if answer.verdict not in UNJUDGED])
     told += [f"{score_in_words(done)}\n"] if done.values else []
-    told += [f"{left_out} claims are of figures that were not made.\n"] if left_out else []
+    told += [f"{left_out} claims are of other figures.\n"] if left_out else []
     return "\n".join(told)

@@ -48,7 +48,7 @@ class ReceivingQueues(EngineQueues):
         group.slot = self.slot
         for _ in range(min(self.most_rows - self._rows.pop(self.slot, 0), len(self.arrived))):
             seq = self.arrived.popleft()
-            self._prefilled_s[seq] = self.now_s
+            self._row_keys[seq] = self.now_s, 0
             if not seq.generated and self.token_of_prefill(seq):
                 self.retire(seq)
                 self.ended.append(seq)

@@ -289,7 +289,7 @@ class SGLang(Policy):
                 if not self._has_row(view) or tokens > self._room(view, 0):
                     break
                 yield Receive(prompt.request_id)
-        for prompt in () if view.retracted else view.new:
+        for prompt in [] if view.retracted else view.new:
             if prompt.request_id in agreed.new:
                 tokens = prompt.tokens + min(prompt.output_limit, CLIP) - held
                 tokens = max(view.paged(prompt.tokens) + reserved, tokens)

@@ -23,7 +23,7 @@ from evenflow.core.rules import rules_of
 from evenflow.core.world import Link, World
 from evenflow.costs import StageCost, balanced_by, balanced_layers, estimates, prefill_work
 from evenflow.costs.launches import LAUNCH_S, launched
-from evenflow.engines.consensus import PrefillLoop
+from evenflow.engines.consensus import DecodeLoop, PrefillLoop
 from evenflow.engines.lock_step import EngineLockStep, LockStep
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.rules import EngineRules
@@ -242,10 +242,11 @@ def _loop(config: RunConfig, engines: int, rules: EngineRules) -> dict[str, Any]
         if engines > 1:
             words = "dispatch: engine_loop is the loop of one engine; virtual_engines: 1"
             raise UsageError(words)
-        if rules.prefills and groups > 1:
-            raise UsageError("disaggregation_mode: prefill is for one engine; data_parallel: 1")
+        if (rules.prefills or rules.receives) and groups > 1:
+            raise UsageError("disaggregation_mode is for one engine; data_parallel: 1")
         together = {"loop": EngineLockStep, "loop_options": options}
-        alone = {"loop": PrefillLoop if rules.prefills else EngineLoop}
+        server = PrefillLoop if rules.prefills else DecodeLoop
+        alone = {"loop": server if rules.prefills or rules.receives else EngineLoop}
         return together if groups > 1 else alone
     if groups == 1:
         return {"dispatch": dispatch}

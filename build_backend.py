@@ -21,8 +21,8 @@ from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403
 
 LIMIT_S = 120
-NEEDED = ["mypy>=2,<3", "numpy", "pydantic", "simpy"]
-"""The compiler, and the packages of which it reads types."""
+NEEDED = ["mypy>=2,<3", "simpy"]
+"""The compiler, and the package of which it reads types."""
 
 SWITCH = "EVENFLOW_COMPILE"
 WHEEL = "import json, sys; from setuptools.build_meta import build_wheel; \

@@ -57,7 +57,9 @@ only_names = {"egg_info", "dist_info"}.intersection(sys.argv)
 if os.environ.get("EVENFLOW_COMPILE") == "1" and not only_names:
     from mypyc.build import mypycify
 
-    level = os.environ.get("MYPYC_OPT_LEVEL", "3")
-    options["ext_modules"] = mypycify(HOT.split(), opt_level=level, debug_level="0")
+    level = os.environ.get("MYPYC_OPT_LEVEL", "1")
+    options["ext_modules"] = mypycify(
+        ["--config-file=mypyc.ini", *HOT.split()], opt_level=level, debug_level="0"
+    )
     gc.freeze()  # to collect mypy's trees as the process ends takes as long as to check types
 setup(**options)

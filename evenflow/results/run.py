@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
 from operator import attrgetter
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
 Columns = abc.Mapping[str, NDArray[Any] | list[str]]
 """A table: equally long columns by name."""
 

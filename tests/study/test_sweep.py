@@ -90,18 +90,23 @@ def test_the_default_is_what_the_run_or_its_policy_says(tmp_path: Path) -> None:
 
 
 def test_random_points_follow_from_the_seed_and_each_parameter_from_its_own(tmp_path: Path) -> None:
-    space = {"scheduler.token_budget": {"low": 32, "high": 512, "log": True, "integer": True}}
+    budget = "scheduler.token_budget"
+    space = {budget: {"low": 32, "high": 512, "log": True, "integer": True}}
 
-    def drawn(seed: int, **more: Any) -> list[Any]:
+    def chosen(seed: int, **more: Any) -> list[Any]:
         method = {"kind": "random", "points": 20, "seed": seed}
-        asked = sweep(tmp_path, method=method, parameters={**space, **more})
-        return [each["scheduler.token_budget"] for each in asked.chosen]
+        return [*sweep(tmp_path, method=method, parameters={**space, **more}).chosen]
+
+    def drawn(seed: int) -> list[Any]:
+        return [each[budget] for each in chosen(seed)]
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert len(set(drawn(1))) == len(drawn(1)) > 10
     assert all(32 <= value <= 512 and isinstance(value, int) for value in drawn(1))
-    both = drawn(1, max_in_flight={"low": 1, "high": 1e6, "integer": True})
-    assert list(dict.fromkeys(both)) == drawn(1)
+    both = chosen(1, max_in_flight={"low": 1, "high": 1e6, "integer": True})
+    assert list(dict.fromkeys(each[budget] for each in both)) == drawn(1)
+    by_cap = [each[budget] for each in sorted(both, key=lambda each: each["max_in_flight"])]
+    assert by_cap != sorted(by_cap)
 
 
 def test_replications_may_be_windows_of_the_trace(tmp_path: Path) -> None:

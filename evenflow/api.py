@@ -18,7 +18,7 @@ from evenflow.options import AnyProcess, Changes, Policy
 
 if TYPE_CHECKING:
     from evenflow.config.yaml_file import Document
-    from evenflow.experiments.figures.study import Drawing
+    from evenflow.experiments.figures.make import Figures
     from evenflow.experiments.reproduce import Reproduced
     from evenflow.experiments.reproduce.calibrate import Calibrated
     from evenflow.experiments.reproduce.scores import Scored
@@ -214,7 +214,7 @@ def capacity(
     max_median_queue_s: given.MedianQueue = None,
     tolerance: given.Tolerance = 0.02,
     replications: given.Searches = 1,
-    per_dollar: given.Prices = None,
+    price: given.Price = None,
     allow_refused: given.AllowRefused = False,
     set: given.Set = None,
     executor: given.Executor = "process",
@@ -227,23 +227,23 @@ def capacity(
 
     `.rate` of `capacity("run.yaml", {"p99_itl_ms": 200})` is the mean over the replications with
     its interval (requests/s), known within `tolerance` of itself; `.points` has a row for each rate
-    simulated, `.served` how many requests were completed. `gpus`: of that many; `per_dollar`: a
-    file of prices. `allow_refused` is as for `compare`, `set`, `out` and `force` are as for
-    `sweep`. Raises UsageError for what cannot be.
+    simulated, `.served` how many requests were completed. `gpus`: of that many; `price`:
+    dollars of a GPU an hour. `allow_refused` is as for `compare`, `set`, `out` and `force` are as
+    for `sweep`. Raises UsageError for what cannot be.
     """
     from evenflow.config.files import inputs_of
     from evenflow.config.run import configured
     from evenflow.study.capacity import CapacityQuestion
     from evenflow.study.capacity import capacity as study_capacity
     from evenflow.study.deployments import on_gpus, parse_gpus
-    from evenflow.study.slo import dollars_per_hour, load_prices
+    from evenflow.study.slo import checked_price, num_gpus
 
     document, file = _document(run, set)
     config = configured(document)
     config = config if gpus is None else on_gpus(config, parse_gpus(str(gpus)))
     limits = _conditions(slo, max_median_queue_s)
-    price = None if per_dollar is None else dollars_per_hour(config, load_prices(Path(per_dollar)))
-    asked = (config, limits, file.parent, tolerance, replications, price, allow_refused)
+    per_hour = None if price is None else checked_price(price) * num_gpus(config)
+    asked = (config, limits, file.parent, tolerance, replications, per_hour, allow_refused)
     who = {"executor": executor, "workers": workers, "watch": watch}
     return study_capacity(
         CapacityQuestion(*asked), _how(out, force, inputs_of(config, file), **who)
@@ -307,44 +307,47 @@ def plan(
 
 
 def figures(
-    names: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
+    names: given.FigureNames = (),
     *,
-    quick: bool = False,
-    allow_refused: bool = False,
-    set: Changes = None,
-    out: str | Path | None = None,
-    force: bool = False,
-    executor: str = "process",
-    workers: int | None = None,
-    formats: Sequence[str] = ("png", "svg"),
-    width: float | None = None,
-    style: str | None = None,
-) -> dict[str, "Drawing"]:
-    """Make figures of the papers, or of a figure's YAML: each has `.figure`, `.table`, `.claims`.
+    quick: given.Quick = False,
+    set: given.SetOfFigures = None,
+    intervals: given.ClaimIntervals = False,
+    formats: given.Formats = "png,svg",
+    width: given.Width = None,
+    style: given.Style = None,
+    allow_refused: given.AllowRefused = False,
+    executor: given.Executor = "process",
+    workers: given.Workers = None,
+    out: given.Out = None,
+    force: given.Force = False,
+    watch: "Watch | None" = None,
+    say: Callable[[list[Any]], None] | None = None,
+) -> "Figures":
+    """Make the papers' figures, and the table that compares their claims with ours.
 
-    `names` may map names to the keys of other figures. None: all of the papers. `quick`: fewer
-    points. `allow_refused` is as for `compare`, `set`, `out` and `force` are as for `sweep`; with
-    `out` the table of claims is written too, and pictures in `formats` (png, svg, pdf). `width` is
-    in inches, `style` one of matplotlib. Raises UsageError for what cannot be.
+    Each figure has `.figure`, `.table` and `.claims`. `names` are of papers' figures or a figure's
+    YAML, or map names to the keys of other figures; none: all of the papers. `quick`: fewer points.
+    `allow_refused` is as for `compare`, `set`, `out` and `force` are as for `sweep`; with `out` the
+    table of claims is written too, and pictures in `formats` (png, svg, pdf). `width` is in inches,
+    `style` one of matplotlib. `intervals` are of the claims. `say` is called with what is done.
+    Raises UsageError for what cannot be, once the other figures are made.
     """
     from tempfile import TemporaryDirectory
 
-    from evenflow.experiments.figures.make import chosen, make, write_claims
+    from evenflow.experiments.figures.make import chosen, make_all
     from evenflow.experiments.figures.schema import Look
     from evenflow.report.folder import claimed
-    from evenflow.study.points import Store, executor_of
+    from evenflow.study.points import executor_of
 
-    look, sets = Look(width, style, tuple(formats)), tuple(_texts(_by_name(set)))
-    plans = chosen(_by_name(names), sets, quick=quick, allow_refused=allow_refused, look=look)
+    look = Look(width, style, tuple(formats.split(",") if isinstance(formats, str) else formats))
+    sets = tuple(_texts(_by_name(set)))
+    asked = _by_name(names or ())
+    plans = chosen(asked, sets, quick=quick, allow_refused=allow_refused, look=look)
     with ExitStack() as stack:
         folder = Path(out or stack.enter_context(TemporaryDirectory()))
         stack.enter_context(claimed(folder, force=force))
         pool = stack.enter_context(executor_of(executor, workers))
-        store = Store(folder / "points")
-        drawings = {plan.name: make(plan, folder, store, pool) for plan in plans}
-        if any(plan.of_a_paper for plan in plans):
-            write_claims(folder)
-    return drawings
+        return make_all(plans, folder, pool, watch, say, intervals=intervals, tables=bool(asked))
 
 
 def reproduce(

@@ -75,6 +75,21 @@ Entries = Annotated[
     list[str] | None,
     Argument(metavar="[NAME ...]", help="E.g. vllm083, closed-vllm, MY.yaml; default: all."),
 ]
+FigureNames = Annotated[
+    Sequence[str] | Mapping[str, Mapping[str, Any]],
+    list[str] | None,
+    Argument(
+        metavar="[NAME ...]",
+        help="E.g. gllm-12, gllm, MY.yaml; default: all.",
+        autocompletion=completions.figures,
+    ),
+]
+Quick = Annotated[bool, Option("--quick", help="A coarse pass: fewer points.")]
+Formats = Annotated[
+    Names, str, Option("--format", metavar="KIND,...", help="png, svg and pdf: some of these.")
+]
+Width = Annotated[float | None, Option("--width", metavar="INCHES", help="Of the whole figure.")]
+Style = Annotated[str | None, Option("--style", metavar="NAME", help="Of matplotlib, or a file.")]
 Data = Annotated[
     Folder,
     Path | None,
@@ -97,6 +112,11 @@ SetOfSweep = Annotated[
         help="Override a key, or run.KEY.",
         autocompletion=completions.changes_of_sweep,
     ),
+]
+SetOfFigures = Annotated[
+    Changes,
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="A key of the run, study.KEY or systems.LABEL."),
 ]
 Out = Annotated[Folder, Path | None, Option("--out", metavar="DIR", help="Where to write.")]
 OutPath = Annotated[Path | None, Option("--out", metavar="DIR", help="Where to write.")]
@@ -122,6 +142,9 @@ Pipeline = Annotated[
 Advise = Annotated[bool, Option("--advise", help="Also: what would help, and what bubbles cost.")]
 Intervals = Annotated[
     bool, Option("--intervals", help="Also: 90 % intervals, from nine more simulations.")
+]
+ClaimIntervals = Annotated[
+    bool, Option("--intervals", help="Also: 90 % intervals, ten times the runs.")
 ]
 Costs = Annotated[
     Sequence[str] | str | None,
@@ -188,11 +211,6 @@ Seeds = Annotated[
     Option(
         "--replications", max=MOST_RUNS, help="Seeds of each point; of a file also its next rows."
     ),
-]
-Prices = Annotated[
-    Folder,
-    Path | None,
-    Option("--per-dollar", metavar="PRICES.yaml", help="GPU name: dollars per hour."),
 ]
 Rate = Annotated[
     float | str | None,

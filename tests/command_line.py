@@ -39,6 +39,9 @@ workload: {trace: trace.csv, arrivals: replay}
 """
 
 
+SOON = ("--set", "workload.arrivals.scale=20")
+"""Has the requests of `write_inputs` come within a tenth of a second, where time is real."""
+
 START_S = 180.0
 """A run that has not started by then hangs; vLLM takes a minute on a busy machine."""
 

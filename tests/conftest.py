@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from multiprocessing import active_children
+from multiprocessing import active_children, forkserver
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,13 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no shared data at {folder}: set EVENFLOW_SHARED")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked() -> None:
+    from tests.quick import fork_processes
+
+    fork_processes()
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +66,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return where workers put their sockets, whose names have to be short; nothing may stay."""
+    forkserver.ensure_running()  # in the environment of all tests
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as name:
         monkeypatch.setattr(tempfile, "tempdir", name)
         monkeypatch.setenv("TMPDIR", name)

@@ -202,10 +202,6 @@ ROLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("simulate", "RUN.yaml", "--set", "costs={kind: profile, path: profile.json}"),
     ),
     "SWEEP.yaml": ("run: RUN.yaml\nparameters: {kv.pages: [9]}\n", ("sweep", "SWEEP.yaml")),
-    "prices.yaml": (
-        "L20: 1.0\n",
-        ("capacity", "RUN.yaml", "--slo", "p99_ttft_ms=9", "--per-dollar", "prices.yaml"),
-    ),
     "run/decisions.jsonl.gz": ("", ("replay", "run")),
     "engine.jsonl.gz": ('{"engine": "vllm"}\n', ("replay", "engine.jsonl.gz")),
     ".partial-x/records.blocks": ('{"depth": 1}\n[{}, {}]\n', ("recover", ".")),

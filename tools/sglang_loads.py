@@ -108,7 +108,7 @@ def config_of(rng: random.Random) -> Event:
     conservativeness = rng.choice([0.3, 0.1, 0.05] if tight else [1.4, 1.0, 0.3])
     start = min(0.7 * conservativeness, 1.0)
     radix, mixed = rng.random() < 0.4, rng.random() < 0.35
-    serves = rng.choice(["all", "all", "speculation", "prefill"]) if pp > 1 else "all"
+    serves = rng.choice(["all", "all", "speculation", "prefill", "decode"]) if pp > 1 else "all"
     spec = {"k": rng.randint(1, 5), "acceptance": rng.choice([0.3, 0.7, 0.9]), "seed": 0}
     return {
         "kind": "config",
@@ -120,13 +120,14 @@ def config_of(rng: random.Random) -> Event:
         "max_prefill_tokens": rng.choice([16384, 16384, 320]),
         "mixed_chunk": mixed and serves == "all",
         "speculative": spec if serves == "speculation" and page > 1 else None,
-        "disaggregation_mode": "prefill" if serves == "prefill" else None,
+        "disaggregation_mode": serves if serves in ("prefill", "decode") else None,
+        "num_reserved_decode_tokens": rng.choice([512, 64, 16]),
         "transfer_s": rng.choice([0.0, 0.01, 0.2]),
         "pp": pp,
         "pp_async_batch_depth": rng.choice([0, 0, 1, 2]) if pp > 1 else 0,
         "pp_max_micro_batch_size": rng.choice([max(running // pp, 1), max(running // pp, 1), 3]),
         "overlap": pp == 1 and rng.random() < 0.6,
-        "radix": radix,
+        "radix": radix and serves != "decode",
         "schedule_policy": "lpm" if radix and rng.random() < 0.5 else "fcfs",
         "schedule_conservativeness": conservativeness,
         "init_new_token_ratio": start,

@@ -22,12 +22,9 @@ from typing import Any
 
 import torch
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.disaggregation import prefill
-from sglang.srt.disaggregation.base.conn import KVPoll
-from sglang.srt.disaggregation.prefill import PrefillBootstrapQueue
-from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST, DisaggregationMode
+from sglang.srt.disaggregation.decode import DecodeReqToTokenPool
+from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.environ import envs
-from sglang.srt.managers import scheduler_pp_mixin
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.dynamic_chunk_sizer import DynamicChunkSizer
@@ -39,10 +36,18 @@ from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.model_executor.forward_batch_info import PPProxyTensors
-from sglang.srt.runtime_context import SpawnRanks, get_parallel, get_schedule, publish
+from sglang.srt.runtime_context import (
+    SpawnRanks,
+    get_disagg,
+    get_parallel,
+    get_schedule,
+    publish,
+)
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+from tools.sglang_transfers import BootstrapQueue, KvOnHost, PreallocQueue, TransferQueue
 
 Event = dict[str, Any]
 END_TOKEN, TOKEN = 2, 7
@@ -111,10 +116,23 @@ def server_args(config: Event, model: Path) -> ServerArgs:
         disable_overlap_schedule=not config["overlap"],
         disable_radix_cache=not config["radix"],
         **_speculation(config, model),
+        **_disaggregation(config),
         **{name: config[name] for name in SETTINGS},
     )
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0))
     return args
+
+
+def _disaggregation(config: Event) -> Event:
+    """Return the server's settings of a decode server, which keeps retracted KV on the host."""
+    if config.get("disaggregation_mode") != "decode":
+        return {}
+    return {
+        "disaggregation_mode": "decode",
+        "disaggregation_transfer_backend": "fake",
+        "disaggregation_decode_retraction_backup": "cpu_tensor",
+        "num_reserved_decode_tokens": config["num_reserved_decode_tokens"],
+    }
 
 
 def _speculation(config: Event, model: Path) -> Event:
@@ -141,60 +159,6 @@ def _assign_slots(rows: Any, table: Any, starts: Any, stops: Any, slots: Any, *_
 
 
 allocation.assign_req_to_token_pool_func = _assign_slots
-
-
-class KvSender:
-    """Sends the KV of a request to a decode server, which takes `transfer_s` seconds."""
-
-    def __init__(self, scheduler: RecordedScheduler) -> None:
-        self._scheduler = scheduler
-        self.there_s: float | None = None
-
-    def poll(self) -> KVPoll:
-        """Say how far it is; the decode server is ready from the first."""
-        if self.there_s is None:
-            return KVPoll.WaitingForInput
-        return KVPoll.Success if self.there_s <= self._scheduler.now else KVPoll.Transferring
-
-    def init(self, *args: object) -> None:
-        """Nothing."""
-
-    clear = init
-
-    def pop_decode_prefix_len(self) -> int:
-        return 0
-
-
-class BootstrapQueue(PrefillBootstrapQueue):  # type: ignore[misc]
-    """The package's queue of requests whose decode server has to be ready, with senders of ours."""
-
-    scheduler_stage_metrics = Silent()
-
-    def __init__(self, scheduler: RecordedScheduler) -> None:
-        self.scheduler = scheduler
-        self.pp_size = len(scheduler.stage_free)
-        self.pp_rank = 0
-        self.pp_poll_sync_work_list: list[Any] = []
-        self.queue: list[Req] = []
-        self.req_to_metadata_buffer_idx_allocator = scheduler.req_to_metadata_buffer_idx_allocator
-
-    def create_sender(self, req: Req, num_kv_heads: int) -> bool:
-        """Give a request its sender, and ask one token of it."""
-        req.disagg_kv_sender = KvSender(self.scheduler)
-        req.bootstrap_host = FAKE_BOOTSTRAP_HOST
-        self._process_req(req)
-        req.pending_bootstrap = True
-        return True
-
-
-def _polls(senders: Sequence[KvSender], *groups: object) -> list[KVPoll]:
-    """Poll senders; all ranks know the same."""
-    return [sender.poll() for sender in senders]
-
-
-for module in (prefill, scheduler_pp_mixin):
-    module.poll_and_all_reduce_attn_cp_tp_group = _polls
-prefill.poll_and_all_reduce_prefill_pp = _polls
 
 
 class RecordedScheduler(Scheduler):  # type: ignore[misc]
@@ -238,8 +202,14 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         self.stage_free = [0.0] * config["pp"]
         self.ends: deque[float] = deque()
         self.transfer_s = float(config.get("transfer_s") or 0)
-        self.prefills = config.get("disaggregation_mode") == "prefill"
-        self.rounds: deque[list[str]] = deque(maxlen=config["pp"])
+        self.mode = DisaggregationMode(config.get("disaggregation_mode") or "null")
+        self.prefills = self.mode == DisaggregationMode.PREFILL
+        self.decodes = self.mode == DisaggregationMode.DECODE
+        self.rounds: deque[list[Any]] = deque(maxlen=config["pp"])
+        self.heard: deque[Any] = deque()
+        self.round: dict[str, Any] = {}
+        self.joined: list[Req] = []
+        self.num_reserved_decode_tokens = config.get("num_reserved_decode_tokens")
         self.begun: tuple[list[int], tuple[int, int]] | None = None
         self.retracted: list[int] = []
         self.aborted: list[int] = []
@@ -247,10 +217,11 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         self._set_what_is_absent(args)
         self._make_pools(config)
         self.disagg_prefill_inflight_queue: list[Req] = []
-        self.req_to_metadata_buffer_idx_allocator = SimpleNamespace(
-            available_size=lambda: 1, alloc=lambda: 0, free=lambda index: None
-        )
-        self.disagg_prefill_bootstrap_queue = BootstrapQueue(self)
+        if self.decodes:
+            self.disagg_decode_transfer_queue = TransferQueue(self)
+            self.disagg_decode_prealloc_queue = PreallocQueue(self)
+        else:
+            self.disagg_prefill_bootstrap_queue = BootstrapQueue(self)
         self.init_running_status()
         self.init_chunked_prefill()
         self.init_schedule_policy()
@@ -273,7 +244,8 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         self.max_running_requests = schedule.max_running_requests
         self.device = "cpu"
         self.is_generation = True
-        self.disaggregation_mode = DisaggregationMode("prefill" if self.prefills else "null")
+        self.disaggregation_mode = self.mode
+        self.enable_decode_hicache = False
         self.spec_algorithm = SpeculativeAlgorithm.from_string(
             "EAGLE" if self.speculative else None
         )
@@ -302,14 +274,18 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         tokens, page = config["tokens"], config["page_size"]
         self.max_total_num_tokens = tokens
         self.max_req_len = min(self.model_config.context_len - 1, tokens - 1)
-        self.req_to_token_pool = ReqToTokenPool(
-            self.max_running_requests, self.model_config.context_len + 4, "cpu", False
-        )
+        rows = self.max_running_requests, self.model_config.context_len + 4, "cpu", False
+        if self.decodes:
+            extra = get_disagg().disaggregation_decode_extra_slots
+            self.req_to_token_pool = DecodeReqToTokenPool(*rows, extra)
+        else:
+            self.req_to_token_pool = ReqToTokenPool(*rows)
+        cache = KvOnHost()
         if page == 1:
-            allocator = TokenToKVPoolAllocator(tokens, torch.bfloat16, "cpu", None, False)
+            allocator = TokenToKVPoolAllocator(tokens, torch.bfloat16, "cpu", cache, False)
         else:
             allocator = PagedTokenToKVPoolAllocator(
-                tokens, page, torch.bfloat16, "cpu", None, False
+                tokens, page, torch.bfloat16, "cpu", cache, False
             )
         self.token_to_kv_pool_allocator = allocator
         self.radix = config["radix"]
@@ -321,6 +297,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
                 page_size=page,
                 pp_size=config["pp"],
                 chunked_prefill_size=config["chunked_prefill_size"],
+                is_eagle=self.spec_algorithm.is_eagle(),
                 tree_components=(ComponentType.FULL,),
             )
         )
@@ -350,32 +327,85 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         with suppress(Drained):
             if self.prefills:
                 self.event_loop_pp_disagg_prefill()
+            if self.decodes:
+                self.event_loop_pp_disagg_decode()
             (self.event_loop_pp if len(self.stage_free) > 1 else alone)()
         return self.journal
 
     def ingest_requests(self, stop_at_pause: bool = False) -> list[Any]:
         """Let those arrive whose time has come."""
-        if self.prefills:
+        self.spins += self.mode != DisaggregationMode.NULL
+        if self.spins > 4 * self.loop_size:
             self._await_transfers()
         while self.coming and self.coming[0]["at"] <= self.now:
             self._let_arrive(self.coming.popleft())
         return []
 
     def _await_transfers(self) -> None:
-        """Go to the next arrival, or to the end of the next transfer, if nothing else happens."""
-        self.spins += 1
-        if self.disagg_prefill_inflight_queue and self.spins > 4 * self.loop_size:
-            coming = [request["at"] for request in self.coming]
-            there = [req.disagg_kv_sender.there_s for req in self.disagg_prefill_inflight_queue]
-            self.now, self.spins = max(self.now, min([*coming[:1], *there])), 0
+        """Go to the next arrival, or to the end of the next transfer, as nothing else happens."""
+        if self.decodes:
+            under_way = [each.kv_receiver for each in self.disagg_decode_transfer_queue.queue]
+        else:
+            under_way = [req.disagg_kv_sender for req in self.disagg_prefill_inflight_queue]
+        coming = [request["at"] for request in self.coming][:1]
+        if not under_way and not self.decodes:
+            return
+        if not under_way and not coming:
+            raise RuntimeError("requests wait for ever")
+        self.now = max(self.now, min([*coming, *(each.there_s for each in under_way)]))
+        self.spins = 0
 
     def _pp_pd_get_prefill_transferred_ids(self) -> list[str]:
-        self.rounds.append(super()._pp_pd_get_prefill_transferred_ids())
-        return self.rounds[-1]
+        self.rounds.append([super()._pp_pd_get_prefill_transferred_ids()])
+        return self.rounds[-1][0]
 
-    def _pp_recv_pyobj_from_prev_stage(self) -> list[str]:
+    def _pp_pd_get_retract_ids(self, mb_id: int) -> list[str]:
+        self.rounds.append([super()._pp_pd_get_retract_ids(mb_id)])
+        return self.rounds[-1][0]
+
+    def _pp_pd_get_prealloc_ids(self) -> list[list[str]]:
+        self.rounds[-1].append(super()._pp_pd_get_prealloc_ids())
+        return self.rounds[-1][1]
+
+    def _pp_pd_get_decode_transferred_ids(self) -> list[str]:
+        self.rounds[-1].append(super()._pp_pd_get_decode_transferred_ids())
+        return self.rounds[-1][2]
+
+    def _pp_recv_pyobj_from_prev_stage(self) -> Any:
         """Receive what the last stage has of the round that began stages - 1 turns ago."""
-        return self.rounds[0]
+        self.heard = self.heard or deque(self.rounds[0])
+        return self.heard.popleft()
+
+    def process_retract_queue(self, retract_rids: Any) -> Any:
+        self.round = {"retracted": retract_rids}
+        self.round["resumed"] = super().process_retract_queue(retract_rids)
+        return self.round["resumed"]
+
+    def process_prealloc_queue(self, prealloc_rids: Any) -> Any:
+        self.round["waiting"] = prealloc_rids[0]
+        allocated = super().process_prealloc_queue(prealloc_rids)
+        self.round["allocated"] = allocated[0]
+        return allocated
+
+    def process_decode_transfer_queue(self, release_rids: Any) -> Any:
+        """End a round, and note what it changed."""
+        self.round["there"] = release_rids
+        self.round["arrived"] = super().process_decode_transfer_queue(release_rids)
+        if any(self.round.values()):
+            agreed = {name: [*map(int, rids)] for name, rids in self.round.items()}
+            self.note("round", **agreed, free=self._room()[0])
+        return self.round["arrived"]
+
+    def get_next_disagg_decode_batch_to_run(self, running_batch: Any) -> Any:
+        """Ask where decodes are all there is, and note the answer."""
+        return self._noted(
+            partial(super().get_next_disagg_decode_batch_to_run, running_batch=running_batch)
+        )
+
+    def get_new_prebuilt_batch(self, running_batch: Any) -> Any:
+        batch = super().get_new_prebuilt_batch(running_batch)
+        self.joined = list(batch.reqs) if batch else []
+        return batch
 
     def process_prefill_chunk(self, last_batch: Any, running_batch: Any) -> None:
         self.begun = _ids(self.waiting_queue), self._room()
@@ -466,8 +496,14 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
             running=_ids(plan.running_batch.reqs) if mode != "decode" else None,
             waiting=waiting,
             full=plan.running_batch.batch_is_full,
+            **(self._noted_joins() if self.decodes else {}),
         )
         return plan
+
+    def _noted_joins(self) -> Event:
+        ended = [req for req in self.joined if req.finished()]
+        joined, self.joined = self.joined, []
+        return {"joined": _ids(joined), "ended": _ids(ended)}
 
     @property
     def loop_size(self) -> int:

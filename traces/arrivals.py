@@ -60,7 +60,8 @@ class Poisson(Keys):
     """
 
     def times(self, n: int, seed: int, _trace_s: Floats | None, /) -> Floats:
-        return at_rate(np.cumsum(_unit_gaps(n, seed)), self.rate, self.rescale)
+        gaps = random_stream(seed, "arrivals").standard_exponential(n)
+        return at_rate(np.cumsum(gaps), self.rate, self.rescale)
 
 
 class Gamma(Keys):
@@ -83,23 +84,6 @@ class Gamma(Keys):
             stream = random_stream(seed, "arrivals")
             gaps = stream.standard_gamma(self.burstiness, n) / self.burstiness
         return at_rate(np.cumsum(gaps), self.rate, self.rescale)
-
-
-class OnOff(Keys):
-    """Poisson arrivals for `on_s`, silence for `off_s`, and again."""
-
-    kind: Literal["onoff"] = "onoff"
-    rate: Positive
-    """Requests a second, the mean over both."""
-    on_s: Positive
-    """Seconds of arrivals."""
-    off_s: Positive
-    """Seconds of silence."""
-
-    def times(self, n: int, seed: int, _trace_s: Floats | None, /) -> Floats:
-        rate_while_on = self.rate * (self.on_s + self.off_s) / self.on_s
-        busy_s = np.cumsum(_unit_gaps(n, seed)) / rate_while_on
-        return busy_s + np.floor(busy_s / self.on_s) * self.off_s
 
 
 class Offline(Keys):
@@ -134,7 +118,7 @@ def _replay_by_default(value: object) -> object:
 
 
 AnyArrivals = Annotated[
-    Replay | Poisson | Gamma | OnOff | Closed | Offline,
+    Replay | Poisson | Gamma | Closed | Offline,
     short_form("kind"),
     Discriminator("kind"),
     BeforeValidator(_replay_by_default),
@@ -187,10 +171,6 @@ def with_own_prefixes(requests: Iterable[Request]) -> list[Request]:
         return replace(request, prefix=Prefix((request.request_id,), tokens, tokens))
 
     return [known(request) if request.prefix is None else request for request in requests]
-
-
-def _unit_gaps(n: int, seed: int) -> Floats:
-    return random_stream(seed, "arrivals").standard_exponential(n)
 
 
 def at_rate(unit_rate_times: Floats, rate: float, rescale: bool) -> Floats:

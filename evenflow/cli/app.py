@@ -14,7 +14,7 @@ import typer
 
 import evenflow
 from evenflow import api
-from evenflow.cli import explore, figures, lists, measured, profile, real
+from evenflow.cli import explore, lists, measured, profile, real
 from evenflow.cli.command import Commands, Instead, command
 from evenflow.compiled import is_compiled
 from evenflow.errors import UsageError, told_in_a_line
@@ -106,8 +106,17 @@ def _entries(names: list[str] | None, **_: object) -> list[str]:
     return [f"{name}: {each.title}; {each.source.words()}" for name, each in keys.items()]
 
 
+def _titles(names: list[str] | None, set: list[str] | None, quick: bool, **_: object) -> list[str]:
+    """Return the figures with their titles and sources."""
+    from evenflow.experiments.figures.make import chosen
+
+    plans = chosen(names or (), tuple(set or ()), quick=quick)
+    return [f"{plan.name:12} {plan.keys.title}  [{plan.keys.source}]" for plan in plans]
+
+
 DRY_RUN = Instead("--dry-run", "Only say how many points there are, and which fit.", _points)
 LIST = Instead("--list", "Only list them, with sources.", _entries)
+TITLES = Instead("--list", "Only list the figures.", _titles)
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "simulate": command(api.simulate, folder="{}", lean=True),
@@ -131,7 +140,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "recover": real.recover_command,
     "replay": real.replay_command,
     "validate": measured.validate_command,
-    "figures": figures.figures_command,
+    "figures": command(api.figures, folder="figures", page="claims.md", instead=TITLES),
     "calibrate": command(api.calibrate),
     "reproduce": command(api.reproduce, page="reality.md", instead=LIST),
     "sweep": command(api.sweep, folder="{}-sweep", instead=DRY_RUN),

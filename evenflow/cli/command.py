@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
@@ -44,7 +44,7 @@ def command(
     """Return a function for typer, with the parameters that are annotated as options or arguments.
 
     `folder`: where it writes without `--out`, by the stem of its file; `page`: what there is to
-    read then. A parameter `watch` gets a bar, others are `fixed`.
+    read then. A parameter `watch` gets a bar, `say` what prints; others are `fixed`.
     """
     parameters = inspect.signature(function).parameters
     options = [
@@ -56,12 +56,13 @@ def command(
 
     def run(only: bool = False, **words: Any) -> None:
         if folder and words["out"] is None:
-            words["out"] = Path("out") / folder.format(next(iter(words.values())).stem)
+            file = next(iter(words.values()))
+            words["out"] = Path("out") / folder.format(getattr(file, "stem", ""))
         if instead is not None and only:
             for line in instead.lines(**words):
                 echo(line)
         else:
-            _carry_out(function, words | fixed, page, watched="watch" in parameters)
+            _carry_out(function, words | fixed, page, parameters)
 
     run.__doc__ = (inspect.getdoc(function) or "").partition("\n")[0]
     run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
@@ -79,13 +80,14 @@ def _in_a_terminal(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def _carry_out(
-    function: Callable[..., Any], words: dict[str, Any], page: str, *, watched: bool
+    function: Callable[..., Any], words: dict[str, Any], page: str, takes: Container[str]
 ) -> None:
     from evenflow.cli.terminal import progress, show
 
     out = words.get("out")
     try:
-        found = function(**words, **({"watch": progress} if watched else {}))
+        shows = {"watch": progress, "say": show}
+        found = function(**words, **{name: shows[name] for name in shows if name in takes})
     except KeyboardInterrupt:
         if out is not None and (out / "store").exists():
             echo("interrupted: what is done is kept, the same command goes on from there", err=True)

@@ -135,7 +135,7 @@ def _say_killed(folder: Path) -> None:
 
 def _tell(outcome: Outcome, folder: Path) -> None:
     from evenflow.cli.terminal import show
-    from evenflow.study.told import runs_told
+    from evenflow.study.fair import runs_told
 
     show(runs_told([outcome]))
     echo(folder)

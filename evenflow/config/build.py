@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evenflow.config.costs import MEASURED_COSTS, Hardware, MadeCosts
+from evenflow.config.costs import MEASURED_COSTS, EngineCosts, Hardware, MadeCosts
 from evenflow.config.files import make_importable
 from evenflow.config.run import RunConfig
 from evenflow.config.workload import Workload
@@ -21,9 +21,9 @@ from evenflow.core.decodes import ONE_TOKEN
 from evenflow.core.kv import KvCache
 from evenflow.core.rules import rules_of
 from evenflow.core.world import Link, World
-from evenflow.costs import StageCost, balanced_layers, estimates, prefill_work
+from evenflow.costs import StageCost, balanced_by, balanced_layers, estimates, prefill_work
 from evenflow.costs.launches import LAUNCH_S, launched
-from evenflow.engines.consensus import PrefillLoop
+from evenflow.engines.consensus import DecodeLoop, PrefillLoop
 from evenflow.engines.lock_step import EngineLockStep, LockStep
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.rules import EngineRules
@@ -33,7 +33,6 @@ from evenflow.keys import MOST_MODEL_LEN
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED, create
 from evenflow.specs.deployment import Deployment, split_layers
-from evenflow.specs.gpu import GpuSpec
 from evenflow.specs.memory import memories
 from evenflow.specs.model import ModelSpec, model
 from evenflow.traces import with_own_prefixes
@@ -243,10 +242,11 @@ def _loop(config: RunConfig, engines: int, rules: EngineRules) -> dict[str, Any]
         if engines > 1:
             words = "dispatch: engine_loop is the loop of one engine; virtual_engines: 1"
             raise UsageError(words)
-        if rules.prefills and groups > 1:
-            raise UsageError("disaggregation_mode: prefill is for one engine; data_parallel: 1")
+        if (rules.prefills or rules.receives) and groups > 1:
+            raise UsageError("disaggregation_mode is for one engine; data_parallel: 1")
         together = {"loop": EngineLockStep, "loop_options": options}
-        alone = {"loop": PrefillLoop if rules.prefills else EngineLoop}
+        server = PrefillLoop if rules.prefills else DecodeLoop
+        alone = {"loop": server if rules.prefills or rules.receives else EngineLoop}
         return together if groups > 1 else alone
     if groups == 1:
         return {"dispatch": dispatch}
@@ -279,7 +279,7 @@ def _hardware(config: RunConfig, beside: Path) -> Hardware:
             "costs: roofline is right"
         )
     nodes = config.wires.nodes
-    return Hardware(
+    hardware = Hardware(
         config.stages,
         config.tensor_parallel,
         spec,
@@ -288,6 +288,10 @@ def _hardware(config: RunConfig, beside: Path) -> Hardware:
         nodes is not None and config.stage_gpus > nodes.gpus,
         lambda path: find(path, beside),
     )
+    if config.split == "even":
+        return hardware
+    layers = _balanced(config, hardware)
+    return hardware._replace(placed=replace(hardware.deployment, layers_per_stage=layers))
 
 
 def _deployment(config: RunConfig, spec: ModelSpec, beside: Path) -> Deployment | None:
@@ -304,7 +308,7 @@ def _deployment(config: RunConfig, spec: ModelSpec, beside: Path) -> Deployment 
     return Deployment(
         spec,
         gpus[0],
-        _layers(config, spec, gpus),
+        split_layers(spec.num_layers, config.stages),
         config.tensor_parallel,
         memory_utilization=config.kv.memory_utilization,
         page_tokens=config.kv.page_tokens,
@@ -348,20 +352,25 @@ def _with_room_for(
     return placed and replace(placed, **found)
 
 
-def _layers(config: RunConfig, spec: ModelSpec, gpus: Sequence[GpuSpec]) -> tuple[int, ...]:
-    if config.split == "even":
-        return split_layers(spec.num_layers, config.stages)
+def _balanced(config: RunConfig, hardware: Hardware) -> tuple[int, ...]:
+    """Return the layers of balanced stages: by the run's costs where a roofline may lack layers."""
     if not isinstance(config.stages, int):
         raise UsageError(
             f"split: balanced: stages lists the layers already, {config.stages}; give their number"
         )
-    if len({*gpus}) > 1:
+    placed = hardware.deployment
+    if placed.gpus:
         raise UsageError(
             f"split: balanced: is of one GPU, not {config.gpu_words}; as stages, a list of the "
             "layers of each is right"
         )
-    ranks, fabric = config.tensor_parallel, config.fabric()
-    return balanced_layers(spec, gpus[0], config.stages, tensor_parallel=ranks, fabric=fabric)
+    model, ranks = placed.model, placed.tensor_parallel
+    if isinstance(config.costs, EngineCosts):
+        alone = replace(placed, layers_per_stage=(1,) * model.num_layers)
+        made = config.costs.make(hardware._replace(stages=model.num_layers, placed=alone))
+        return balanced_by(made.on_ranks(made.cost, placed.data_parallel), config.stages)
+    fabric = hardware.fabric()
+    return balanced_layers(model, placed.gpu, config.stages, tensor_parallel=ranks, fabric=fabric)
 
 
 def _scheduler_maker(

@@ -9,6 +9,7 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,18 +64,27 @@ def wall_clock(seconds: float) -> dict[str, Any]:
     return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "wall_s": round(seconds, 3)}
 
 
+@cache
 def checkout_commit() -> str | None:
-    """Return the commit the package runs from ("-dirty" with changes), None outside a checkout."""
+    """Return the commit the package runs from ("-dirty" with changes), None outside a checkout.
+
+    It is asked once: git takes 40 ms of a run, and what a process has imported stays as it is.
+    """
     package = Path(evenflow.__file__)
     if _git(package.parent, "ls-files", "--error-unmatch", package.name) is None:
         return None  # an installed copy may lie inside the repository of someone else
-    return _git(package.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    commit = _git(package.parent, "rev-parse", "HEAD")
+    changed = _git(package.parent, "status", "--porcelain", "--untracked-files=no")
+    return commit and commit + "-dirty" * bool(changed)
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
+            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
         )
     except OSError:
         return None

@@ -139,6 +139,10 @@ class HostLinkConfig(Keys):
     """Microseconds for each request copied."""
 
 
+MEMORY_OF: Mapping[str, MemoryName] = {"vllm_v1": "vllm", "trtllm": "trtllm"}
+"""The engine that pages are counted as with its policy."""
+
+
 class KvConfig(Keys):
     """Paged memory for keys and values."""
 
@@ -153,11 +157,13 @@ class KvConfig(Keys):
     ] = "auto"
     """Pages of a pipeline's pool; auto: as many as fit beside the weights on the fullest stage."""
     memory_utilization: Share = 0.9
-    """The share of each GPU's memory that weights, activations and pages may take."""
+    """The share of each GPU's memory that weights, activations and pages may take; of `like:
+    trtllm`, the share of what the others leave that pages take (free_gpu_memory_fraction)."""
     like: MemoryName | None = None
     """The engine that `pages: auto` is counted as: what it takes of each GPU besides weights and
     pages, of the memory that the card shows. `plain`: none, of the nominal memory; null: `vllm`
-    for its policy `vllm_v1`, else plain; commands that compare policies take one for all.
+    for its policy `vllm_v1`, `trtllm` for that, else plain; commands that compare policies take one
+    for all.
     """
     prefix_cache: bool = False
     """Whether requests share the pages of common prefixes."""
@@ -248,6 +254,7 @@ Dtype = Literal[
     "fp8",
     "fp8_block",
     "fp8_wo",
+    "mxfp8",
     "int8",
     "int8_wo",
     "int4_wo",
@@ -430,7 +437,7 @@ class RunConfig(Keys):
     @property
     def memory(self) -> MemoryName:
         """The engine that pages are counted as: as given, else that of the policy."""
-        return self.kv.like or ("vllm" if self.scheduler.name == "vllm_v1" else "plain")
+        return self.kv.like or MEMORY_OF.get(self.scheduler.name, "plain")
 
     @property
     def num_stages(self) -> int:
@@ -603,7 +610,7 @@ def memory_of_all(configs: Iterable[RunConfig]) -> yaml_file.Patch:
     counted = [each for each in configs if each.kv.pages == "auto" and each.kv.like is None]
     found = {config.memory for config in counted}
     engines = sorted(found - {"plain"})
-    return {"kv.like": engines[0]} if engines and len(found) > 1 else {}
+    return {"kv.like": engines[-1]} if engines and len(found) > 1 else {}
 
 
 def with_(

@@ -94,7 +94,7 @@ def balanced_layers(
     fabric: LinkSpec | Fabric | None = None,
     work: BatchShape = REFERENCE,
 ) -> tuple[int, ...]:
-    """Return the layers of each stage that minimise the slowest stage's seconds for `work`.
+    """Return the layers of each stage that minimise the slowest stage's roofline for `work`.
 
     The embedding counts on stage 0, the LM head on the last stage. Where layers are alike, handing
     each to the stage that is done first with it gives the best split; of equal stages the first
@@ -106,7 +106,7 @@ def balanced_layers(
     split_layers(model.num_layers, stages)
     if len(model.kinds()) > 1:
         alone = Deployment(model, gpu, (1,) * model.num_layers, tensor_parallel)
-        return _split(tuple(RooflineCost(alone, fabric).times(work)), stages)
+        return balanced_by(RooflineCost(alone, fabric), stages, work)
 
     def times(layers: tuple[int, ...]) -> list[float]:
         part = replace(model, num_layers=sum(layers))
@@ -122,8 +122,11 @@ def balanced_layers(
     return tuple(layers)
 
 
-def _split(seconds: tuple[float, ...], stages: int) -> tuple[int, ...]:
-    """Return how many layers each stage takes such that the slowest is as fast as possible."""
+def balanced_by(by_layer: StageCost, stages: int, work: BatchShape = REFERENCE) -> tuple[int, ...]:
+    """Return the layers of each stage that minimise the slowest stage's seconds, from the costs of
+    stages of one layer each.
+    """
+    seconds = by_layer.times(work)
     done_s = [0.0, *accumulate(seconds)]
 
     @cache

@@ -1,4 +1,4 @@
-"""The loop of SGLang's prefill server on a pipeline: ranks agree on requests round a ring."""
+"""Loops of SGLang's disaggregation on a pipeline: ranks agree on requests round a ring."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from evenflow.core.loop import Owner, Pipeline
 from evenflow.core.request import Request
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.queues import EngineQueues
+from evenflow.engines.receiving import Agreed, ReceivingQueues, act_on
 from evenflow.engines.rules import EngineRules
 from evenflow.results.recorder import Recorder
 
@@ -115,3 +116,78 @@ class PrefillLoop(EngineLoop):
         """Requests that were admitted and have not ended."""
         rounds = sum(isinstance(one, Request) for ready in self._rounds for one in ready)
         return super().outstanding + len(self._came) + rounds + len(self._queues.leaving)
+
+
+class DecodeLoop(EngineLoop):
+    """Decode what another server has computed, once all stages agree on pages and on KV.
+
+    Source: SGLang 0.5.23's `event_loop_pp_disagg_decode`. In each turn rank 0 lists retracted
+    requests (one in the turns of the slot that saw it first), new ones, and those whose KV is
+    there. The list is back stages - 1 turns later, after that turn's wait and before its result
+    is processed. KV takes `transfer_s` from when it has pages.
+    """
+
+    def __init__(
+        self,
+        engines: Collection[Batcher],
+        pipeline: Pipeline,
+        owner: Owner,
+        recorder: Recorder,
+        *,
+        eager: bool = False,
+        transfer_s: float = 0.0,
+    ) -> None:
+        super().__init__(engines, pipeline, owner, recorder, eager=eager)
+        queues = self.engines[0].queues
+        assert isinstance(queues, ReceivingQueues)
+        self._queues = queues
+        queues.transfer_s = transfer_s
+        self._rounds: deque[Agreed] = deque(maxlen=self.engines[0].depth)
+        self._seen_by: dict[Sequence, int] = {}  # slot, of retracted requests
+        self._idle_turns = 0
+
+    def _fill_place(self, now_s: float) -> bool:
+        """Begin a round, then ask; what ends with its first token is over."""
+        self._rounds.append(self._listed(now_s))
+        self._idle_turns += 1
+        more = super()._fill_place(now_s)
+        if self._queues.last is not None:
+            self._idle_turns = 0
+        if self._queues.ended:
+            self._finished(self._queues.ended, now_s)
+            self._queues.ended = []
+        return more
+
+    def _listed(self, now_s: float) -> Agreed:
+        """Return what rank 0 lists in the turn of the next slot."""
+        queues = self._queues
+        slot = (queues.slot + 1) % len(queues.slots)
+        retracted = [seq for seq in queues.waiting if seq.epoch]
+        self._seen_by = {seq: self._seen_by.get(seq, slot) for seq in retracted}
+        return Agreed(
+            [seq.request.request_id for seq, seen_by in self._seen_by.items() if seen_by == slot],
+            [seq.request.request_id for seq in queues.waiting if not seq.epoch],
+            [seq.request.request_id for seq, at_s in queues.arriving.items() if at_s <= now_s],
+        )
+
+    def _is_held_up(self, preemptions: int) -> bool:
+        """Say whether turns have been in vain for so long that only time brings more."""
+        vain = self._idle_turns >= 4 * len(self._queues.slots)
+        if vain:
+            self._idle_turns = -1
+        return vain
+
+    def _take_oldest(self, now_s: float) -> bool:
+        """Act on the round that is back, then take back the oldest answer."""
+        if self._answers[0] is not None and not self._back:
+            return False
+        if len(self._rounds) == self._rounds.maxlen:
+            act_on(self.engines[0], self._rounds[0], now_s)
+        return super()._take_oldest(now_s)
+
+    def settle(self, now_s: float) -> None:
+        """Turn until the loop has to wait: for a micro-batch, or for KV on its way."""
+        super().settle(now_s)
+        there_s = next(iter(self._queues.arriving.values()), now_s)
+        if there_s > now_s and not self._queues.in_flight:
+            self._wake(there_s)

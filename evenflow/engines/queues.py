@@ -114,8 +114,9 @@ class EngineQueues(Queues):
         self.leaving[seq.request.request_id] = seq
 
     def let_go(self, seq: Sequence) -> None:
-        """Free the pages of a request that is leaving."""
+        """Free the pages of a request that is leaving; its prompt is used once more."""
         del self.leaving[seq.request.request_id]
+        self.kv.publish(seq, seq.held_tokens)
         self.kv.release(seq, seq.held_tokens)
 
     # -- the four hooks -------------------------------------------------------------------------
@@ -253,7 +254,7 @@ class EngineQueues(Queues):
     def empty_group(self) -> DecodeGroup:
         """Return a group of decodes without members."""
         if self.reserves and isinstance(self.decoding, Speculation):
-            return ReservingGroup(self.decoding)
+            return ReservingGroup(self.decoding, relayed=len(self.slots) > 1)
         return AheadGroup() if self.ahead else super().empty_group()
 
     def decode_groups(self) -> abc.Iterator[DecodeGroup]:
@@ -298,6 +299,13 @@ class EngineQueues(Queues):
         begun = [chunk.sequence for chunk in batch.chunks if chunk.last]
         begun = [seq for seq in begun if seq.pages and seq.computed == seq.prompt_tokens]
         return sorted(dict.fromkeys([*begun, *finished]), key=self.row_key)
+
+    def retire(self, seq: Sequence) -> None:
+        """End a sequence that has all its output, and keep KV of its last token if it is there."""
+        if seq.generated > seq.request.output_tokens:
+            self.kv.publish(seq, seq.held_tokens)
+            seq.generated = seq.request.output_tokens
+        super().retire(seq)
 
     def forget(self, seq: Sequence, held_tokens: int, free: Free) -> None:
         """Remove a sequence that is in no queue and no micro-batch, and its pages, if any."""

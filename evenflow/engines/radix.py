@@ -27,7 +27,10 @@ class RadixCache(PrefixCache):
     Source: SGLang 0.5.23 (its UnifiedRadixCache). Pages are held and found as in a `PrefixCache`,
     but evicted by node. A lookup is a use of what it finds. A node is split where a lookup ends in
     it, where another prompt goes on differently, and where a prompt ends whose output is in it.
+    `pairs`: tokens are known with the one after each, as where EAGLE proposes tokens.
     """
+
+    pairs: bool = False
 
     def __init__(self, total_pages: int, page_tokens: int = 16) -> None:
         super().__init__(total_pages, page_tokens)
@@ -52,6 +55,15 @@ class RadixCache(PrefixCache):
         prompt_pages = self._full_pages(prefix, holder.request.prompt_tokens)
         if prompt_pages < len(holder.chain):
             self._use(holder.chain[:prompt_pages])
+
+    def _full_pages(self, prefix: Prefix, tokens: int) -> int:
+        return (min(tokens, prefix.tokens) - self.pairs) // self.page_tokens
+
+    def _blocks(self, prefix: Prefix, index: int) -> tuple[int, ...]:
+        if not self.pairs:
+            return super()._blocks(prefix, index)
+        start, size = index * self.page_tokens, prefix.block_tokens
+        return prefix.blocks[start // size : (start + self.page_tokens) // size + 1]
 
     def _use(self, chain: abc.Sequence[CachedPage]) -> None:
         for node in self._along(chain):

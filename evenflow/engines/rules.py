@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from evenflow.core.decodes import ONE_TOKEN, Decoding
 from evenflow.core.kv import KvCache, PagePool
@@ -13,6 +13,7 @@ from evenflow.core.scheduling import View
 from evenflow.engines.append_only import AppendOnlyCache
 from evenflow.engines.queues import EngineQueues
 from evenflow.engines.radix import RadixCache
+from evenflow.engines.receiving import ReceivingQueues, ReceivingView
 from evenflow.engines.view import EngineView
 from evenflow.errors import UsageError
 
@@ -36,7 +37,9 @@ class EngineRules(Rules):
     `none`: it is refused, as swap and speculation. `waits_first`: the loop sees nothing new between
     a choice and the end of the micro-batch before it on stage 0. `reserves`: with speculation, a
     decode holds pages for two steps. `prefills`: prompts only, for another engine (`PrefillLoop`),
-    which with `admits_late` agrees on what comes, too.
+    which with `admits_late` agrees on what comes, too. `receives`: decodes only, whose KV comes
+    from another engine (`DecodeLoop`); most of them in a slot, 0 where it computes prompts.
+    `unspeculative`: why it does not go with speculation, if so.
     """
 
     ahead: Literal["question", "round"] | None = None
@@ -53,6 +56,8 @@ class EngineRules(Rules):
     reserves: bool = False
     prefills: bool = False
     admits_late: bool = False
+    receives: int = 0
+    unspeculative: str = ""
 
     @classmethod
     def of(cls, policy: object) -> EngineRules:
@@ -90,6 +95,10 @@ class EngineRules(Rules):
         """Return empty queues; UsageError where the rules of a `policy` do not go with the rest."""
         if self.cache == "none" and (kv.keeps or decoding is not ONE_TOKEN):
             raise UsageError(f"policy {policy} goes without kv.prefix_cache, kv.swap, speculative")
+        if self.unspeculative and decoding is not ONE_TOKEN:
+            raise UsageError(self.unspeculative)
+        if isinstance(kv.pool, RadixCache):
+            kv.pool.pairs = decoding is not ONE_TOKEN
         known_early = kv.keeps and not isinstance(kv.pool, RadixCache | AppendOnlyCache)
         out_of_place = asks_again or known_early or decoding is not ONE_TOKEN
         if self.ahead is not None and out_of_place:
@@ -100,7 +109,8 @@ class EngineRules(Rules):
         if (self.slotted or self.waits_first) and asks_again:
             what = "gives slots their turn" if self.slotted else "waits for stage 0"
             raise UsageError(f"policy {policy} {what}, which goes with dispatch: engine_loop")
-        return EngineQueues(
+        options: dict[str, Any] = {"most_rows": self.receives} if self.receives else {}
+        return (ReceivingQueues if self.receives else EngineQueues)(
             kv,
             decoding,
             self.pipelined_chunks,
@@ -116,9 +126,12 @@ class EngineRules(Rules):
             ends_late=self.ends_late,
             reserves=self.reserves,
             prefills=self.prefills,
+            **options,
         )
 
     def view(self, queues: Queues, depth: int) -> View:
         """Return the policy's view of the queues."""
         assert isinstance(queues, EngineQueues)
+        if isinstance(queues, ReceivingQueues):
+            return ReceivingView(queues, depth)
         return EngineView(queues, depth)

@@ -88,14 +88,15 @@ class Speculation(Decoding):
         """
         return plain_sum(accumulate(self.acceptance, mul, initial=1.0))
 
-    def gain(self, request_id: int, generated: int) -> int:
+    def gain(self, request_id: int, generated: int, first: int = 1) -> int:
         """Return how many tokens a step of a request yields that has `generated` ones.
 
-        They end at the next of 1, 1 + t, 1 + 2 t, ... rounded, for t tokens a step on average.
+        They end at the next of f, f + t, f + 2 t, ... rounded, for t tokens a step on average;
+        with f, the `first`, proposals began.
         """
         average = self.tokens_per_step
-        steps = floor((generated - 0.5) / average) + 1
-        return 1 + floor(steps * average + 0.5) - generated
+        steps = floor((generated - first + 0.5) / average) + 1
+        return first + floor(steps * average + 0.5) - generated
 
     def group(self) -> DecodeGroup:
         """Return a group of decodes without members."""
@@ -106,19 +107,21 @@ class Speculation(Decoding):
 class ReservingGroup(DecodeGroup):
     """Sequences that each gain their own number of tokens in a step, and hold pages for two steps.
 
-    Source: SGLang's `get_alloc_reserve_per_decode`. Counts stay with the sequences: the group's
-    tick is 0, and a step costs O(sequences).
+    Source: SGLang's `get_alloc_reserve_per_decode`. With `relayed` proposals, the last stage makes
+    them after a step of decodes, so the first step after a prompt has none (its `degenerate` rows).
+    Counts stay with the sequences: the group's tick is 0, and a step costs O(sequences).
     """
 
-    def __init__(self, speculation: Speculation) -> None:
+    def __init__(self, speculation: Speculation, *, relayed: bool) -> None:
         super().__init__()
         self._speculation = speculation
+        self._relayed = relayed
         self._page_tokens = 1
         self.stride = 2 * speculation.row_tokens
 
     def empty(self) -> ReservingGroup:
         """Return a group without members."""
-        return ReservingGroup(self._speculation)
+        return ReservingGroup(self._speculation, relayed=self._relayed)
 
     def last_token_of(self, seq: Sequence) -> float:
         """Return when a member got its last token."""
@@ -138,13 +141,18 @@ class ReservingGroup(DecodeGroup):
         return seq.base
 
     def _gain(self, seq: Sequence) -> int:
-        gain = self._speculation.gain(seq.request.request_id, seq.generated)
-        return min(gain, seq.request.output_tokens - seq.generated)
+        if self._relayed and seq.base == seq.prompt_tokens:
+            return 1
+        first = 1 + seq.prompt_tokens - seq.request.prompt_tokens + self._relayed
+        return self._speculation.gain(seq.request.request_id, seq.generated, first)
 
     @property
     def next_tokens(self) -> int:
         """Tokens that the next step yields."""
-        return sum(map(self._gain, self.members.values()))
+        return sum(
+            min(self._gain(seq), seq.request.output_tokens - seq.generated)
+            for seq in self.members.values()
+        )
 
     def due_pages(self) -> list[Sequence]:
         """Return the sequences that need pages for their next step, once for each page."""
@@ -166,17 +174,23 @@ class ReservingGroup(DecodeGroup):
             seq.pages.append(page)
 
     def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Sequence]:
-        """Record the tokens of a step, which come together; return the members that end."""
+        """Record the tokens of a step, which come together; return the members that end.
+
+        Where more were accepted than a member lacks, one more is counted: its KV is there.
+        """
         finished: list[Sequence] = []
         for seq in list(self.members.values()):
-            gain = self._gain(seq)
+            lacks = seq.request.output_tokens - seq.generated
+            accepted = self._gain(seq)
+            gain = min(accepted, lacks)
             gap_s += [now_s - seq.last_token_s, 0.0]
             gap_count += [1, gain - 1]
             seq.last_token_s = now_s
             seq.generated += gain
             seq.base += gain
             self.context += gain
-            if seq.generated >= seq.request.output_tokens:
+            if gain == lacks:
                 self.leave(seq)
+                seq.generated += accepted > lacks
                 finished.append(seq)
         return finished

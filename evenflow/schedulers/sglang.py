@@ -15,6 +15,7 @@ from pydantic import Field
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import PagePool
 from evenflow.core.scheduling import Action, Order, Plan, Prefill
+from evenflow.engines.receiving import Agreed, Receive, ReceivingView
 from evenflow.engines.rules import EngineRules
 from evenflow.engines.upkeep import Upkeep
 from evenflow.engines.view import DecodeRow, EnginePrompt, EngineView
@@ -29,6 +30,10 @@ REFRESH = 32  # passes
 RETRACT_STEPS = 20  # tokens a decode is expected to generate before pages run short again
 SHARED = 32  # tokens that prompts begin with, of which only one is to compute them
 ORDER: Order = "first_returned"
+UNSPECULATIVE = (
+    "mixed_chunk: with speculative, SGLang's decodes yield one token beside prompts, which is not "
+    "modelled; false is right"
+)
 
 
 @dataclass(slots=True)
@@ -86,8 +91,12 @@ class SGLang(Policy):
     """Steps of decodes after which requests that came are seen."""
     overlap: bool | None = None
     """Whether a batch is chosen before the last one's outputs are there; null: on one stage."""
-    disaggregation_mode: Literal["prefill"] | None = None
-    """prefill: prompts only, for a decode server; a request ends once all stages agree on it."""
+    disaggregation_mode: Literal["prefill", "decode"] | None = None
+    """prefill: prompts only, for a decode server; a request ends once all stages agree on it.
+    decode: decodes only, on several stages; arrivals are prompts that were computed elsewhere.
+    """
+    num_reserved_decode_tokens: Annotated[int, Field(ge=0)] = 512
+    """Tokens of output that a decode server keeps free for each request it gives pages to."""
     version: Literal["0.5.17", "0.5.23"] = "0.5.23"
     """SGLang's release: in 0.5.17 the stages of a prefill server agree on what comes, too."""
     max_model_len: Count | None = None
@@ -101,8 +110,11 @@ class SGLang(Policy):
         slotted = not (depth == 1 if self.overlap is None else self.overlap)
         if depth > 1 and not slotted:
             raise ValueError(f"overlap is for one stage, not {depth}; false is right")
-        if self.disaggregation_mode is not None and not slotted:
+        mode = self.disaggregation_mode
+        if mode == "prefill" and not slotted:
             raise ValueError("disaggregation_mode: prefill on one stage needs overlap: false")
+        if mode == "decode" and (depth == 1 or self.version != "0.5.23"):
+            raise ValueError("disaggregation_mode: decode needs several stages and version 0.5.23")
         if chunk % self.page_tokens:
             what = f"chunked_prefill_size {chunk} is no multiple of"
             raise ValueError(f"{what} kv.page_tokens, {self.page_tokens}")
@@ -112,12 +124,14 @@ class SGLang(Policy):
         self.rules = EngineRules(
             pipelined_chunks=True,
             preempted_last=True,
-            cache="radix",
+            cache="none" if mode == "decode" else "radix",
             slotted=slotted,
             ahead=None if slotted else "question",
             newest_first=self.mixed_chunk,
             reserves=True,
-            prefills=self.disaggregation_mode == "prefill",
+            unspeculative=UNSPECULATIVE if self.mixed_chunk else "",
+            prefills=mode == "prefill",
+            receives=self.max_running_requests if mode == "decode" else 0,
             admits_late=self.version == "0.5.17",
             cuts=self.page_tokens > 1 and (self.mixed_chunk or self.dynamic_chunking),
         )
@@ -130,10 +144,20 @@ class SGLang(Policy):
 
     def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
         """Return why a request of these lengths would never be admitted, or None."""
+        if self.rules.receives:
+            return self._refuse_kv(prompt_tokens, output_tokens, pool)
         tokens = (pool.pages_for(prompt_tokens) + 1) * pool.page_tokens + output_tokens
         if tokens < pool.total_pages * pool.page_tokens:
             return None
         return f"{tokens} tokens, a page of them spare, do not leave one of the pool"
+
+    def _refuse_kv(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
+        reserved = pool.pages_for(prompt_tokens) * pool.page_tokens
+        reserved += self.num_reserved_decode_tokens
+        tokens = max(reserved, prompt_tokens + min(output_tokens, CLIP))
+        if tokens <= pool.total_pages * pool.page_tokens:
+            return None
+        return f"{tokens} tokens, with what is reserved, exceed the pool's"
 
     def schedule(self, view: EngineView) -> Iterator[Plan | Action]:
         slot = self._slots.setdefault(view.slot if self.rules.slotted else 0, Slot())
@@ -143,6 +167,9 @@ class SGLang(Policy):
             self._idles, self.new_token_ratio = view.idles, self._most_ratio
         if self._decode_steps >= self.scheduler_recv_interval or not running:
             self._decode_steps, self._received_s = 0, view.now_s
+        if self.rules.receives:
+            yield from self._decode(view, running)
+            return
         prompts = yield from self._take_prompts(view, slot, running)
         slot.running = running + len(prompts)
         slot.full &= running > 0
@@ -245,6 +272,42 @@ class SGLang(Policy):
                 for prompt, tokens in prompts
             ]
         )
+
+    def take_in(self, view: ReceivingView, agreed: Agreed) -> Iterator[Action]:
+        """Resume retracted requests, then give pages to new ones, in order, while they have room.
+
+        Beside each decode of the slot, and each that is to come, `num_reserved_decode_tokens` stay
+        free; or what the longest of the slot may still need, if all others of it were retracted.
+        """
+        rows, reserved = view.last_rows, self.num_reserved_decode_tokens
+        held = sum(one.tokens for one in rows)
+        alone = (min(one.output_limit, CLIP) + one.prompt_tokens - held for one in rows)
+        need = max(alone, default=0)
+        for prompt in view.retracted:
+            if prompt.request_id in agreed.retracted:
+                tokens = view.paged(prompt.tokens - 1) + reserved
+                if not self._has_row(view) or tokens > self._room(view, 0):
+                    break
+                yield Receive(prompt.request_id)
+        for prompt in () if view.retracted else view.new:
+            if prompt.request_id in agreed.new:
+                tokens = prompt.tokens + min(prompt.output_limit, CLIP) - held
+                tokens = max(view.paged(prompt.tokens) + reserved, tokens)
+                full = view.arriving >= 2 * self.max_running_requests
+                if full or not self._has_row(view) or tokens > self._room(view, need):
+                    break
+                yield Receive(prompt.request_id)
+
+    def _has_row(self, view: ReceivingView) -> bool:
+        """Say whether a row is left: there are three times the decodes, if these are few."""
+        most = self.max_running_requests
+        return view.running < (3 * most if most <= 32 else most)
+
+    def _room(self, view: ReceivingView, need: int) -> int:
+        """Return the tokens that are free beside what is reserved, or beside `need`."""
+        active = len(view.last_rows) + view.arriving + view.arrived
+        reserved = self.num_reserved_decode_tokens * active
+        return view.free_pages * view.page_tokens - max(reserved, need)
 
     def _decode(self, view: EngineView, running: int) -> Iterator[Plan | Action]:
         """Plan the decodes of a slot, except those with their last allowed token in flight."""

@@ -248,14 +248,20 @@ class Deployment:
         gpu = self.gpu_of(stage)
         return gpu.memory_bytes if self.memory is None else gpu.visible_bytes
 
+    @property
+    def _shares(self) -> tuple[float, float]:
+        """The share of a GPU that the engine may use, and that of what is left for KV."""
+        of_free = self.memory is not None and self.memory.of_free
+        return (1.0, self.memory_utilization) if of_free else (self.memory_utilization, 1.0)
+
     def usable_bytes(self, stage: int) -> float:
         """Return the bytes of a GPU of a stage that the engine may use."""
-        return self.whole_bytes(stage) * self.memory_utilization
+        return self.whole_bytes(stage) * self._shares[0]
 
     def free_bytes(self, stage: int) -> float:
         """Return the bytes that are left for KV on one GPU of a stage; below 0: none."""
         taken = self.weight_bytes(stage) + self.activation_bytes(stage) + self.other_bytes(stage)
-        return self.usable_bytes(stage) - taken
+        return (self.usable_bytes(stage) - taken) * self._shares[1]
 
     def kv_bytes_per_token(self, stage: int) -> int:
         """Return the bytes of one token's keys and values on one GPU of a stage."""
@@ -314,7 +320,7 @@ class Deployment:
             raise DoesNotFitError(
                 f"{self.model.name} does not fit: each GPU of stage {stage} needs "
                 f"{self._needs(stage)} and has {self.usable_bytes(stage) / GIB:.1f} "
-                f"({self.memory_utilization:g} of an {self.gpu_of(stage).name}'s "
+                f"({self._shares[0]:g} of an {self.gpu_of(stage).name}'s "
                 f"{self.whole_bytes(stage) / GIB:g}); use more stages or tensor_parallel, a larger "
                 f"GPU, or a policy with fewer than {self.activation_tokens} tokens a step"
             )

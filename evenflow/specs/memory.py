@@ -13,7 +13,7 @@ from evenflow.specs.gpu import GIB
 from evenflow.specs.model import ModelSpec
 from evenflow.specs.tables import read_table
 
-MemoryName = Literal["plain", "vllm", "vllm-0.19"]
+MemoryName = Literal["plain", "vllm", "vllm-0.19", "trtllm"]
 """An engine of `memories()`; `plain`: none, the nominal memory and the largest step."""
 
 
@@ -26,7 +26,7 @@ class EngineMemory:
     for each row and word. `one_gpu_gib`, `stages_gib` and `ranks_gib` is what is not PyTorch's
     (CUDA libraries, NCCL): on one GPU, with several stages, and with ranks joined by NVLink; of
     ranks over PCIe that of one GPU, an assumption. Graphs take `graph_gib`, and `graph_layer_gib` a
-    layer of the stage.
+    layer of the stage. `of_free`: the share for pages is of what all that leaves, not of the GPU.
     """
 
     name: str
@@ -37,6 +37,7 @@ class EngineMemory:
     ranks_gib: NonNegative
     graph_gib: NonNegative = 0.0
     graph_layer_gib: NonNegative = 0.0
+    of_free: bool = False
     source: str = ""
 
     def step_bytes(

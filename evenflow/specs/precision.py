@@ -35,6 +35,7 @@ FORMATS = {
     "fp8": Format(8, 4, (0, 0), "fp8"),
     "fp8_block": Format(8, 4, (128, 128), "fp8"),
     "fp8_wo": Format(8, 2, (0, 1), "16-bit"),
+    "mxfp8": Format(8, 1, (32, 1), "fp8"),
     "int8": Format(8, 4, (0, 1), "int8"),
     "int8_wo": Format(8, 2, (0, 1), "16-bit"),
     "int4_wo": Format(4, 2.5, (128, 1), "16-bit"),
@@ -47,7 +48,8 @@ FORMATS = {
 that none is looked for when it runs; `fp8_block` with one for 128 x 128 (DeepSeek, Qwen3-FP8),
 `int8` with one a column, and inputs in INT8 too (W8A8),
 `int8_wo` and `fp8_wo` a 16-bit one a column, `int4_wo` a 16-bit one and a 4-bit zero for groups of
-128 (AWQ, GPTQ), `nvfp4` an 8-bit one for 16, `mxfp4` one for 32. `_wo`: inputs stay in 16 bits."""
+128 (AWQ, GPTQ), `nvfp4` an 8-bit one for 16, `mxfp8` and `mxfp4` one for 32. `_wo`: inputs
+stay in 16 bits."""
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a value in a model's own dtype."""

@@ -27,10 +27,17 @@ MODELOPT = {
     "NVFP4_AWQ": "nvfp4",
     "W4A16_NVFP4": "nvfp4_wo",
     "W4A16_AWQ": "int4_wo",
+    "MXFP8": "mxfp8",
 }
 """`quant_algo` -> format."""
 
-WEIGHT_ONLY = {"fp8": "fp8_wo", "fp8_block": "fp8_wo", "nvfp4": "nvfp4_wo", "mxfp4": "mxfp4_wo"}
+WEIGHT_ONLY = {
+    "fp8": "fp8_wo",
+    "fp8_block": "fp8_wo",
+    "mxfp8": "fp8_wo",
+    "nvfp4": "nvfp4_wo",
+    "mxfp4": "mxfp4_wo",
+}
 """A format of floats -> that of weights in it whose inputs stay in 16 bits."""
 
 STAND_INS = (
@@ -104,8 +111,10 @@ def weights_format(said: object, layers: int, experts: int, where: Path) -> str:
 def expert_format(said: object) -> str:
     """Return the format of a mixture's experts where modelopt gives them another than the rest."""
     layers = mapping(mapping(said).get("quantized_layers"))
-    found = {_modelopt(mapping(layer)) for name, layer in layers.items() if ROUTED.search(name)}
-    return found.pop() if len(found) == 1 else ""
+    said_of = {
+        str(mapping(each).get("quant_algo")) for name, each in layers.items() if ROUTED.search(name)
+    }
+    return MODELOPT.get(said_of.pop(), "") if len(said_of) == 1 else ""
 
 
 def _beside_experts(said: dict[str, Any]) -> dict[str, Any]:
@@ -268,8 +277,10 @@ def _float(bits: object, weights: dict[str, Any], layout: str) -> str:
     block, size = weights.get("block_structure"), weights.get("group_size")
     if bits == 8 and weights.get("strategy") == "block":
         return "fp8_block" if block in (None, [128, 128], "128x128") else ""
+    if bits == 8 and weights.get("strategy") == "group":
+        return "mxfp8" if size == 32 else ""
     if bits == 8:
-        return "" if weights.get("strategy") == "group" else "fp8"
+        return "fp8"
     size = size or (32 if "mxfp4" in layout else 16)
     return {"16": "nvfp4", "32": "mxfp4"}.get(str(size), "") if bits == 4 else ""
 

@@ -29,7 +29,7 @@ from evenflow.report.words import listed, metric_words, refusals, too_short
 from evenflow.results.outcome import Served
 from evenflow.study.decision import DecisionRecord, basis, breaks, launch, margins
 from evenflow.study.decision_page import OTHER_RATES, draw, write_page
-from evenflow.study.fair import Interval, interval, marked, require_served, weak
+from evenflow.study.fair import Interval, interval, left_out, marked, require_served, weak
 from evenflow.study.rates import (
     LEAST_TOLERANCE,
     RateFound,
@@ -52,7 +52,6 @@ from evenflow.study.slo import (
     levels_of,
     service_levels,
 )
-from evenflow.study.told import left_out
 from evenflow.study.trials import (
     How,
     Simulator,

@@ -12,7 +12,6 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +24,7 @@ from evenflow.config.build import load_workload, reads_text
 from evenflow.config.run import RunConfig, memory_of_all, with_
 from evenflow.config.systems import PublishedSystem, systems
 from evenflow.config.yaml_file import Patch, flat, value_of
-from evenflow.errors import LostProcessError, UsageError
+from evenflow.errors import UsageError
 from evenflow.report.folder import reading
 from evenflow.report.shown import Shown, Table
 from evenflow.report.tables import Format, is_metric, percent, read_table, write_summaries
@@ -39,12 +38,12 @@ from evenflow.study.fair import (
     marked,
     paired_difference,
     require_served,
+    runs_told,
     signed,
     unpaired_difference,
 )
 from evenflow.study.points import processes
 from evenflow.study.runs import GivenPolicy, Job, Save, run_job, write_run
-from evenflow.study.told import runs_told
 
 if TYPE_CHECKING:
     from ctypes import Array, c_long
@@ -217,12 +216,7 @@ def run_all(
             for index, job in enumerate(jobs)
             if job.policy is None
         }
-        try:
-            _watch(list(futures.values()), lambda: tell(list(done)))
-        except BrokenProcessPool:
-            raise LostProcessError(
-                "a scheduler's process died; the machine may be out of memory: try fewer requests"
-            ) from None
+        _watch(list(futures.values()), lambda: tell(list(done)))
         outcomes = [
             futures[index].result()
             if index in futures

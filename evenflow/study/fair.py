@@ -1,4 +1,4 @@
-"""How sure a comparison of runs is: confidence intervals, and what makes it unfair, or weak.
+"""Runs side by side, how sure their comparison is, and what makes it unfair, or weak.
 
 Student's intervals take replications as independent draws of nearly normal values. Every command
 that compares asks here what is unfair, in sentences. Knows numbers, summaries and where they come
@@ -15,9 +15,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from evenflow.errors import UsageError
+from evenflow.report.shown import Aside, Table
 from evenflow.report.tables import number, percent
-from evenflow.report.words import NOT_FAIR, listed
-from evenflow.results.outcome import Served
+from evenflow.report.words import (
+    NOT_FAIR,
+    listed,
+    metrics,
+    overload,
+    refusals,
+    rows_left_out,
+    too_short,
+)
+from evenflow.results.outcome import Outcome, Served
 from evenflow.results.student import student_quantile
 
 LEVEL = 0.95
@@ -242,3 +251,36 @@ def version_of(provenance: Mapping[str, Any]) -> str:
     """Return the version and commit that made a run."""
     commit, dirty, _ = str(provenance.get("git_commit") or "none").partition("-dirty")
     return f"{provenance.get('evenflow_version')} (commit {commit[:12]}{dirty})"
+
+
+def runs_told(outcomes: Sequence[Outcome]) -> Iterator[str | Table]:
+    """Yield what was refused, what runs on what, the runs side by side, what makes it unfair."""
+    yield from refusals({run.label: run.served for run in outcomes})
+    yield from dict.fromkeys(run.result.provenance["setup"] for run in outcomes)
+    yield from _side_by_side({run.label: run.summary for run in outcomes})
+    yield from marked(
+        doubts({run.label: Side(run.summary, run.result.provenance) for run in outcomes})
+    )
+    yield from left_out(outcomes[0].result.provenance)
+
+
+def _side_by_side(summaries: Mapping[str, Mapping[str, Any]]) -> Iterator[str | Table]:
+    rows = []
+    for metric in metrics():
+        if any(metric.key in summary for summary in summaries.values()):
+            values = (summary.get(metric.key) for summary in summaries.values())
+            rows.append([metric.words, *map(metric.cell, values)])
+    yield Table(["", *summaries], rows)
+    for name, summary in summaries.items():
+        if told := overload(summary):
+            yield f"OVERLOADED, {name}: {told}"
+        if told := too_short(summary):
+            yield f"{name}: {told}"
+
+
+def left_out(provenance: Mapping[str, Any]) -> Iterator[Aside]:
+    """Yield what a run left out, by its provenance: rows of the trace, measurements."""
+    yield from map(Aside, rows_left_out(provenance.get("trace", {})))
+    share = provenance.get("cost_source", {}).get("extrapolated_share", 0.0)
+    if share > TOLD_SHARE:
+        yield Aside(f"costs: {100 * share:.0f} % of the predicted time rests on no measurement")

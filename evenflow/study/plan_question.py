@@ -20,7 +20,14 @@ from evenflow.study.bounds import Refuted
 from evenflow.study.deployments import Candidate, Layout, budget_key
 from evenflow.study.early import allowed
 from evenflow.study.rates import rate_patch, rounded
-from evenflow.study.slo import Condition, levels_of, missed, service_levels, shares_beyond
+from evenflow.study.slo import (
+    Condition,
+    checked_price,
+    levels_of,
+    missed,
+    service_levels,
+    shares_beyond,
+)
 from evenflow.study.trials import Parts, Study, Trial, Variant, replications
 
 DIGITS = 10
@@ -55,8 +62,8 @@ class Ask:
     intervals: bool = False
 
     def __post_init__(self) -> None:
-        if self.price is not None and not 0 < self.price < math.inf:
-            raise UsageError(f"--price {self.price:g}: should be dollars of a GPU an hour, above 0")
+        if self.price is not None:
+            checked_price(self.price)
         if self.replications < 1:
             raise UsageError(f"--replications {self.replications}: should be at least 1")
         for budget in self.budgets or ():

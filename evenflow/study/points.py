@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -312,7 +313,8 @@ def processes(
     """Give a pool of processes of this machine, none of which outlives this one or the block.
 
     Each calls `start` with the arguments first; they may be shared memory, as a task's may not.
-    Forked ones, which have what this process has read, are there from the start.
+    Forked ones, which have what this process has read, are there from the start. LostProcessError
+    when one dies.
     """
     forks = _may_fork()
     context = multiprocessing.get_context("fork" if forks else "spawn")
@@ -322,10 +324,13 @@ def processes(
             if forks:
                 pool.submit(int).result()
             yield pool
-    except BaseException:
+    except BaseException as error:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
             process.terminate()
+        if isinstance(error, BrokenProcessPool):
+            message = "a worker died, perhaps for want of memory: try fewer requests"
+            raise LostProcessError(message) from None
         raise
     finally:
         pool.shutdown()

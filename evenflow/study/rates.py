@@ -209,7 +209,7 @@ def own_rate(arrivals: AnyArrivals, requests: Sequence[Request]) -> float:
     rate = getattr(arrivals, "rate", None)
     if rate is None:
         raise UsageError(
-            f"workload.arrivals: {arrivals.kind} has no rate to search for; give poisson, gamma, "
-            "onoff or replay"
+            f"workload.arrivals: {arrivals.kind} has no rate to search for; give poisson, gamma "
+            "or replay"
         )
     return float(rate)

@@ -31,7 +31,7 @@ from evenflow.results.outcome import Outcome
 from evenflow.results.run import Columns, RunResult, merged
 from evenflow.schedulers import refuse_old
 from evenflow.sim import pipeline_of, simulate_replicas
-from evenflow.study.told import runs_told
+from evenflow.study.fair import runs_told
 
 if TYPE_CHECKING:
     from evenflow.core.world import World

@@ -9,14 +9,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal, cast, get_args
 
 import numpy as np
 from pydantic import Field
 
-from evenflow.config import yaml_file
 from evenflow.config.pools import runs_of_pools, system
 from evenflow.config.run import RunConfig
 from evenflow.errors import UsageError, instead_of
@@ -27,7 +25,6 @@ from evenflow.results.metrics import Limit, meets, request_metrics
 from evenflow.results.outcome import Outcome
 from evenflow.results.run import RunResult
 from evenflow.schedulers import POOLED
-from evenflow.specs.gpu import GpuSpec
 from evenflow.sums import plain_sum
 
 LATENCY = re.compile(r"(mean|median|std|p(\d+(?:\.\d+)?))_(ttft|tpot|itl|e2el|queue)_ms")
@@ -295,7 +292,7 @@ def _per_gpu_and_user(outcome: Outcome, gpus: int) -> dict[str, float | None]:
 
 def _num_gpus(outcome: Outcome) -> int:
     config = RunConfig.model_validate(outcome.result.provenance["config"])
-    return sum(count for _, count in _gpus(config))
+    return num_gpus(config)
 
 
 def costs(
@@ -325,45 +322,16 @@ def completed_per_s(values: Mapping[str, Any], *, keeps_up: bool) -> float:
     return float(values[LOAD[0]] * values["completed"] / (values["completed"] + values["failed"]))
 
 
-def load_prices(path: Path) -> dict[str, float]:
-    """Read a YAML file of `GPU name: dollars per hour`; UsageError naming the row otherwise."""
-    document = yaml_file.read(path, "prices, such as L20: 0.8")
-    for name, price in document.data.items():
-        if not is_number(price) or not 0 < price < math.inf:
-            place = document.place((name,))
-            raise UsageError(f"{place}: {name}: should be dollars per hour, above 0, not {price!r}")
-    return {str(name): float(price) for name, price in document.data.items()}
+def checked_price(price: float) -> float:
+    """Return the price of a GPU; UsageError for one that is none."""
+    if not 0 < price < math.inf:
+        raise UsageError(f"--price {price:g}: should be dollars of a GPU an hour, above 0")
+    return price
 
 
-def dollars_per_hour(config: RunConfig, prices: Mapping[str, float]) -> float:
-    """Return what all GPUs of a configuration cost an hour, its replicas included.
-
-    UsageError when the configuration names no GPU, or one that the table does not have.
-    """
-    total = 0.0
-    for given, count in _gpus(config):
-        if given is None:
-            raise UsageError("--per-dollar: the run names no gpu; add the key gpu to it")
-        name = given.name
-        if name not in prices:
-            raise UsageError(
-                f"--per-dollar: the price of {name} is missing; {instead_of(name, prices)}"
-            )
-        total += count * prices[name]
-    return total
-
-
-def _gpus(config: RunConfig) -> list[tuple[GpuSpec | None, int]]:
-    """Return GPUs and how many of each there are, replicas included."""
-    replicas = 1 if config.replicas is None else config.replicas.count
-    if config.scheduler.name not in POOLED:
-        return _of_pipeline(config, replicas)
-    runs = runs_of_pools(config, system(config.scheduler)).values()
-    return [pair for run in runs for pair in _of_pipeline(run)]
-
-
-def _of_pipeline(config: RunConfig, replicas: int = 1) -> list[tuple[GpuSpec | None, int]]:
-    """Return the GPU of each stage, None where none is named, and how many there are."""
-    return [(each, replicas * config.stage_gpus) for each in config.gpus] or [
-        (None, replicas * config.pipeline_gpus)
-    ]
+def num_gpus(config: RunConfig) -> int:
+    """Return the GPUs of all replicas, or of the runs that a policy's pools are."""
+    if config.scheduler.name in POOLED:
+        runs = runs_of_pools(config, system(config.scheduler)).values()
+        return sum(run.pipeline_gpus for run in runs)
+    return config.pipeline_gpus * (1 if config.replicas is None else config.replicas.count)

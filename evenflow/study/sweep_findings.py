@@ -54,16 +54,6 @@ class Findings:
         return self.trials[self.ranked[0]] if self.ranked else None
 
     @cached_property
-    def points(self) -> pd.DataFrame:
-        """A row for each point and replication, in that order, as points.csv has them."""
-        return point_cells(self).infer_objects()
-
-    @cached_property
-    def table(self) -> pd.DataFrame:
-        """A row for each point, as summary.csv has them: means, intervals, the place it took."""
-        return summary_cells(self).infer_objects()
-
-    @cached_property
     def keys(self) -> pd.DataFrame:
         """A row for each point: its parameters, as texts that are equal where values are."""
         names = list(self.config.parameters)

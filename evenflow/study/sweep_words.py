@@ -15,7 +15,7 @@ from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import is_number, number
 from evenflow.report.words import metric_words, refusals, too_short
 from evenflow.study.fair import interval, marked, paired_difference, signed, with_width
-from evenflow.study.sweep_findings import Findings, cell
+from evenflow.study.sweep_findings import Findings, cell, point_cells, summary_cells
 from evenflow.study.trials import Trial, unfair
 from evenflow.study.unseen import verdict
 
@@ -47,19 +47,19 @@ class Swept(Findings, Shown):
 
     @cached_property
     def points(self) -> pd.DataFrame:
-        return self._in_words(super().points)
+        """A row for each point and replication, in that order, as points.csv has them."""
+        return self._in_words(point_cells(self))
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        return self._in_words(super().table)
+        """A row for each point, as summary.csv has them: means, intervals, the place it took."""
+        return self._in_words(summary_cells(self))
 
     def _in_words(self, cells: pd.DataFrame) -> pd.DataFrame:
-        words = {}
         for name in self.config.parameters:
             given = [self.trials[point].labels[name] for point in cells["point"]]
-            if any(isinstance(value, Mapping) for value in given):
-                words[name] = [label(v) if isinstance(v, Mapping) else cell(v) for v in given]
-        return cells.assign(**words)
+            cells[name] = [label(v) if isinstance(v, Mapping) else cell(v) for v in given]
+        return cells.infer_objects()
 
 
 def told(found: Findings) -> list[str]:

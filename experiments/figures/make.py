@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,9 +47,11 @@ from evenflow.experiments.figures.schema import PLAIN, FigurePlan, Look, load_pl
 from evenflow.experiments.figures.study import Drawing, FigureStudy, footnote
 from evenflow.report.folder import staged
 from evenflow.report.plots import save, styled
+from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import markdown_table, write_json, write_table
-from evenflow.study.fair import alike
+from evenflow.study.fair import alike, marked
 from evenflow.study.points import Store
+from evenflow.study.trials import Watch
 from evenflow.study.uncertainty import COSTS
 
 
@@ -87,6 +91,87 @@ def chosen(
     ]
 
 
+class Figures(Shown, dict[str, Drawing]):
+    """Figures by name, and the papers' claims that have an answer, by figures as published."""
+
+    answers: Sequence[Answer] = ()
+    set_by_hand: Sequence[str] = ()
+
+    def told(self) -> Iterator[str | Table]:
+        groups = [group for group in by_claim(self.answers) if worst(group) != "not run"]
+        rows = [
+            (
+                group[0].claim.id,
+                "\n".join(f"{each.part} {each.paper}".strip() for each in group),
+                "\n".join(map(with_interval, group)),
+                worst(group),
+            )
+            for group in groups
+        ]
+        if rows:
+            yield Table(("claim", "paper", "ours", "verdict"), rows, of_words=True)
+            counts = Counter(map(worst, groups))
+            yield "; ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        if self.answers and self.set_by_hand:
+            yield f"not compared, as set by hand: {', '.join(self.set_by_hand)}"
+
+
+def make_all(
+    plans: Sequence[FigurePlan],
+    folder: Path,
+    executor: Executor,
+    watch: Watch | None = None,
+    say: Callable[[list[str | Table]], None] | None = None,
+    *,
+    intervals: bool = False,
+    tables: bool = False,
+) -> Figures:
+    """Make figures, with `intervals` of their claims; UsageError, at last, for what cannot be.
+
+    `say` gets the path of each, what is unfair in it and, with `tables`, its numbers.
+    """
+    found, failures, store = Figures(), dict[str, list[str]](), Store(folder / "points")
+    say = say or (lambda parts: None)
+    for plan in plans:
+        started = time.perf_counter()
+        try:
+            with _shown(plan, watch) as on_progress:
+                drawing = found[plan.name] = make(plan, folder, store, executor, on_progress)
+        except UsageError as error:
+            failures.setdefault(str(error), []).append(plan.name)
+            say([f"{plan.name}: not made"] if len(plans) > 1 else [])
+            continue
+        seconds = time.perf_counter() - started
+        say([f"{folder / plan.name}.{plan.look.formats[0]}  {seconds:.1f} s"])
+        say([Aside(f"{plan.name}: {line}") for line in marked(drawing.doubts)])
+        if intervals:
+            try:
+                with _shown(plan, watch) as on_progress:
+                    add_intervals(plan, folder, store, executor, on_progress)
+            except UsageError as error:
+                say([f"{plan.name}: no intervals: {error}"])
+        say([drawing.text] if tables else [])
+    if any(plan.name in found and (plan.of_a_paper or plan.keys.claims) for plan in plans):
+        found.answers = write_claims(folder)
+        found.set_by_hand = [plan.name for plan in plans if not plan.published]
+    if failures:
+        if found.answers:
+            say([*found.told(), str(folder / "claims.md")])
+        told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in failures.items())
+        failed = sum(map(len, failures.values()))
+        one = len(plans) == 1
+        raise UsageError(
+            next(iter(failures)) if one else f"{failed} of {len(plans)} figures failed: {told}"
+        )
+    return found
+
+
+@contextmanager
+def _shown(plan: FigurePlan, watch: Watch | None) -> Iterator[Callable[..., None] | None]:
+    with nullcontext() if watch is None else watch([plan.name], None) as bar:
+        yield None if bar is None else bar.done
+
+
 def make(
     plan: FigurePlan,
     folder: Path,
@@ -104,7 +189,7 @@ def _written(study: FigureStudy, drawing: Drawing, folder: Path) -> Drawing:
     plan = study.plan
     facts, keys = study.facts(), plan.keys
     title = filled(keys.title, {"gpus": study.gpus, **study.numbers}, "title")
-    source = keys.source
+    source = keys.source.replace(" ", "\u00a0")  # which no line break parts
     if not plan.published:
         source = f"after {source}; set by hand: {', '.join(plan.overrides)}"
     # A verdict on a claim holds for the set-up of its paper only.
@@ -240,7 +325,7 @@ def write_claims(folder: Path) -> list[Answer]:
     """Write claims.csv, a row a value, and claims.md, a row a claim; return the values.
 
     Any figure made in the folder answers; where two answer one claim, the paper's figure does. A
-    coarse pass answers without a verdict. Claims of figures that were not made are counted only.
+    coarse pass answers without a verdict. Claims of other figures are counted only.
     """
     papers = [name for name in names() if (folder / f"{name}.json").exists()]
     others = sorted({path.stem for path in folder.glob("*.json")} - {*papers})
@@ -263,20 +348,19 @@ def write_claims(folder: Path) -> list[Answer]:
     with staged(folder, force=True, adds=True) as scratch:
         table = pd.DataFrame(
             {
-                "claim": each.claim.id,
-                "paper": each.claim.paper,
-                "where": each.claim.where,
-                "kind": each.claim.kind,
-                "part": each.part,
-                "paper_value": each.paper,
-                "ours": each.ours,
-                "ratio": each.ratio,
-                "effect": each.effect,
-                "verdict": each.verdict,
-                "low_90": each.low,
-                "high_90": each.high,
+                "claim": [each.claim.id for each in run],
+                "paper": [each.claim.paper for each in run],
+                "where": [each.claim.where for each in run],
+                "kind": [each.claim.kind for each in run],
+                "part": [each.part for each in run],
+                "paper_value": [each.paper for each in run],
+                "ours": [each.ours for each in run],
+                "ratio": [each.ratio for each in run],
+                "effect": [each.effect for each in run],
+                "verdict": [each.verdict for each in run],
+                "low_90": [each.low for each in run],
+                "high_90": [each.high for each in run],
             }
-            for each in run
         )
         write_table(scratch / "claims.csv", table)
         text = markdown(found, _beside(made)) + "".join(
@@ -342,5 +426,5 @@ def markdown(found: Sequence[Answer], beside: Mapping[str, str] | None = None) -
     told = [markdown_table(heads, rows)] if rows else []
     done = score([answer for answer in found if answer.verdict not in UNJUDGED])
     told += [f"{score_in_words(done)}\n"] if done.values else []
-    told += [f"{left_out} claims are of figures that were not made.\n"] if left_out else []
+    told += [f"{left_out} claims are of other figures.\n"] if left_out else []
     return "\n".join(told)

@@ -75,6 +75,8 @@ COLORS = {label: color for label, (color, _) in _LOOKS.items()} | PARTS_OF_TIME
 MARKERS = {label: marker for label, (_, marker) in _LOOKS.items()}
 TITLE_CHARACTERS_PER_INCH, NOTE_CHARACTERS_PER_INCH = 10.5, 15.5
 LINE_INCHES = 0.125
+MARKS_INCHES = 1.2
+"""Across: of the legend of the paper's marks, at the right of the title."""
 
 
 def colors_of(labels: Sequence[str]) -> dict[str, str]:
@@ -117,7 +119,8 @@ def fit(figure: Figure, width: float) -> None:
 def annotate(figure: Figure, title: str, note: str) -> None:
     """Put a title above and a footnote below, in lines as wide as the figure; add their height."""
     across, high = figure.get_size_inches()
-    above = textwrap.wrap(title, int(across * TITLE_CHARACTERS_PER_INCH))
+    room = across - (2 * MARKS_INCHES if marks_paper(figure) else 0.0)
+    above = textwrap.wrap(title, int(room * TITLE_CHARACTERS_PER_INCH))
     below = textwrap.wrap(note, int(across * NOTE_CHARACTERS_PER_INCH))
     figure.set_figheight(high + LINE_INCHES * (len(below) + 1.5 * (len(above) - 1)))
     figure.suptitle("\n".join(above), fontsize=11)
@@ -129,6 +132,9 @@ def annotate(figure: Figure, title: str, note: str) -> None:
 SPARE_MARKERS = "osD^v<>"
 GROUP_WIDTH, BAR_WIDTH = 0.82, 0.65
 """Of the room between two ticks, what bars side by side take, and a bar alone."""
+
+COVERED, DIAMOND = (-0.02, 0.08), 0.025
+"""Of a panel's top: how far over a bar's end a diamond covers its words, and half a diamond."""
 
 PALE, FEW = 0.45, 4
 NO_RATIO = "1.00"
@@ -529,6 +535,7 @@ def _draw_bars(axes: Axes, panel: Panel, curves: Sequence[PanelLine]) -> None:
     stacked = panel.kind != "bars"
     room = BAR_WIDTH if stacked or len(curves) == 1 else GROUP_WIDTH / len(curves)
     words = curves[0].points.index
+    highest = np.nanmax([curve.points[["max", "paper"]].max() for curve in curves])
     ticks, below = np.arange(len(words)), np.zeros(len(words))
     for index, curve in enumerate(curves):
         heights = curve.points["mean"].to_numpy()
@@ -541,7 +548,7 @@ def _draw_bars(axes: Axes, panel: Panel, curves: Sequence[PanelLine]) -> None:
             continue
         for patch, value in zip(drawn, words, strict=True):
             patch.set_alpha(1.0 if panel.strong in (None, value) else PALE)
-        _finish_bars(axes, panel, curve, places)
+        _finish_bars(axes, panel, curve, places, highest)
     written = curves[0].points["words"] if stacked and panel.write else ()
     if panel.kind == "lying":
         axes.set_yticks(ticks, [str(value) for value in words])
@@ -559,9 +566,14 @@ def _draw_bars(axes: Axes, panel: Panel, curves: Sequence[PanelLine]) -> None:
     axes.set_xticks(ticks, [str(value) for value in words])
 
 
-def _finish_bars(axes: Axes, panel: Panel, curve: PanelLine, places: Any) -> None:
-    """Draw whiskers, the rings of the steady window, what is written over bars, and why not."""
+def _finish_bars(axes: Axes, panel: Panel, curve: PanelLine, places: Any, highest: float) -> None:
+    """Draw whiskers, the rings of the steady window, what is written over bars, and why not.
+
+    What is written stands above a diamond that would cover it; `highest` is the panel's top.
+    """
     values, tops = curve.points, curve.points["max"]
+    covered = ((values["paper"] - tops) / highest).between(*COVERED)
+    tops = tops.mask(covered, values["paper"] + DIAMOND * highest)
     _mark_paper(axes, values, curve.color, places)
     if "seed" in curve.rows:
         looks: Words = {"fmt": "none", "color": "0.2", "capsize": 2, "lw": 0.9}

@@ -52,9 +52,19 @@ class Drawing(Shown):
     beside: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     doubts: Sequence[str] = ()
 
+    @property
+    def text(self) -> str:
+        """The numbers for a terminal, however wide: long words are cut."""
+        cut = {"max_colwidth": 40, "float_format": "{:.5g}".format, "max_rows": 200}
+        return str(self._rows.to_string(index=False, na_rep="-", **cut))
+
+    @property
+    def _rows(self) -> pd.DataFrame:
+        table = self.table if self.shown is None else self.table.filter(items=self.shown)
+        return table.drop_duplicates()
+
     def told(self) -> Iterator[str | Table]:
-        table = self.table if self.shown is None else self.table[list(self.shown)]
-        table = table.drop_duplicates()
+        table = self._rows
         yield f"{len(table)} rows: {', '.join(map(str, table.columns))}"
         rows = table.map(lambda cell: number(cell) if is_number(cell) else str(cell))
         yield Table([*map(str, table.columns)], rows.to_numpy().tolist())

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple, Protocol
 
 from evenflow.core.batch import MicroBatch
 from evenflow.core.batcher import Batcher
+from evenflow.core.decodes import Sequence as Served
 from evenflow.core.request import Prefix, Request
 from evenflow.core.scheduling import Scheduler
 from evenflow.costs import AffineCost
 from evenflow.engines.queues import EngineQueues
+from evenflow.engines.receiving import Agreed, ReceivingQueues, act_on
 from evenflow.errors import DryPoolError, PolicyError, StallError, UsageError
 from evenflow.sim import World, simulate
 
@@ -86,20 +88,36 @@ class Replayer:
             return self.batcher.add(self._requests[event["id"]])
         if event["kind"] == "ask":
             answers = self._form.answers(self.batcher, event, lambda: self.ask(now_s))
-            return next((self._differ(*each) for each in answers if each[1] != each[2]), None)
+            return self._first(answers)
         if event["kind"] == "released":
             self._let_go(event["ids"], now_s)
+        if event["kind"] == "round":
+            return self._first(self._agree(event, now_s))
         if event["kind"] == "done" and self._travelling and event.get("ids", True):
             ended = self.batcher.complete(self._travelling.popleft(), now_s)
             numbers = sorted(seq.request.request_id for seq in ended)
-            self.times |= {
-                seq.request.request_id: RequestTimes(seq.first_token_s, seq.completion_s)
-                for seq in ended
-            }
+            self._note(ended)
             recorded = sorted(event.get("finished", numbers))
             if numbers != recorded:
                 return self._differ("finished", numbers, recorded)
         return None
+
+    def _first(self, answers: Answers) -> str | None:
+        return next((self._differ(*each) for each in answers if each[1] != each[2]), None)
+
+    def _agree(self, event: Event, now_s: float) -> Answers:
+        """Act on what the stages of a decode server agree on, and compare what comes of it."""
+        queues = self.batcher.queues
+        assert isinstance(queues, ReceivingQueues)
+        arriving, arrived = [*queues.arriving], [*queues.arrived]
+        agreed = Agreed(*(event[name] for name in ("retracted", "waiting", "there")))
+        act_on(self.batcher, agreed, now_s)
+        back = [seq.request.request_id for seq in queues.arrived if seq not in arrived]
+        yield "resumed", back, [*event["resumed"], *event["arrived"]]
+        allocated = [seq.request.request_id for seq in queues.arriving if seq not in arriving]
+        yield "allocated", allocated, event["allocated"]
+        pool = self.batcher.pool
+        yield "free tokens", pool.empty_pages * pool.page_tokens, event["free"]
 
     def _let_go(self, numbers: Sequence[int], now_s: float) -> None:
         """Free the pages of requests that another engine has now, and end them."""
@@ -117,7 +135,17 @@ class Replayer:
             return None
         if batch is not None:
             self._travelling.append(batch)
+        queues = self.batcher.queues
+        if isinstance(queues, ReceivingQueues):
+            self._note(queues.ended)
+            queues.ended.clear()
         return batch
+
+    def _note(self, ended: Sequence[Served]) -> None:
+        self.times |= {
+            seq.request.request_id: RequestTimes(seq.first_token_s, seq.completion_s)
+            for seq in ended
+        }
 
     def _differ(self, name: str, ours: object, theirs: object) -> str:
         return f"{differ(name, ours, theirs)} ({self._form.RULES[name]})"

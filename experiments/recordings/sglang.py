@@ -19,9 +19,10 @@ from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import ONE_TOKEN, Decoding
 from evenflow.core.request import Request
 from evenflow.core.scheduling import Scheduler
-from evenflow.engines.consensus import PrefillLoop
+from evenflow.engines.consensus import DecodeLoop, PrefillLoop
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.queues import EngineQueues
+from evenflow.engines.receiving import ReceivingQueues
 from evenflow.engines.speculation import Speculation
 from evenflow.experiments.recordings import journal
 from evenflow.experiments.recordings.journal import Answers, Ask, Contents, Event, refuse, tokens_of
@@ -47,6 +48,7 @@ FIELDS = {
     ),
     "done": ("ids", "finished"),
     "released": ("ids",),
+    "round": ("retracted", "waiting", "there", "resumed", "allocated", "arrived", "free"),
     "idle": (),
 }
 """What each kind of event has to hold."""
@@ -66,6 +68,10 @@ RULES = {
     "leaves leave it as a whole",
     "free tokens": "pages come with the chunk and with the decode step",
     "new_token_ratio": "it falls with each decode step, and is estimated anew after a retraction",
+    "resumed": "a decode server takes retracted requests back first, with room for what each may "
+    "need next",
+    "allocated": "then new ones get pages, in order, while tokens for all to come stay free",
+    "joined": "whose KV is there joins the next slot that is asked",
     "finished": "the result of who was retracted is dropped",
     "first_token_s": "arrivals are seen when the loop asks; overlapped, it asks before it waits",
     "completion_s": "more slots than stages: what is chosen last is sent after the oldest result",
@@ -78,7 +84,8 @@ MODELLED = {"prefill_decode_interval_min_bs": 0}
 
 NOT_COVERED = (
     "priorities, `prefill_delayer`, DP attention, LoRA, grammars, speculation on one stage or with "
-    "mixed chunks, sliding windows, Mamba, hierarchical cache, a decode server, sessions, beams, "
+    "mixed chunks, sliding windows, Mamba, hierarchical cache, a decode server on "
+    "one stage or with a radix cache, sessions, beams, "
     "`prefill_decode_interval_min_bs`, `scheduler_recv_interval`, "
     "policies other than `fcfs` and `lpm`"
 )
@@ -89,7 +96,7 @@ def mode(config: Event) -> str:
     words = ["overlapped" if config["overlap"] else "not overlapped"]
     words += ["mixed chunks"] * bool(config.get("mixed_chunk"))
     words += ["speculation"] * bool(config.get("speculative"))
-    words += ["prefill server"] * bool(config.get("disaggregation_mode"))
+    words += [f"{each} server" for each in [config.get("disaggregation_mode")] if each]
     return ", ".join([*words, *["radix cache"] * bool(config["radix"])])
 
 
@@ -114,7 +121,8 @@ def _loop(config: Event) -> dict[str, Any]:
     """Return the fields of a world that set the loop of a journal's engine."""
     if config.get("disaggregation_mode") is None:
         return {"loop": EngineLoop}
-    return {"loop": PrefillLoop, "loop_options": {"transfer_s": config["transfer_s"]}}
+    loop = DecodeLoop if config["disaggregation_mode"] == "decode" else PrefillLoop
+    return {"loop": loop, "loop_options": {"transfer_s": config["transfer_s"]}}
 
 
 @dataclass(frozen=True)
@@ -123,7 +131,7 @@ class Accepted(Speculation):
 
     gains: Mapping[tuple[int, int], int]
 
-    def gain(self, request_id: int, generated: int) -> int:
+    def gain(self, request_id: int, generated: int, first: int = 1) -> int:
         return self.gains[request_id, generated]
 
 
@@ -144,7 +152,8 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
     """Return a journal's requests and deployment."""
     config = events[0]
     refuse(path, config, MODELLED)
-    contents = Contents(path, config["page_size"], generated) if config["radix"] else None
+    block_tokens = 1 if config.get("speculative") else config["page_size"]  # pages end with a pair
+    contents = Contents(path, block_tokens, generated) if config["radix"] else None
     make_scheduler = partial(scheduler_of, config, scheduler or "sglang")
     return journal.world_of(
         events,
@@ -181,11 +190,18 @@ def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
     """Compare an answer of SGLang's with ours."""
     queues = batcher.queues
     assert isinstance(queues, EngineQueues)
-    yield "waiting", [seq.request.request_id for seq in queues.waiting], event["waiting"]
+    receives = isinstance(queues, ReceivingQueues)
+    line = queues.arrived if receives else queues.waiting
+    waiting = [seq.request.request_id for seq in line]
+    yield "waiting", waiting, event["waiting"]
     yield "free tokens before", _room(batcher), [event["free_before"], event["evictable_before"]]
     admitted = list(queues.admitted)
     batch = ask()
     yield "slot", queues.slot, event["mb"]
+    if receives:
+        left = {seq.request.request_id for seq in queues.arrived}
+        yield "joined", [number for number in waiting if number not in left], event["joined"]
+        admitted = [number for number in admitted if number not in event["ended"]]
     gone = [number for number in admitted if number not in queues.admitted]
     yield "aborted", [number for number in gone if number not in queues.live], event["aborted"]
     order = [seq.request.request_id for seq in queues.waiting]

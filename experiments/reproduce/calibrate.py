@@ -5,7 +5,8 @@ simulation nearest to the measured TTFT and TPOT. A Gauss-Newton search over log
 measured), none of the constants below 0; large deviations count less (soft L1). A simulation is not
 smooth, as each change makes other micro-batches: slopes are those of a plane through all points
 tried nearby. Intervals are those of least squares with deviations that differ in size (White 1980).
-A constant that the results do not determine is left out, and reported. Knows no form of results and
+A constant that the results do not determine is left out, and reported; intervals reach over what
+the others were beside it, as one may have taken its time. Knows no form of results and
 no command line.
 """
 
@@ -93,17 +94,11 @@ Asking: TypeAlias = Generator[Sequence[Variant], list[Trial], Answer]
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A constant in seconds, and how far it may be off both ways, at 95 %; None: undetermined."""
+    """A constant in seconds, and the ends of its 95 % interval; None: undetermined."""
 
     name: str
     value: float
-    half_width: float | None
-
-    @property
-    def ends(self) -> tuple[float, float] | None:
-        """The interval, which does not go below 0."""
-        reach = self.half_width
-        return None if reach is None else (max(0.0, self.value - reach), self.value + reach)
+    ends: tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -373,6 +368,8 @@ class Fit:
     ideal: FittedConstants = field(init=False)
     best: FittedConstants = field(init=False)
     half_widths: Floats = field(init=False)
+    low: Floats = field(default_factory=lambda: np.full(len(CONSTANTS), np.inf))
+    high: Floats = field(default_factory=lambda: np.full(len(CONSTANTS), -np.inf))
 
     def search(self) -> Search:
         """Request simulations until no step gains enough and no constant is undetermined."""
@@ -381,6 +378,7 @@ class Fit:
         self.best = min([self.ideal, *found], key=lambda point: point.cost)
         while self._free:
             yield from self._descend()
+            self._widen()
             reach = self.half_widths / np.maximum(1.0, self.best.units / 2)
             unknown = np.flatnonzero(reach > 1).tolist()
             if not unknown:
@@ -405,6 +403,12 @@ class Fit:
                 break
         plane = yield from self._plane()
         self.half_widths = self._reach(plane) + np.abs(self._step(plane))
+
+    def _widen(self) -> None:
+        """Let the intervals reach over what they are with the constants that are free now."""
+        width = np.where(np.isfinite(self.half_widths), self.half_widths, -np.inf)
+        self.low = np.minimum(self.low, self.best.units - width)
+        self.high = np.maximum(self.high, self.best.units + width)
 
     def _plane(self) -> Asking[Plane]:
         """Return how deviations change around the best.
@@ -510,14 +514,16 @@ class Fit:
 
     def constants(self) -> list[Constant]:
         """Return the constants found, and the ones that the results do not determine."""
-        units = list(CONSTANTS.values())
+        found = zip(CONSTANTS.items(), self.best.units, self.low, self.high, strict=True)
         return [
             Constant(
                 name,
-                float(self.best.units[index] * units[index]),
-                None if index in self.left_out else float(self.half_widths[index] * units[index]),
+                float(value * unit),
+                None
+                if index in self.left_out
+                else (max(0.0, float(low * unit)), float(high * unit)),
             )
-            for index, name in enumerate(CONSTANTS)
+            for index, ((name, unit), value, low, high) in enumerate(found)
         ]
 
 

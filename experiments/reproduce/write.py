@@ -23,7 +23,7 @@ NAME = "reality"
 FEW_RUNS = 8
 """The most runs of an entry that the page lists; the CSV has all."""
 
-RATIOS = {1.5: (0.9, 1, 1.1), 3: (0.5, 0.7, 1, 1.4, 2), np.inf: (0.1, 0.3, 1, 3, 10)}
+RATIOS = {1.5: (0.9, 1, 1.1), 3: (0.5, 1, 2), np.inf: (0.1, 1, 10)}
 """What an axis of simulated / measured says that reaches at most so far."""
 
 Columns = Mapping[str, tuple[str, Callable[[Any], str]]]
@@ -36,6 +36,7 @@ SHOWN = (
     "p99_itl_ms",
     "request_throughput",
     "output_throughput",
+    "duration",
 )
 
 INSIDE_HEADS = ("inside 90 % interval", "metric", "all", "not used", "half-width, median")
@@ -240,7 +241,7 @@ def draw(table: pd.DataFrame) -> Figure:
     names: Sequence[str] = list(dict.fromkeys(table["entry"]))
     metrics = _shown(table)
     widths = [2 if metric in SHOWN[:2] else 1 for metric in metrics]
-    size = 10.5 / len(metrics), 1.1 + 0.23 * len(names)
+    size = 11 / len(metrics), 1.1 + 0.23 * len(names)
     figure, cells = panels(len(metrics), *size, sharey=True, gridspec_kw={"width_ratios": widths})
     for axes, metric in zip(cells, metrics, strict=True):
         runs = table[table["metric"] == metric]
@@ -254,7 +255,7 @@ def draw(table: pd.DataFrame) -> Figure:
         axes.set(xscale="log", xlim=(1 / reach, reach))
         plain_decades(axes.xaxis)
         axes.set_xticks(next(ticks for most, ticks in RATIOS.items() if reach <= most))
-        finish(axes, word(metric).split(" (")[0])
+        finish(axes, word(metric).split(" (")[0].replace("output ", "output\n"))
     counts = table.value_counts(["entry", "metric"]).groupby("entry").max()
     cells[0].set_yticks(range(len(names)), [f"{name} ({counts[name]})" for name in names])
     cells[0].set_ylim(len(names) - 0.5, -0.5)

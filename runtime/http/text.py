@@ -16,9 +16,6 @@ from typing import Any
 from evenflow.errors import UsageError
 
 TOKENIZER_FILE = "tokenizer.json"
-SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
-"""Tokens that a chat template may write, by name."""
-
 NO_CHAT = (
     "a chat needs the model's chat template: a tokenizer.json with its tokenizer_config.json "
     "beside it, in the model's folder or given to the server with --tokenizer"
@@ -78,19 +75,15 @@ class Codec:
         except ImportError:
             hint = "pip install jinja2 transformers, where the server runs"
             raise UsageError(f"a chat template needs transformers: {hint}") from None
-        path = self._path.with_name("tokenizer_config.json")
-        template, *special = _entries(path, "chat_template", *SPECIAL)
-        if (own := self._path.with_name("chat_template.jinja")).is_file():
-            with _readable(path):
-                template = own.read_text(encoding="utf-8")
-        if isinstance(template, list):  # several, by name
-            template = {each["name"]: each["template"] for each in template}.get("default")
-        if not isinstance(template, str):
+        folder, own = self._path.parent, self._tokenizer
+        with _readable(folder / "tokenizer_config.json"):
+            found = PreTrainedTokenizerFast.from_pretrained(
+                folder, tokenizer_object=own, local_files_only=True
+            )
+        template = found.chat_template  # several have names
+        if not isinstance(template.get("default") if isinstance(template, dict) else template, str):
             raise UsageError(NO_CHAT)
-        words = {name: _word(token) for name, token in zip(SPECIAL, special, strict=True) if token}
-        return PreTrainedTokenizerFast(
-            tokenizer_object=self._tokenizer, chat_template=template, **words
-        )
+        return found
 
     def stream(self) -> TextStream:
         """Return a stream that turns the tokens of one output into text."""
@@ -109,11 +102,6 @@ def _tokenizer(path: Path) -> Any:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # its Rust side raises nothing narrower
         raise UsageError(f"{path}: not a tokenizer.json: {error}") from None
-
-
-def _word(token: Any) -> str:
-    """Return a special token as text; a file may hold it with how it is split."""
-    return str(token["content"] if isinstance(token, dict) else token)
 
 
 class TextStream:
@@ -211,5 +199,5 @@ def _entries(path: Path, *keys: str) -> list[Any]:
 def _readable(path: Path) -> Iterator[None]:
     try:
         yield
-    except (AttributeError, OSError, ValueError, RecursionError) as error:
+    except (AttributeError, OSError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot read it: {error}") from None

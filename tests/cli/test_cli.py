@@ -17,6 +17,7 @@ import pytest
 import evenflow as package
 from evenflow.cli.terminal import progress
 from evenflow.compiled import is_compiled
+from evenflow.config.provenance import checkout_commit
 from evenflow.core import batcher
 from evenflow.study.advice import BOUNDS
 from tests.command_line import done, evenflow, refusal, rows_of, summary_of, write_trace
@@ -87,6 +88,23 @@ def test_the_columns_and_the_provenance() -> None:
     assert source["evenflow_version"] == package.__version__
     assert source["cost_source"]["kind"] == "affine"
     assert source["host"] == platform.node()
+
+
+def test_asking_for_the_commit_leaves_the_checkout_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git would note that a file was touched, and hold a lock meanwhile, which a kill leaves."""
+    code = tmp_path / "evenflow" / "__init__.py"
+    code.parent.mkdir()
+    code.touch()
+    who = "-c user.name=a -c user.email=a@b"
+    for command in ("init -q", "add evenflow", f"{who} commit -qm one"):
+        subprocess.run(["git", *command.split()], check=True)
+    os.utime(code, (1, 1))
+    monkeypatch.setattr(package, "__file__", str(code))
+    index = Path(".git/index").read_bytes()
+    assert re.fullmatch("[0-9a-f]{40}", str(checkout_commit.__wrapped__()))
+    assert Path(".git/index").read_bytes() == index
 
 
 def test_a_comparison_uses_the_same_arrivals() -> None:

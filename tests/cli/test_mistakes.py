@@ -48,8 +48,6 @@ def test_what_is_typed(words: list[str], told: str) -> None:
     Path("hollow").mkdir()
     Path("foreign").mkdir()
     Path("foreign/summary.json").write_text('{"provenance": 1}')
-    Path("prices.yaml").write_text("H100: 4\n")
-    Path("free.yaml").write_text("L20: 1\nH100: 0\n")
     write_policy("made", "return Plan()", constructor="{}['key']")
     write_policy("exits_late", "return Plan()", constructor="raise SystemExit(0)")
     write_policy("closes_late", "return Plan()", constructor="raise GeneratorExit")

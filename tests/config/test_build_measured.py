@@ -19,8 +19,8 @@ from evenflow.results.metrics import summarize
 from evenflow.runtime.real import notes_of, workers_of
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.sim import simulate
+from evenflow.study.fair import left_out
 from evenflow.study.runs import Job, run_job
-from evenflow.study.told import left_out
 from tests.command_line import mistake
 from tests.profiles import point, points, profile
 from tests.virtual_run import serve_with_known_host

@@ -157,7 +157,7 @@ def test_pages_leave_room_for_windows() -> None:
         ("Qwen3-30B-A3B", "H100", 1, "vllm", False),
         ("DeepSeek-R1", "B200", 8, "sglang", False),
         ("DeepSeek-V3", "H200", 8, "trtllm", True),
-        ("DeepSeek-V3", "H200", 8, "vllm", False),
+        pytest.param("DeepSeek-V3", "H200", 8, "vllm", False, marks=pytest.mark.long),
         ("gpt-oss-120b", "H200", 1, "vllm", False),
         ("Gemma-3-27B", "H100", 1, "vllm", False),
     ],

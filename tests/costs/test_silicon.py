@@ -79,6 +79,9 @@ def test_products_are_exact_where_measured_and_straight_along_k() -> None:
     assert product_times(gemm, 512, 1024, PEAK) == gemm[512][1024]
     between = product_times(gemm, 512, 768, PEAK)
     assert between[1024] == pytest.approx((gemm[512][512][1024] + gemm[512][1024][1024]) / 2)
+    middle = product_times(gemm, 362, 512, PEAK)[1]  # half way from 256 to 512 in logarithms
+    slower = [gemm[n][512][1] / PEAK.product_s(1, n, 512) for n in (256, 512)]
+    assert middle / PEAK.product_s(1, 362, 512) == pytest.approx(sum(slower) / 2, rel=1e-3)
     far = product_times(gemm, 8192, 4096, PEAK)
     efficiency = PEAK.product_s(1024, 2048, 2048) / gemm[2048][2048][1024]
     assert PEAK.product_s(1024, 8192, 4096) / far[1024] == pytest.approx(efficiency)
@@ -89,6 +92,7 @@ def test_heads_between_the_measured_ones_lie_on_a_line() -> None:
     assert prompt_times(tables.context, (6, 1))[1024] == pytest.approx(prompt_s(6, 1024))
     assert prompt_times(tables.context, (16, 2))[1024] == pytest.approx(2 * prompt_s(8, 1024))
     assert step_times(tables.generation, (6, 2))[8, 63] == pytest.approx(step_s(2, 8, 63))
+    assert step_times({(4, 2): {(8, 63): 1.0}, (8, 2): {(8, 63): 3.0}}, (6, 2)) == {(8, 63): 2.0}
     without = {point: s for point, s in tables.generation[4, 2].items() if point != (8, 63)}
     filled = step_times({**tables.generation, (4, 2): without}, (4, 2))
     assert filled[8, 63] == pytest.approx(step_s(2, 8, 63), rel=0.01)
@@ -237,16 +241,9 @@ def test_frameworks_and_versions_are_chosen_or_refused() -> None:
         load_tables("a100_sxm", "vllm", head_dim=96)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("package")
-@pytest.mark.parametrize(
-    "system",
-    [
-        "l40s",
-        pytest.param("h100_sxm", marks=pytest.mark.long),
-        pytest.param("a100_sxm", marks=pytest.mark.long),
-        pytest.param("h200_sxm", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("system", ["l40s", "h100_sxm", "a100_sxm", "h200_sxm"])
 def test_points_left_out_are_estimated_within_the_bound(system: str) -> None:
     tables = from_memory(load_tables(system, "vllm"), 4 * 128)
     products = product_errors(tables, peak_of(NAMES[system]), shapes=40)
@@ -351,6 +348,7 @@ def test_published_decode_steps_without_tuning() -> None:
         assert predicted_ms / published_ms - 1 == pytest.approx(off, abs=0.02)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("package")
 def test_the_bundled_efficiencies_are_the_fits() -> None:
     from tools.calibrate import CHECKED_ON, FITTED_ON, bundled, operators, soft_fit

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -104,3 +107,34 @@ def test_what_results_cannot_tell_is_no_key_to_paste() -> None:
     assert fit.known() == {"holds": "engine", "schedule_s": 1e-3, "per_row_s": 5e-5}
     fit.left_out = [*range(len(CONSTANTS))]
     assert fit.known() == {}
+
+
+@dataclass(frozen=True)
+class Straight:
+    """A target of loads so near that a row's time looks like a constant, and an error."""
+
+    patch: dict[str, Any] = field(default_factory=dict)
+
+    def deviations(self, values: Any) -> Any:
+        rows = 8 + np.linspace(-0.8, 0.8, 12)
+        error = 0.04 * np.where(np.arange(12) % 2, 1, -1)
+        off = [values[name] / unit - (2.0, 0.3)[i] for i, (name, unit) in enumerate(BOTH)]
+        return 0.05 * (off[0] + rows * off[1]) + error
+
+
+BOTH = list(CONSTANTS.items())[:2]
+
+
+def test_the_interval_of_a_constant_holds_what_it_took_over_from_one_left_out() -> None:
+    fit = Fit([Straight()], {}, left_out=[*range(2, len(CONSTANTS))])
+    search, answers = fit.search(), None
+    with suppress(StopIteration):
+        while True:
+            asked = search.send(answers)
+            found = [SimpleNamespace(values=variant.patch["runtime"]) for variant in asked]
+            answers = [SimpleNamespace(errors=(), records=[values]) for values in found]
+    schedule, row = fit.constants()[:2]
+    assert row.ends is None  # and schedule_s holds its 8 x 0.3 units: 4.4 ms for 2
+    assert schedule.value == pytest.approx(4.4e-3, rel=0.02)
+    assert schedule.ends is not None
+    assert schedule.ends[0] < 2e-3 < schedule.ends[1]

@@ -277,6 +277,16 @@ def test_bars_have_whiskers_words_and_why_they_are_none() -> None:
     assert right.get_legend() is None
 
 
+@pytest.mark.parametrize(("paper", "at"), [(6.2, 6.355), (4.0, 6.0)])
+def test_words_over_a_bar_stand_clear_of_the_papers_diamond(paper: float, at: float) -> None:
+    marks = {"speed, paper": [np.nan, paper, paper, *[np.nan] * 3], "speed, missed": 0.0}
+    told = DRAWN.assign(**marks)
+    panel = {"kind": "bars", "x": "gpus", "y": {"speed": "{system}"}, "hue": ["system"]}
+    (axes,) = draw({"panels": [panel | {"write": "{:.1f}"}]}, told, {}).axes
+    (over,) = (text.xy[1] for text in axes.texts if text.get_text() == "5.0")
+    assert over == pytest.approx(at)
+
+
 def test_lines_skip_what_failed_and_the_legend_may_have_their_numbers() -> None:
     (axes,) = axes_of(
         kind="lines", where="pair == 'P'", write="{speed:.1f}", line=1, also={"speed": "steady"},

@@ -18,6 +18,7 @@ import yaml
 import evenflow as ef
 from evenflow.errors import UsageError
 from evenflow.experiments.reproduce import FOLDER, cases_of, chosen, entries, load_entry, served
+from evenflow.experiments.reproduce.aiconfigurator import COLD
 from evenflow.experiments.reproduce.forms import read_results
 from evenflow.experiments.reproduce.measured import MeasuredRun
 from evenflow.experiments.reproduce.scores import Scored
@@ -154,11 +155,11 @@ def test_arrivals_are_drawn_as_the_client_drew_them(tmp_path: Path, stretched: b
 
 
 AICONFIGURATOR = """\
-backend,backend_version,model_path,system,precision,mode,isl,osl,concurrency,tp_size,pp_size,silicon_ttft_ms,silicon_tpot_ms
-vllm,0.12.0,Qwen/Qwen3-32B,h100_sxm,,agg,1024,128,8,2,1,50,20
-vllm,0.12.0,Qwen/Qwen3-32B,h100_sxm,,agg,1024,128,16,2,1,50,20
-trtllm,1.0,meta-llama/Llama-3.1-8B-Instruct,b100_sxm,fp8,disagg,1024,128,8,,,60,9
-trtllm,1.0,meta-llama/Llama-3.1-8B-Instruct,b100_sxm,fp8,agg,1024,128,8,4,2,61,9
+backend,backend_version,model_path,system,precision,mode,isl,osl,concurrency,tp_size,pp_size,silicon_ttft_ms,silicon_tpot_ms,measured
+vllm,0.12.0,Qwen/Qwen3-32B,h100_sxm,,agg,1024,128,8,2,1,50,20,2026-01-27
+vllm,0.12.0,Qwen/Qwen3-32B,h100_sxm,,agg,1024,128,16,2,1,50,20,2026-01-27
+trtllm,1.0,meta-llama/Llama-3.1-8B-Instruct,b100_sxm,fp8,disagg,1024,128,8,,,60,9,2025-11-02
+trtllm,1.0,meta-llama/Llama-3.1-8B-Instruct,b100_sxm,fp8,agg,1024,128,8,4,2,61,9,2025-11-02
 """
 
 
@@ -235,6 +236,7 @@ def test_rows_of_aiconfigurator_are_closed_loops(tmp_path: Path) -> None:
     }
     assert first.facts["precision"] == "bf16"
     assert (second.facts["engine"], second.run["gpu"]) == ("TensorRT-LLM 1.0", "b100_sxm")
+    assert ([*first.doubts], [*second.doubts]) == ([], [COLD])  # before InferenceX warmed up
 
 
 def test_the_sample_inside_the_package_is_neither_found_nor_read(tmp_path: Path) -> None:

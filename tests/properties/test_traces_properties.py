@@ -15,7 +15,6 @@ from evenflow.traces import (
     Closed,
     Gamma,
     Offline,
-    OnOff,
     Poisson,
     load_trace,
     make_requests,
@@ -24,11 +23,9 @@ from evenflow.traces import (
 
 rates = st.floats(0.01, 1000)
 seeds = st.integers(0, 2**32)
-spans = st.floats(0.1, 100)
 processes: st.SearchStrategy[Arrivals] = st.one_of(
     st.builds(Poisson, rate=rates, rescale=st.booleans()),
     st.builds(Gamma, rate=rates, burstiness=st.floats(0.05, 20), rescale=st.booleans()),
-    st.builds(OnOff, rate=rates, on_s=spans, off_s=spans),
     st.just(Offline()),
     st.builds(Closed, concurrency=st.integers(1, 99)),
 )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evenflow.runtime import journal as journal_file
-from tests.command_line import evenflow
+from tests.command_line import SOON, evenflow
 
 
 @contextmanager
@@ -26,15 +26,15 @@ def files_of_at_most(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def serve(run: Path) -> tuple[int, str, set[str]]:
+def serve(run: Path, *how: str) -> tuple[int, str, set[str]]:
     out = run.parent / "out"
-    status, _, errors = evenflow("run", str(run), "--out", str(out))
+    status, _, errors = evenflow("run", str(run), *how, "--out", str(out))
     return status, errors, {path.name for path in out.iterdir()} if out.exists() else set()
 
 
 def test_what_does_not_fit_is_left_out_and_named(run: Path) -> None:
     with files_of_at_most(20_000):
-        status, errors, files = serve(run)
+        status, errors, files = serve(run, *SOON)
     assert status == 1
     assert errors == "report.html and the like are left out: cannot write: File too large\n"
     assert files >= {"summary.json", "requests.csv", "stages.csv", "decisions.jsonl.gz"}
@@ -44,7 +44,7 @@ def test_what_does_not_fit_is_left_out_and_named(run: Path) -> None:
 
 def test_no_room_for_the_results_says_so(run: Path) -> None:
     with files_of_at_most(500):
-        status, errors, files = serve(run)
+        status, errors, files = serve(run, *SOON)
     assert status == 2
     message = "cannot write: File too large; the results of 20 finished requests are lost\n"
     assert errors == f"error: RUN.yaml: {message}"

@@ -17,7 +17,7 @@ from evenflow.experiments.validation import validate
 from evenflow.report.folder import RECORDS
 from evenflow.results.recorder import read_blocks
 from evenflow.runtime.real import job_of
-from tests.command_line import START_S, complaint, evenflow, gone, spawn
+from tests.command_line import SOON, START_S, complaint, evenflow, gone, spawn
 
 VALIDATION_FILES = {
     "validation.json",
@@ -58,7 +58,7 @@ def start(run: Path, *arguments: str) -> subprocess.Popen[str]:
 
 def test_virtual_engines_have_a_journal_each(run: Path) -> None:
     out = run.parent / "out"
-    engines = ("--set", "virtual_engines=2", "--set", "runtime=vllm")
+    engines = (*SOON, "--set", "virtual_engines=2", "--set", "runtime=vllm")
     status, _, errors = evenflow("run", str(run), *engines, "--out", str(out))
     assert status == 0, errors
     assert "note: runtime vllm is not charged" in errors
@@ -89,7 +89,7 @@ def test_prefixes_are_cached_for_real_and_stand_in_the_journal(run: Path) -> Non
 
 def test_run_writes_what_simulate_writes_and_replays(run: Path) -> None:
     out = run.parent / "out"
-    status, text, errors = evenflow("run", str(run), "--out", str(out))
+    status, text, errors = evenflow("run", str(run), *SOON, "--out", str(out))
     assert status == 0, errors
     assert "sarathi, emulated" in text
     assert {file.name for file in out.iterdir()} == FILES
@@ -98,7 +98,8 @@ def test_run_writes_what_simulate_writes_and_replays(run: Path) -> None:
     assert summary["real_run"]["failure"] is None
     assert summary["provenance"]["config"]["workers"]["kind"] == "emulated"
     rows = list(csv.DictReader((out / "requests.csv").read_text().splitlines()))
-    assert [float(row["arrival_s"]) for row in rows] == [pytest.approx(0.1 * i) for i in range(20)]
+    arrivals_s = [float(row["arrival_s"]) for row in rows]
+    assert arrivals_s == pytest.approx([0.005 * i for i in range(20)])
     assert evenflow("replay", str(out))[:2] == (0, "identical: every decision is as recorded\n")
     change_one_decision(out / "decisions.jsonl.gz")
     status, text, _ = evenflow("replay", str(out))

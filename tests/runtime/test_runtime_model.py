@@ -78,8 +78,7 @@ def checkpoint(request: Any, tmp_path_factory: Any) -> tuple[Path, list[list[int
     return folder, [continued(model, prompt, NEW_TOKENS) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3])
-@pytest.mark.parametrize("chunk_tokens", [64, 3])
+@pytest.mark.parametrize(("stages", "chunk_tokens"), [(1, 64), (3, 3)])
 def test_greedy_tokens_are_those_of_transformers(
     checkpoint: tuple[Path, list[list[int]]], stages: int, chunk_tokens: int
 ) -> None:

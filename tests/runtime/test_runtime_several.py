@@ -32,7 +32,7 @@ from evenflow.runtime.pipeline import WorkerPipeline
 from evenflow.runtime.real import job_of
 from evenflow.sim import World, simulate_replicas
 from evenflow.types import Prefix, Request
-from tests.command_line import complaint, evenflow, summary_of
+from tests.command_line import SOON, complaint, evenflow, summary_of
 from tests.runtime.test_runtime_run import made_up
 from tests.virtual_run import VirtualPipeline
 from tests.worlds import small_world
@@ -231,7 +231,7 @@ def test_the_command_serves_several_pipelines_and_replays_them(
     setting: str, names: list[str], key: str, value: int, run: Path
 ) -> None:
     out = run.parent / "out"
-    status, _, errors = evenflow("run", str(run), "--out", str(out), "--set", setting)
+    status, _, errors = evenflow("run", str(run), *SOON, "--out", str(out), "--set", setting)
     assert status == 0, errors
     assert summary_of(out)[key] == value
     for name in ("stages.csv", "decisions.jsonl.gz"):

@@ -59,7 +59,10 @@ def test_a_chat_is_what_the_template_of_the_model_makes_of_it(
     with pytest.raises(UsageError, match="a chat needs the model's chat template"):
         Codec(path).chat(CHAT)
     named = [{"name": "tools", "template": "x"}, {"name": "default", "template": TEMPLATE}]
-    for template, bos in ((TEMPLATE, "<end>"), (named, {"content": "<end>", "lstrip": False})):
+    for template, bos in (
+        (TEMPLATE, "<end>"),
+        (named, {"__type": "AddedToken", "content": "<end>"}),
+    ):
         values = {"chat_template": template, "bos_token": bos}
         path.with_name("tokenizer_config.json").write_text(json.dumps(values))
         codec = codec_of(None, path, None, made_up=True)

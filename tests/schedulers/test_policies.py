@@ -45,7 +45,8 @@ DEFAULTS = {
     "sglang": "chunked_prefill_size=8192 max_prefill_tokens=16384 max_running_requests=2048 "
     "pp_max_micro_batch_size=None schedule_conservativeness=1.0 schedule_policy='fcfs' "
     "mixed_chunk=False dynamic_chunking=False prefill_decode_interval=0 "
-    "scheduler_recv_interval=1 overlap=None disaggregation_mode=None version='0.5.23' "
+    "scheduler_recv_interval=1 overlap=None disaggregation_mode=None "
+    "num_reserved_decode_tokens=512 version='0.5.23' "
     "max_model_len=None",
     "trtllm": "max_batch_size=2048 max_num_tokens=8192 "
     "capacity_scheduler_policy='GUARANTEED_NO_EVICT' enable_chunked_prefill=False "

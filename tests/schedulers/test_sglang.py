@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from evenflow.core.decodes import ONE_TOKEN, Sequence
 from evenflow.core.kv import PagePool
 from evenflow.core.replay import replay
-from evenflow.engines.consensus import PrefillLoop
+from evenflow.engines.consensus import DecodeLoop, PrefillLoop
 from evenflow.engines.loop import EngineLoop
+from evenflow.engines.radix import RadixCache
 from evenflow.engines.speculation import Speculation
 from evenflow.engines.swap import SwapCache
 from evenflow.engines.view import DecodeRow, EnginePrompt
@@ -28,7 +29,7 @@ from evenflow.schedulers.sglang import PrefillAdder, SGLang
 from evenflow.sim import World, simulate
 from evenflow.sim.driver import SimDriver
 from evenflow.sim.tandem import Tandem
-from evenflow.types import Request
+from evenflow.types import Prefix, Request
 from tests.amounts import many
 from tests.experiments.test_engine_journals import stem
 from tests.worlds import (
@@ -103,7 +104,7 @@ def test_of_a_pipelines_speculative_decodes_one_fewer_than_stages_are_in_flight(
 
 def test_a_speculative_decode_holds_pages_for_two_steps_and_gains_its_own_tokens() -> None:
     """k = 3 on pages of 16: a decode that attends to 25 tokens holds pages for 33."""
-    gains = {(0, 1): 1, (0, 2): 4, (0, 6): 3, (1, 1): 4, (1, 5): 1, (1, 6): 4}
+    gains = {(0, 2): 4, (0, 6): 3, (1, 2): 4, (1, 6): 4}
     policy, decoding = SGLang(depth=2, page_tokens=16), sglang.Accepted((0.5,) * 3, gains)
     asked = [(32, 9), (20, 10)]
     engine = engine_of(policy, PagePool(100, 16), asked, decoding=decoding, asks_again=False)
@@ -141,6 +142,54 @@ def test_the_stages_of_a_prefill_server_agree_before_a_prompt_ends(
 
     assert ends(0.0) == [4.0]
     assert ends(0.0, 1.0) == two_s
+
+
+@pytest.mark.parametrize(("reserved", "first_s"), [(900, [0.5, 16.5]), (1584, [0.5, 21.0])])
+def test_a_decode_server_gives_pages_where_what_is_reserved_fits(
+    reserved: int, first_s: list[float]
+) -> None:
+    """Four stages of a second, KV in half a second, 1,600 tokens; two rounds a request.
+
+    The first is alone, so its rounds take no time. It decodes to 20.5 s. The second is seen at 4.5
+    and gets pages with the round that is back at 8.5; its KV is there at 9, and in the round that
+    is back at 16.5. What is reserved for decodes of other slots does not count, their pages do: 32
+    tokens and 1,584 do not fit before the first ends.
+    """
+    params = {"disaggregation_mode": "decode", "num_reserved_decode_tokens": reserved}
+    asked = [Request(0, 0.0, 16, 6), Request(1, 1.0, 16, 1)]
+    world = small_world(
+        asked,
+        "sglang",
+        params,
+        depth=4,
+        max_in_flight=4,
+        loop=DecodeLoop,
+        loop_options={"transfer_s": 0.5},
+        max_model_len=100,
+    )
+    result = simulate(world)
+    assert sorted(result.first_token_s.tolist()) == first_s
+    assert result.prefill_tokens.sum() == 0
+
+
+def test_a_request_that_ends_keeps_kv_of_its_last_token_if_more_were_accepted() -> None:
+    """Pages of 4 and a pair a token: 12 tokens of KV are two pages, 13 are three."""
+
+    def kept(accepted: int) -> int:
+        gains = {(0, 2): accepted}
+        decoding = sglang.Accepted((0.5,) * 3, gains)
+        policy = SGLang(depth=2, page_tokens=4, chunked_prefill_size=16)
+        pool = RadixCache(40, 4)
+        engine = engine_of(policy, pool, decoding=decoding, asks_again=False)
+        engine.add(Request(0, 0.0, 9, 4, prefix=Prefix(tuple(range(13)), 1, 13)))
+        for turn in range(6):  # every other slot is empty
+            if batch := engine.next(float(turn)):
+                engine.complete(batch, turn + 0.5)
+        assert not engine.queues.live
+        assert engine.kv.tokens == 0
+        return pool.free_pages - pool.empty_pages
+
+    assert (kept(2), kept(3)) == (2, 3)
 
 
 @pytest.mark.parametrize(("most", "admitted"), [(17, [1]), (18, [1, 2])])

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from evenflow.config.build import build
+from evenflow.config.run import RunConfig
 from evenflow.errors import UsageError
+from evenflow.specs.deployment import Deployment
 from evenflow.specs.model import ModelSpec, model, models
 from tests.command_line import evenflow
 from tests.profiles import deployed
@@ -152,6 +155,34 @@ def test_a_roofline_names_the_layers_that_it_has_no_formula_for(tmp_path: Path) 
         RooflineCost(deployed(spec, "L40S"))
 
 
+class ThreeOrOne:
+    """Seconds of a stage: three for a layer of attention, one for another."""
+
+    def __init__(self, deployment: Deployment, *_: object) -> None:
+        stages = map(deployment.kinds, range(deployment.depth))
+        self.seconds = [
+            sum(n * (1 if kind.mixer else 3) for kind, n in at.items()) for at in stages
+        ]
+
+    def times(self, batch: object) -> list[int]:
+        return self.seconds
+
+    def transfer_bytes(self, batch: object) -> float:
+        return 0.0
+
+
+def test_stages_of_a_hybrid_are_balanced_by_the_seconds_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evenflow.costs.aiconfigurator.cost.engine_cost", ThreeOrOne)
+    monkeypatch.setattr("evenflow.costs.aiconfigurator.cost.facts", lambda *_: {})
+    read(tmp_path, LINEAR | {"layer_types": ["full_attention"] * 2 + ["linear_attention"] * 6})
+    run = {"model": str(tmp_path), "gpu": "H100", "stages": 2, "costs": "aiconfigurator"}
+    run |= {"split": "balanced", "scheduler": "sarathi", "workload": {"trace": "sharegpt-sample"}}
+    built = build(RunConfig.model_validate(run), [], tmp_path)
+    assert built.deployment["layers_per_stage"] == [2, 6]
+
+
 def test_models_prints_what_a_config_is_read_as(tmp_path: Path) -> None:
     read(tmp_path, LINEAR)
     shown = " ".join(evenflow("models", "--from-config", str(tmp_path))[1].split())
@@ -161,12 +192,12 @@ def test_models_prints_what_a_config_is_read_as(tmp_path: Path) -> None:
 
 UNREAD = {
     "nvidia--Gemma-4-31B-IT-NVFP4": "attention is left out",
-    "nvidia--MiniMax-M3-NVFP4": "MXFP8",
     "nvidia--Qwen3.6-27B-NVFP4": "one format",
 }
 OWN_FORMATS = {
     "deepseek-ai--DeepSeek-V4-Flash": ("fp8_block", "mxfp4"),
     "nvidia--DeepSeek-V4-Flash-NVFP4": ("fp8_block", "nvfp4"),
+    "nvidia--MiniMax-M3-NVFP4": ("mxfp8", "nvfp4"),
     "nvidia--NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4": ("fp8", "nvfp4_wo"),
     "nvidia--Qwen3.6-35B-A3B-NVFP4": ("fp8", "nvfp4_wo"),
 }
@@ -193,4 +224,4 @@ def test_all_configs_of_the_package_are_read_but_those_of_other_formats(tmp_path
     assert OWN_FORMATS.items() <= own.items()
     assert refused.keys() == UNREAD.keys()
     assert all(words in refused[name] for name, words in UNREAD.items())
-    assert len(paths) - len(refused) >= 86
+    assert len(paths) - len(refused) >= 87

@@ -249,6 +249,9 @@ def test_what_an_engine_takes_of_a_gpu_by_hand() -> None:
         deployed(model="Qwen2.5-72B", gpu="RTX-4090", scheduler="vllm_v1")
     alone = deployed(model="Qwen3-30B-A3B", scheduler="sarathi")
     assert "memory_like" not in alone
+    facts = deployed(model="Qwen3-30B-A3B", scheduler="trtllm")  # a share of what is left
+    left = 79.19 * 2**30 - sum(facts[f"{what}_bytes_per_gpu"][0] for what in TAKEN)
+    assert facts["kv_pages"] == 0.9 * left // (16 * 48 * 2 * 128 * 2)
 
 
 def test_windows_and_other_layers_are_in_groups_of_as_many() -> None:

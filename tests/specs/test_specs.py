@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from evenflow.config.run import RuntimeConfig
@@ -441,6 +441,8 @@ MLP, SELF = {"targets": ["re:.*mlp.*"]}, {"targets": ["re:.*self_attn.*"]}
         (grouped((4, "float", None, {}), format="mxfp4-pack-quantized"), "mxfp4_wo"),
         (grouped((8, "float", 8, {"strategy": "channel"})), "fp8"),
         (grouped((8, "float", 8, {"strategy": "block"})), "fp8_block"),
+        (grouped((8, "float", 8, {"strategy": "group", "group_size": 32})), "mxfp8"),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "mxfp8"),
         (grouped((8, "float", None, {})), "fp8_wo"),
         (grouped((8, "float", 8, MLP), (8, "float", 8, SELF)), "fp8"),
     ],
@@ -456,7 +458,7 @@ UNREAD: list[tuple[Any, str, str]] = [
     (grouped((8, "float", 8, MLP)), "attention is left out", "fp8"),
     (grouped((4, "float", 4, SELF)), "MLP is left out", "nvfp4"),
     (grouped((4, "int", 8, {})), "weights in 4 bits of int with inputs in 8 bits", "int4_wo"),
-    (grouped((8, "float", 8, {"strategy": "group", "group_size": 32})), "8 bits of float", "fp8"),
+    (grouped((8, "float", 8, {"strategy": "group", "group_size": 64})), "8 bits of float", "fp8"),
     (grouped((8, "float", 8, {}), sparsity_config={"sparsity_structure": "2:4"}), "'2:4'", "fp8"),
     ({"quant_method": "fp8", "weight_block_size": [1, 32]}, "blocks of [1, 32]", "fp8_block"),
     ({"quant_method": "fp8", "ignore": ["re:.*self_attn.*"]}, "attention is left out", "fp8"),
@@ -536,8 +538,10 @@ VALUES = st.recursive(
 
 
 @given(said=st.dictionaries(WORDS, VALUES, max_size=6) | VALUES, experts=st.sampled_from([0, 8]))
+@example(said={"quantized_layers": {"experts": {"quant_algo": 4}}}, experts=8)
 def test_whatever_a_quantisation_says_is_a_format_or_one_line(said: Any, experts: int) -> None:
     quantization.spares_attention(said)
+    assert quantization.expert_format(said) in ("", *FORMATS)
     told, file = "", Path("c.json")
     try:
         assert quantization.weights_format(said, 4, experts, file) in ("", *FORMATS)

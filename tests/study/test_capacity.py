@@ -23,7 +23,7 @@ from evenflow.study.capacity import (
 )
 from evenflow.study.deployments import on_gpus
 from evenflow.study.rates import own_rate, rate_patch
-from evenflow.study.slo import dollars_per_hour, load_prices, parse_slo
+from evenflow.study.slo import num_gpus, parse_slo
 from tests.command_line import done, refusal, rows_of, write_trace
 from tests.study.test_points import RUN
 from tests.sweeps import simulator
@@ -115,13 +115,11 @@ def test_a_short_run_is_told(tmp_path: Path) -> None:
 
 
 def test_the_price_of_a_capacity(tmp_path: Path) -> None:
-    (tmp_path / "prices.yaml").write_text("L20: 0.5\nH100: 4\n")
-    prices = load_prices(tmp_path / "prices.yaml")
     keys = ("gpu=L20", "stages=4", "tensor_parallel=2", "replicas={count: 3}")
     config = configured(Document("a.yaml", RUN, {}), keys)
-    assert dollars_per_hour(config, prices) == 4 * 2 * 3 * 0.5
+    assert num_gpus(config) == 4 * 2 * 3
     keys = ("gpu=L20", "stages=4", "scheduler={name: distserve, prefill: {gpu: H100, stages: 1}}")
-    assert dollars_per_hour(configured(Document("a.yaml", RUN, {}), keys), prices) == 4 + 1.5
+    assert num_gpus(configured(Document("a.yaml", RUN, {}), keys)) == 4
     config = queue(tmp_path, requests=300)
     found = capacity(tmp_path, config, "mean_queue_ms=100", per_hour=6.0)
     cost = facts(found)["per_dollar"]
@@ -132,9 +130,8 @@ def test_the_price_of_a_capacity(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_its_answer(tmp_path: Path) -> None:
-    (tmp_path / "prices.yaml").write_text("L20: 0.5\n")
     arguments = ["--slo", "mean_queue_ms=100", "--set", "gpu=L20", "--tolerance", "0.2"]
-    arguments += ["--per-dollar", str(tmp_path / "prices.yaml")]
+    arguments += ["--price", "0.5"]
     output, told = command(tmp_path, 120, *arguments)
     out = tmp_path / "out"
     assert "capacity: " in output

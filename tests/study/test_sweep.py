@@ -22,10 +22,9 @@ from evenflow.study.searches import NumberRange
 from evenflow.study.slo import pareto_front
 from evenflow.study.sweep import checked, run_sweep
 from evenflow.study.sweep_file import Sweep, check, load_sweep
-from evenflow.study.sweep_findings import Findings
 from evenflow.study.sweep_page import write_findings
 from evenflow.study.sweep_plots import main_effects, sensitivity
-from evenflow.study.sweep_words import best_table, headline, told
+from evenflow.study.sweep_words import Swept, best_table, headline, told
 from evenflow.study.trials import Replication, Trial
 from evenflow.study.unseen import SEEDS, WINDOWS, Check, unseen, verdict
 from tests.amounts import ALL
@@ -34,12 +33,12 @@ from tests.places import ROOT
 from tests.sweeps import GRID, RUN, simulator, sweep
 
 
-def simulated(asked: Sweep, folder: Path, store: str = "store") -> Findings:
+def simulated(asked: Sweep, folder: Path, store: str = "store") -> Swept:
     with simulator(folder / store) as who:
         return run_sweep(asked, who)
 
 
-def found_of(folder: Path, **changes: Any) -> Findings:
+def found_of(folder: Path, **changes: Any) -> Swept:
     """Return the findings of GRID with some keys changed."""
     return simulated(sweep(folder, **changes), folder)
 
@@ -91,18 +90,23 @@ def test_the_default_is_what_the_run_or_its_policy_says(tmp_path: Path) -> None:
 
 
 def test_random_points_follow_from_the_seed_and_each_parameter_from_its_own(tmp_path: Path) -> None:
-    space = {"scheduler.token_budget": {"low": 32, "high": 512, "log": True, "integer": True}}
+    budget = "scheduler.token_budget"
+    space = {budget: {"low": 32, "high": 512, "log": True, "integer": True}}
 
-    def drawn(seed: int, **more: Any) -> list[Any]:
+    def chosen(seed: int, **more: Any) -> list[Any]:
         method = {"kind": "random", "points": 20, "seed": seed}
-        asked = sweep(tmp_path, method=method, parameters={**space, **more})
-        return [each["scheduler.token_budget"] for each in asked.chosen]
+        return [*sweep(tmp_path, method=method, parameters={**space, **more}).chosen]
+
+    def drawn(seed: int) -> list[Any]:
+        return [each[budget] for each in chosen(seed)]
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert len(set(drawn(1))) == len(drawn(1)) > 10
     assert all(32 <= value <= 512 and isinstance(value, int) for value in drawn(1))
-    both = drawn(1, max_in_flight={"low": 1, "high": 1e6, "integer": True})
-    assert list(dict.fromkeys(both)) == drawn(1)
+    both = chosen(1, max_in_flight={"low": 1, "high": 1e6, "integer": True})
+    assert list(dict.fromkeys(each[budget] for each in both)) == drawn(1)
+    by_cap = [each[budget] for each in sorted(both, key=lambda each: each["max_in_flight"])]
+    assert by_cap != sorted(by_cap)
 
 
 def test_replications_may_be_windows_of_the_trace(tmp_path: Path) -> None:
@@ -266,7 +270,7 @@ def test_sensitivity_is_relative_to_the_default_within_a_replication(tmp_path: P
                 {"scheduler.token_budget": budget}, records, (Replication(0, 0), Replication(1, 0))
             )
         )
-    (panel,) = sensitivity(Findings(asked, trials, 1))
+    (panel,) = sensitivity(Swept(asked, trials, 1))
     assert (panel.parameter, panel.values) == ("scheduler.token_budget", [64, 128])
     assert panel.default == 1
     ttft, e2el = (panel.means[f"mean_{name}_ms"] for name in ("ttft", "e2el"))
@@ -333,7 +337,7 @@ def test_a_metric_of_no_requests_is_missing(
     some = {**SERVED, **dict.fromkeys(names, 4.0)}
     trials = [trial(64, none, some), trial(128, some, some)]
     for allow_refused in (False, True):
-        found = Findings(asked, trials, 0, allow_refused=allow_refused and nothing is None)
+        found = Swept(asked, trials, 0, allow_refused=allow_refused and nothing is None)
         assert found.ranked == [1]
         assert "nan" not in " ".join(told(found)).lower()
         assert math.isnan(found.points["mean_ttft_ms"][0]) == (nothing is None)
@@ -350,7 +354,7 @@ def test_an_overloaded_best_point_says_so_and_all_points_have_their_latencies(
         {**SERVED, **load, "overloaded": 1, "mean_e2el_ms": e2el, "mean_tpot_ms": tpot}
         for e2el, tpot in ((7.0, 3.25), (8.0, 3.5))
     ]
-    found = Findings(asked, [trial(64, runs[0]), trial(128, runs[1])], 1)
+    found = Swept(asked, [trial(64, runs[0]), trial(128, runs[1])], 1)
     assert "The best point is overloaded: 9 requests/s arrive and 5 are served" in told(found)[1]
     write_findings(tmp_path, found, "title")
     page = (tmp_path / "report.html").read_text()

@@ -14,12 +14,16 @@ import pytest
 from tests.command_line import done, evenflow
 from tools.freeze import FROZEN, QUICK, ROOT, differences, outputs_of
 
+SLOW = {"capacity", "sweep-random", "sweep-search"}
+"""Half of the time; what they run, the tests of studies do as well."""
+
 KNOWN = json.loads(FROZEN.read_text(encoding="utf-8")).get(np.__version__)
 
 
-@pytest.mark.pictures
 @pytest.mark.skipif(KNOWN is None, reason=f"nothing is frozen for numpy {np.__version__}")
-@pytest.mark.parametrize("case", QUICK)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.long] * (case in SLOW)) for case in QUICK]
+)
 def test_a_command_writes_the_frozen_bytes(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(folder: Path, command: str) -> str:
         monkeypatch.chdir(folder)

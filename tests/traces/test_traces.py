@@ -24,7 +24,6 @@ from evenflow.traces import (
     Closed,
     Gamma,
     Offline,
-    OnOff,
     Poisson,
     Replay,
     Trace,
@@ -84,15 +83,8 @@ def test_rescale_puts_the_last_arrival_at_n_over_the_rate(kind: type[Poisson | G
     assert times(kind(rate=4))[-1] != pytest.approx(250)
 
 
-def test_onoff_is_silent_when_off_and_has_the_mean_rate() -> None:
-    arrivals = times(OnOff(rate=5, on_s=2, off_s=8), 20_000)
-    assert np.all(np.mod(arrivals, 10) < 2)
-    assert 20_000 / arrivals[-1] == pytest.approx(5, rel=0.05)
-
-
 def test_a_longer_run_begins_with_the_shorter_one() -> None:
-    processes = Poisson(rate=2), Gamma(rate=2, burstiness=0.3), OnOff(rate=2, on_s=1, off_s=1)
-    for arrivals in processes:
+    for arrivals in (Poisson(rate=2), Gamma(rate=2, burstiness=0.3)):
         assert times(arrivals, 50).tolist() == times(arrivals, 100)[:50].tolist()
 
 
@@ -128,7 +120,6 @@ def test_requests_are_plain_numbers() -> None:
         ({"kind": "poisson", "rate": 0}, "arrivals.rate: should be greater than 0.0, not 0"),
         ({"kind": "poisson", "rate": math.nan}, "should be a finite number, not nan"),
         ({"kind": "gamma", "rate": 1, "burstiness": 0}, "arrivals.burstiness: should be greater"),
-        ({"kind": "onoff", "rate": 1, "on_s": 1, "off_s": -1}, "arrivals.off_s: should be greater"),
         ({"kind": "replay", "scale": math.inf}, "arrivals.scale: should be a finite number"),
         ({"kind": "closed", "concurrency": 0}, "arrivals.concurrency: should be at least 1, not 0"),
     ],

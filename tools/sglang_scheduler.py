@@ -355,19 +355,19 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         self.now = max(self.now, min([*coming, *(each.there_s for each in under_way)]))
         self.spins = 0
 
-    def _pp_pd_get_prefill_transferred_ids(self) -> list[str]:
+    def _pp_pd_get_prefill_transferred_ids(self) -> Any:
         self.rounds.append([super()._pp_pd_get_prefill_transferred_ids()])
         return self.rounds[-1][0]
 
-    def _pp_pd_get_retract_ids(self, mb_id: int) -> list[str]:
+    def _pp_pd_get_retract_ids(self, mb_id: int) -> Any:
         self.rounds.append([super()._pp_pd_get_retract_ids(mb_id)])
         return self.rounds[-1][0]
 
-    def _pp_pd_get_prealloc_ids(self) -> list[list[str]]:
+    def _pp_pd_get_prealloc_ids(self) -> Any:
         self.rounds[-1].append(super()._pp_pd_get_prealloc_ids())
         return self.rounds[-1][1]
 
-    def _pp_pd_get_decode_transferred_ids(self) -> list[str]:
+    def _pp_pd_get_decode_transferred_ids(self) -> Any:
         self.rounds[-1].append(super()._pp_pd_get_decode_transferred_ids())
         return self.rounds[-1][2]
 

@@ -308,7 +308,7 @@ class EngineQueues(Queues):
 
     def retire(self, seq: Sequence) -> None:
         """End a sequence that has all its output, and keep KV of its last token if it is there."""
-        if seq.generated > seq.request.output_tokens:
+        if not self.ahead and seq.generated > seq.request.output_tokens:  # ahead, it is counted
             self.kv.publish(seq, seq.held_tokens)
             seq.generated = seq.request.output_tokens
         super().retire(seq)

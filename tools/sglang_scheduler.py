@@ -197,7 +197,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         self.costs = config["base_s"], config["per_token_s"]
         self.speculative: Event = config.get("speculative") or {}
         self.drafted: set[str] = set()  # requests for which the last stage has proposed tokens
-        self.accepted: dict[str, tuple[int, int]] = {}
+        self.accepted: dict[str, list[int]] = {}
         self.now, self.turn, self.spins = 0.0, -1, 0
         self.stage_free = [0.0] * config["pp"]
         self.ends: deque[float] = deque()
@@ -604,7 +604,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         most = self.speculative["k"] + 1
         gains = [self._gain(req) for req in sent.reqs]
         self.accepted = {
-            req.rid: (len(req.output_ids), gain) for req, gain in zip(sent.reqs, gains, strict=True)
+            req.rid: [len(req.output_ids), gain] for req, gain in zip(sent.reqs, gains, strict=True)
         }
         self.drafted.update(req.rid for req in sent.reqs)
         tokens = torch.tensor(

@@ -9,7 +9,7 @@ help:
 	@echo "make test   ruff, mypy, pytest, three notebooks; with TORCH=torch==2.13.0 also what needs torch"
 	@echo "make test-all  the same and what takes long: all examples, real processes, all documents, the core compiled"
 	@echo "make test-sdist  build the sdist, and run some of its tests where it is unpacked"
-	@echo "make test-compiled  run the core's tests with what mypyc makes of it (two minutes to build)"
+	@echo "make test-compiled  run the core's tests with what mypyc makes of it (a minute to build)"
 	@echo "make test-twice  run the tests twice in one process, in two random orders"
 	@echo "make mutants  change the core in 300 places, one at a time; which do the tests notice?"
 	@echo "make reference  write docs/reference.md and the JSON schemas anew, from the code"
@@ -128,7 +128,7 @@ test-sdist: .venv-test/installed
 	"$(CURDIR)"/.venv-test/bin/python -m pytest -n 2 --dist loadfile $(TESTS)
 
 # The core compiled. TESTS=tests for all of them; OPT=0 compiles sooner what is slower.
-test-compiled: OPT ?= 3
+test-compiled: OPT ?= 1
 test-compiled: TESTS ?= tests/tools/test_freeze.py tests/properties tests/oracle tests/core/test_batcher.py tests/core/test_kv.py \
 	tests/schedulers/test_policies.py tests/sim/test_replicas.py tests/engines/test_disaggregated.py tests/experiments/test_engine_journals.py
 test-compiled: .venv-test/installed
@@ -202,9 +202,9 @@ gpu-report:
 
 # The table of docs/speed.md; what cannot be installed here is left out of it.
 bench: .venv-test/installed
-	@$(if $(compiler),$(MAKE) --no-print-directory .venv-compiled-3/installed,echo "$(no_compiler)")
+	@$(if $(compiler),$(MAKE) --no-print-directory .venv-compiled-1/installed,echo "$(no_compiler)")
 	@$(MAKE) --no-print-directory .venv-peer/installed || echo "DynoSim is left out: it cannot be installed here"
-	.venv-test/bin/python -m benchmarks.bench $(if $(compiler),--compiled "$(CURDIR)"/.venv-compiled-3/bin/python) \
+	.venv-test/bin/python -m benchmarks.bench $(if $(compiler),--compiled "$(CURDIR)"/.venv-compiled-1/bin/python) \
 		$$([ ! -e .venv-peer/installed ] || echo --peer "$(CURDIR)"/.venv-peer/bin/python) $(ROWS)
 
 clean:
@@ -234,7 +234,7 @@ comma := ,
 	@touch $@
 
 # In a copy, so that nothing compiled lies beside the sources here; with the packages of .venv-test.
-.venv-compiled-%/installed: .venv-test/installed setup.py $(shell find \
+.venv-compiled-%/installed: .venv-test/installed setup.py mypyc.ini $(shell find \
 	evenflow/ sim traces profiler runtime experiments tools tests examples -type f ! -name '*.pyc')
 	@echo "compiling evenflow into $(@D)"
 	@.venv-test/bin/python -m venv --clear --without-pip $(@D)

@@ -121,15 +121,11 @@ class Arrived(NamedTuple):
 
 
 class Activation(NamedTuple):
-    """An activation for the next stage: `times` are (available, start, end) of the stages so far.
-
-    The data are found by `key`, where they do not come by themselves.
-    """
+    """An activation for the next stage; `times`: (available, start, end) of each stage so far."""
 
     batch_id: int
     times: list[float]
     num_bytes: int
-    key: str
 
 
 class Free(NamedTuple):

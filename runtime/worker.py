@@ -83,8 +83,7 @@ class Place:
 class Executed(NamedTuple):
     """When a micro-batch's input was there, when it was computed, and what came of it.
 
-    `num_bytes` go to the next stage, which finds them by `key` where a key is needed; `tokens` come
-    out of the last one.
+    `num_bytes` go to the next stage; `tokens` come out of the last one.
     """
 
     available_s: float
@@ -92,7 +91,6 @@ class Executed(NamedTuple):
     end_s: float
     num_bytes: int
     tokens: list[int]
-    key: str = ""
 
 
 class Worker(Protocol):
@@ -270,7 +268,7 @@ class _Outlet:
             return
         if not self._place.number:
             self.tell(Free(batch_id))  # first: the next micro-batch waits for it
-        given = encode(Activation(batch_id, times, done.num_bytes, done.key))
+        given = encode(Activation(batch_id, times, done.num_bytes))
         self._next.send_multipart([given, *step])
 
     def close(self) -> None:

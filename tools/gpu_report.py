@@ -126,7 +126,7 @@ NEEDED = {
 }
 """Modules that serving imports beyond those of the profiles -> the packages that bring them."""
 
-MODES = ("one_process", "ipc", "gloo")
+MODES = ("one_process", "gloo")
 POLICIES = ("token_throttling", "sarathi", "vllm")
 LOAD = 0.8
 """Share of the throughput of a full queue at which requests arrive for the validation."""

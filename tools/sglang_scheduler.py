@@ -197,7 +197,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         self.costs = config["base_s"], config["per_token_s"]
         self.speculative: Event = config.get("speculative") or {}
         self.drafted: set[str] = set()  # requests for which the last stage has proposed tokens
-        self.accepted: dict[str, tuple[int, int]] = {}
+        self.accepted: dict[str, list[int]] = {}
         self.now, self.turn, self.spins = 0.0, -1, 0
         self.stage_free = [0.0] * config["pp"]
         self.ends: deque[float] = deque()
@@ -355,19 +355,19 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         self.now = max(self.now, min([*coming, *(each.there_s for each in under_way)]))
         self.spins = 0
 
-    def _pp_pd_get_prefill_transferred_ids(self) -> list[str]:
+    def _pp_pd_get_prefill_transferred_ids(self) -> Any:
         self.rounds.append([super()._pp_pd_get_prefill_transferred_ids()])
         return self.rounds[-1][0]
 
-    def _pp_pd_get_retract_ids(self, mb_id: int) -> list[str]:
+    def _pp_pd_get_retract_ids(self, mb_id: int) -> Any:
         self.rounds.append([super()._pp_pd_get_retract_ids(mb_id)])
         return self.rounds[-1][0]
 
-    def _pp_pd_get_prealloc_ids(self) -> list[list[str]]:
+    def _pp_pd_get_prealloc_ids(self) -> Any:
         self.rounds[-1].append(super()._pp_pd_get_prealloc_ids())
         return self.rounds[-1][1]
 
-    def _pp_pd_get_decode_transferred_ids(self) -> list[str]:
+    def _pp_pd_get_decode_transferred_ids(self) -> Any:
         self.rounds[-1].append(super()._pp_pd_get_decode_transferred_ids())
         return self.rounds[-1][2]
 
@@ -604,7 +604,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         most = self.speculative["k"] + 1
         gains = [self._gain(req) for req in sent.reqs]
         self.accepted = {
-            req.rid: (len(req.output_ids), gain) for req, gain in zip(sent.reqs, gains, strict=True)
+            req.rid: [len(req.output_ids), gain] for req, gain in zip(sent.reqs, gains, strict=True)
         }
         self.drafted.update(req.rid for req in sent.reqs)
         tokens = torch.tensor(

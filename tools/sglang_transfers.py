@@ -101,7 +101,7 @@ class TransferQueue(DecodeTransferQueue):  # type: ignore[misc]
         self.req_to_metadata_buffer_idx_allocator = ReqToMetadataIdxAllocator(
             2 * scheduler.req_to_token_pool.size
         )
-        nothing = [None] * 12
+        nothing: list[Any] = [None] * 12
         nothing[1] = torch.zeros(7, dtype=torch.int64)
         told = (*nothing, None, torch.zeros(1, dtype=torch.int64))
         self.metadata_buffers = SimpleNamespace(

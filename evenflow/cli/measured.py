@@ -56,9 +56,10 @@ def validate_command(
 ) -> None:
     """Serve one configuration several times, simulate it, and print how far they are apart."""
     require_package("zmq", "a real run", "pyzmq")
+    from evenflow.cli.terminal import show
     from evenflow.config.files import inputs_of
     from evenflow.experiments.validation import validate
-    from evenflow.experiments.validation.write import markdown, print_validation, write_validation
+    from evenflow.experiments.validation.write import markdown, told, write_validation
     from evenflow.report.folder import claimed, staged
     from evenflow.runtime.real import job_of
     from evenflow.study.compare import line_up, parse_schedulers
@@ -81,7 +82,7 @@ def validate_command(
                 if into == folder:
                     (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")
             echo(each.config.real_setup())
-            print_validation(validation.found)
+            show(told(validation.found))
         if schedulers is not None:
             with staged(folder, force=True) as scratch:
                 (scratch / "validation.md").write_text(markdown(found), encoding="utf-8")

@@ -22,8 +22,10 @@ def show(parts: Iterable[str | Table]) -> None:
     for part in parts:
         if isinstance(part, Table) and part.markdown:
             echo(markdown_table(part.heads, part.rows, right=True))
+        elif isinstance(part, Table) and part.of_words:
+            print_table(part.heads, part.rows)
         elif isinstance(part, Table):
-            (print_table if part.of_words else print_numbers)(part.heads, part.rows)
+            print_numbers(part.heads, part.rows, part.title)
         else:
             echo(part, err=isinstance(part, Aside))
 

@@ -404,6 +404,9 @@ class SpeculativeConfig(Keys):
                 "aiconfigurator; or give a draft_cost_share"
             )
         drafting = hardware.deployment.drafting()
+        if drafting.model.is_mtp:  # of several modules a proposal passes one
+            module = replace(drafting.model, num_layers=1)
+            drafting = replace(drafting, model=module, layers_per_stage=(1,))
         alone = hardware._replace(stages=1, spec=drafting.model, placed=drafting)
         made = costs.make(alone)
         draft = made.on_ranks(made.cost, groups)

@@ -73,7 +73,7 @@ class TorchWorkers(_Stages):
     """Cores of each process on a CPU."""
     weights: Literal["checkpoint", "random"] = "checkpoint"
     """Those in the model's folder, or random ones of its shapes."""
-    transport: Literal["gloo", "nccl", "ipc", "one_process"] | None = None
+    transport: Literal["gloo", "nccl", "one_process"] | None = None
     """How hidden states cross from stage to stage; null: gloo on a CPU, nccl on GPUs."""
     sampling: SamplingConfig = SamplingConfig()
     """How requests draw their tokens."""

@@ -95,7 +95,7 @@ class EngineQueues(Queues):
     _late: bool = field(init=False)  # content is known when it is computed
     _append_only: bool = field(init=False)
     _unpublished: list[Sequence] = field(default_factory=list)  # until the next question
-    _prefilled_s: dict[Sequence, float] = field(default_factory=dict)  # when their prompts ended
+    _row_keys: dict[Sequence, tuple[float, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -218,7 +218,7 @@ class EngineQueues(Queues):
         """Schedule the tokens of a sequence up to `stop`, for which it holds pages."""
         chunk = super().schedule_chunk(seq, stop)
         if chunk.last:
-            self._prefilled_s[seq] = self.now_s
+            self._row_keys[seq] = self.now_s, 0
         return chunk
 
     def admit(self, seq: Sequence) -> None:
@@ -289,10 +289,16 @@ class EngineQueues(Queues):
         if tokens % self.kv.pool.page_tokens == 0:
             self.kv.publish(seq, tokens)
 
-    def row_key(self, seq: Sequence) -> float:
-        """Order the rows of a batch by when they were prompts in one."""
-        prefilled_s = self._prefilled_s.get(seq, float("nan"))
-        return -prefilled_s if self.newest_first else prefilled_s
+    def row_key(self, seq: Sequence) -> tuple[float, int]:
+        """Order the rows of a batch by when they were prompts in one, but for `order_rows`."""
+        prefilled_s, rank = self._row_keys.get(seq, (float("nan"), 0))
+        return (-prefilled_s if self.newest_first else prefilled_s), rank
+
+    def order_rows(self, members: abc.Sequence[Sequence]) -> None:
+        """Put all decodes of a slot into this order of rows, before those to come."""
+        latest_s = max((self._row_keys[seq][0] for seq in members), default=0.0)
+        for rank, seq in enumerate(members):
+            self._row_keys[seq] = latest_s, rank
 
     def _rows_of(self, batch: MicroBatch, finished: abc.Sequence[Sequence]) -> list[Sequence]:
         """Return sequences that finish or begin to decode in the order of the rows."""
@@ -302,7 +308,7 @@ class EngineQueues(Queues):
 
     def retire(self, seq: Sequence) -> None:
         """End a sequence that has all its output, and keep KV of its last token if it is there."""
-        if seq.generated > seq.request.output_tokens:
+        if not self.ahead and seq.generated > seq.request.output_tokens:  # ahead, it is counted
             self.kv.publish(seq, seq.held_tokens)
             seq.generated = seq.request.output_tokens
         super().retire(seq)
@@ -311,7 +317,7 @@ class EngineQueues(Queues):
         """Remove a sequence that is in no queue and no micro-batch, and its pages, if any."""
         self.promised_pages -= self.most_pages(seq) if seq.pages else 0
         super().forget(seq, held_tokens, free)
-        self._prefilled_s.pop(seq, None)
+        self._row_keys.pop(seq, None)
 
     def abort(self, seq: Sequence) -> None:
         """End a sequence early: at once, or when what is in flight of it returns."""

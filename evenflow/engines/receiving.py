@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import abc, deque
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from evenflow.core.batch import MicroBatch
 from evenflow.core.batcher import Batcher
@@ -22,7 +21,6 @@ class Agreed(NamedTuple):
     there: abc.Collection[int]
 
 
-@dataclass(eq=False, kw_only=True)
 class ReceivingQueues(EngineQueues):
     """Queues of requests whose KV comes from another engine, in `transfer_s` seconds.
 
@@ -32,13 +30,15 @@ class ReceivingQueues(EngineQueues):
     KV on the host, and arrive as soon as they have pages.
     """
 
-    most_rows: int
-    transfer_s: float = 0.0
-    arriving: dict[Sequence, float] = field(default_factory=dict)
-    arrived: deque[Sequence] = field(default_factory=deque)
-    ended: list[Sequence] = field(default_factory=list)
-    last: MicroBatch | None = None
-    _rows: dict[int, int] = field(default_factory=dict)  # sent last, by slot
+    def __init__(self, *args: Any, most_rows: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.most_rows = most_rows
+        self.transfer_s = 0.0
+        self.arriving: dict[Sequence, float] = {}
+        self.arrived: deque[Sequence] = deque()
+        self.ended: list[Sequence] = []
+        self.last: MicroBatch | None = None
+        self._rows: dict[int, int] = {}  # sent last, by slot
 
     def begin(self) -> None:
         """Count a question; what has arrived joins the next slot, beside what it sent last."""
@@ -48,7 +48,7 @@ class ReceivingQueues(EngineQueues):
         group.slot = self.slot
         for _ in range(min(self.most_rows - self._rows.pop(self.slot, 0), len(self.arrived))):
             seq = self.arrived.popleft()
-            self._prefilled_s[seq] = self.now_s
+            self._row_keys[seq] = self.now_s, 0
             if not seq.generated and self.token_of_prefill(seq):
                 self.retire(seq)
                 self.ended.append(seq)

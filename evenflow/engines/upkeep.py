@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from evenflow.core.batcher import Batcher
 from evenflow.core.queues import Queues
 from evenflow.core.scheduling import Action
+from evenflow.engines.queues import EngineQueues
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,13 +17,14 @@ class Upkeep(Action):
 
     `give_up` names a request that ends here, for want of pages; its client gets what there is.
     Waiting requests are put into the order `waiting`, if it is given. Waiting requests in `hold`
-    get what a cache keeps of them. Content is evicted until `empty_pages` pages have none, or as
-    many as can be.
+    get what a cache keeps of them. The decodes of a slot get the order of `rows`. Content is
+    evicted until `empty_pages` pages have none, or as many as can be.
     """
 
     give_up: int | None = None
     waiting: abc.Sequence[int] = ()
     hold: abc.Sequence[int] = ()
+    rows: abc.Sequence[int] = ()
     empty_pages: int = 0
 
     def apply(self, batcher: Batcher) -> None:
@@ -34,6 +36,8 @@ class Upkeep(Action):
         if self.waiting:
             reorder(batcher.queues, self.waiting)
         batcher.queues.resume(map(batcher.served, self.hold))
+        if self.rows and isinstance(batcher.queues, EngineQueues):
+            batcher.queues.order_rows([batcher.queues.live[number] for number in self.rows])
         batcher.pool.make_room(self.empty_pages)
 
 

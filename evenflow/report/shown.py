@@ -23,13 +23,16 @@ class Aside(str):
 
 
 class Table(NamedTuple):
-    """Rows of text under heads; `of_words`: cells may have several lines; `markdown`: as a command
-    prints them."""
+    """Rows of text under heads, and a title.
+
+    `of_words`: cells may have several lines; `markdown`: as a command prints them.
+    """
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     of_words: bool = False
     markdown: bool = False
+    title: str = ""
 
 
 class Shown:

@@ -229,13 +229,13 @@ def print_table(heads: Cells, rows: Iterable[Cells]) -> None:
     _print(table, rows)
 
 
-def print_numbers(heads: Cells, rows: Iterable[Cells], title: str | None = None) -> None:
+def print_numbers(heads: Cells, rows: Iterable[Cells], title: str = "") -> None:
     """Print rows of numbers: the first column says what they are, the others align at the right."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    rows, title = list(rows), title and visible(title)
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    rows, above = list(rows), visible(title) or None
+    table = Table(title=above, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for index, head in enumerate(heads):
         table.add_column(visible(head), justify="right" if index else "left", overflow="fold")
     words = (word for row in rows for word in visible(row[0]).split())

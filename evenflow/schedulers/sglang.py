@@ -289,7 +289,7 @@ class SGLang(Policy):
                 if not self._has_row(view) or tokens > self._room(view, 0):
                     break
                 yield Receive(prompt.request_id)
-        for prompt in () if view.retracted else view.new:
+        for prompt in [] if view.retracted else view.new:
             if prompt.request_id in agreed.new:
                 tokens = prompt.tokens + min(prompt.output_limit, CLIP) - held
                 tokens = max(view.paged(prompt.tokens) + reserved, tokens)
@@ -337,6 +337,8 @@ class SGLang(Policy):
             decodes.remove(last)
             yield Plan(preempt=[last.request_id]) if decodes else Upkeep(give_up=last.request_id)
             yield Upkeep(empty_pages=view.pages_for(len(decodes) * RETRACT_STEPS))
+        decodes.sort(key=lambda one: (-one.generated, one.prompt_tokens))
+        yield Upkeep(rows=[one.request_id for one in decodes])
         generated = sum(one.generated for one in decodes) + RETRACT_STEPS * len(decodes)
         allowed = sum(one.output_limit for one in decodes)
         self.new_token_ratio = min(generated / (allowed + 1), 1.0)

@@ -1,4 +1,4 @@
-"""Reads a Hugging Face config.json: Llama, Mistral, Qwen, Gemma, DeepSeek, Falcon and their like.
+"""Reads a Hugging Face config.json: Llama, Mistral, Qwen, Gemma, DeepSeek, GLM, Falcon, their like.
 
 Knows the spellings, old and new, and the defaults of those files; not what the numbers are for.
 Of a model that also sees or hears, only the part that reads text is read (`text_config`). Left
@@ -29,10 +29,19 @@ from evenflow.specs.quantization import (
 
 FAMILIES = {
     "llama": "llama",
+    "granite": "llama",
+    "smollm3": "llama",
+    "seed_oss": "llama",
     "mistral": "mistral",
     "ministral": "mistral",
+    "ministral3": "mistral",
+    "phi3": "mistral",
     "mixtral": "mixtral",
     "qwen2": "qwen2",
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
     "mimo": "qwen2",
     "qwen2_moe": "qwen2_moe",
     "qwen3": "qwen3",
@@ -46,6 +55,8 @@ FAMILIES = {
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
     "kimi_k2": "deepseek",
+    "glm4_moe_lite": "deepseek",
+    "glm4_moe": "glm4_moe",
     "qwen3_next": "qwen3_5",
     "qwen3_5_text": "qwen3_5",
     "qwen3_5_moe_text": "qwen3_5",
@@ -320,8 +331,15 @@ def _llama_shape(config: _Config, family: str) -> dict[str, Any]:
         or config.flag("use_qk_norm", default=False),
         "qk_norm_over_heads": config.get("qk_norm_type", default="") == "per_layer",
         "parallel_attention": False,
+        "mtp_layers": _mtp_layers(config, family),
         "norm_epsilon": config.number(config.get("rms_norm_eps", default=1e-6), "rms_norm_eps"),
     }
+
+
+def _mtp_layers(config: _Config, family: str) -> int:
+    """Return the number of layers that predict further tokens; Nemotron's are not alike."""
+    said = config.whole("num_nextn_predict_layers") or config.whole("mtp_num_hidden_layers")
+    return 0 if family == "nemotron_h" else said
 
 
 def _falcon_shape(config: _Config) -> dict[str, Any]:
@@ -352,6 +370,7 @@ MIXTURES = {
     "qwen2_moe": ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"),
     "qwen3_moe": ("num_experts", "moe_intermediate_size", ""),
     "deepseek": ("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
+    "glm4_moe": ("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
     "deepseek_v32": ("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
     "deepseek_v4": ("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
     "kimi_linear": ("num_experts", "moe_intermediate_size", "num_shared_experts"),
@@ -405,30 +424,44 @@ def _experts(config: _Config, family: str) -> dict[str, Any]:
             "norm_topk_prob", default=columns == "intermediate_size" or family == "deepseek_v4"
         ),
     }
-    return experts | (_deepseek(config, family) if family in LATENT else {})
+    experts["dense_layers"] = _first_dense(config) if family in FIRST_DENSE else 0
+    return experts | (_latents(config) if family in LATENT else {})
 
 
 TOPS = ("num_experts_per_token", "top_k_experts", "moe_top_k")
 """Other spellings of how many experts a token is sent to."""
 
+FIRST_DENSE = ("deepseek", "glm4_moe")
+"""Families whose first layers have no experts, and whose layers are alike but for that."""
 
-def _deepseek(config: _Config, family: str) -> dict[str, Any]:
-    """Return the latents, and what layers have no experts or a shared one."""
+
+def _first_dense(config: _Config) -> int:
+    """Return how many layers, the first, have no experts."""
     frequency = config.count("moe_layer_freq", default=1)
     if frequency != 1:
         raise UsageError(
             f'{config.path}: "moe_layer_freq" is {frequency}, not supported; dense layers come '
             'first, "first_k_dense_replace" of them'
         )
-    dense, layers = config.whole("first_k_dense_replace"), config.count("num_hidden_layers")
+    layers, key = config.count("num_hidden_layers"), "mlp_layer_types"
+    said = config.get(key) is not None
+    types = config.listed(key, ("dense", "sparse"), layers) if said else []
+    leading = types.count("dense")
+    if "dense" in types[leading:]:
+        raise UsageError(
+            f'{config.path}: "mlp_layer_types" has dense layers after others, not supported'
+        )
+    dense = config.whole("first_k_dense_replace", leading)
     if dense >= layers > 1:
         raise UsageError(
             f'{config.path}: "first_k_dense_replace" is {dense}; of {layers} layers some must have '
             "experts"
         )
+    return dense
+
+
+def _latents(config: _Config) -> dict[str, Any]:
     return {
-        "dense_layers": 0 if family in READERS else dense,
-        "mtp_layers": config.whole("num_nextn_predict_layers"),
         "num_kv_heads": config.count("num_attention_heads"),
         "head_dim": config.count("qk_nope_head_dim"),
         "kv_lora_rank": config.count("kv_lora_rank"),

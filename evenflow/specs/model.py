@@ -73,9 +73,9 @@ class ModelSpec:
     `sliding_window` > 0: tokens attend to that many last ones, except in every `full_every`-th
     layer (0: in no layer), where they attend to all.
 
-    `mtp_layers` > 0: after its layers it has that many to predict further tokens; `mtp` is one.
-    `is_mtp`: it is that module, which first projects a hidden state and a token's embedding, side
-    by side, to one (DeepSeek-V3, section 2.2). Its embedding and its head are the model's.
+    `mtp_layers` > 0: after its layers it has that many to predict further tokens (`mtp`).
+    `is_mtp`: its layers are such modules, which first project a hidden state and a token's
+    embedding, side by side, to one (DeepSeek-V3, section 2.2). Embedding and head are the model's.
 
     `mixer`: what a layer has in place of plain attention, or beside it. `attention_gate`: queries
     come with as many gates of the outputs (Qwen3.5). `values_are_keys`: both are of one projection
@@ -242,14 +242,16 @@ class ModelSpec:
             )
 
     def mtp(self) -> Self:
-        """Return the module that predicts the token after the next: a layer of the last kind.
+        """Return the modules that predict tokens after the next: layers of the last kind.
 
         UsageError when the model has none.
         """
         if not self.mtp_layers:
             raise UsageError(f"{self.name} has no layer that predicts further tokens (MTP)")
         (kind,) = self.kinds(self.num_layers - 1)
-        return replace(kind, name=f"{self.name}-MTP", num_layers=1, mtp_layers=0, is_mtp=True)
+        return replace(
+            kind, name=f"{self.name}-MTP", num_layers=self.mtp_layers, mtp_layers=0, is_mtp=True
+        )
 
     def linear_shapes(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
         """Return (inputs, outputs) of the matrices that every token passes in a layer, on one rank.

@@ -247,8 +247,10 @@ def _one(formats: dict[str, str]) -> str:
     (name, first), *others = formats.items() or [("", "")]
     for other, found in others:
         if found != first:
-            widest = max(set(formats.values()), key=lambda each: FORMATS[each].bits)
-            words = f'"{other}" is {found} beside "{name}" in {first}; one format is read'
+            bits = {each: FORMATS[each].bits if each else 16 for each in formats.values()}
+            widest = max(bits, key=bits.__getitem__)
+            words = f'"{other}" is {found or "16 bits"} beside "{name}" in {first or "16 bits"}; '
+            words += "one format is read"
             raise _UnreadError(words, widest)
     return first
 

@@ -75,7 +75,7 @@ COLORS = {label: color for label, (color, _) in _LOOKS.items()} | PARTS_OF_TIME
 MARKERS = {label: marker for label, (_, marker) in _LOOKS.items()}
 TITLE_CHARACTERS_PER_INCH, NOTE_CHARACTERS_PER_INCH = 10.5, 15.5
 LINE_INCHES = 0.125
-MARKS_INCHES = 1.2
+MARKS_INCHES = 1.7
 """Across: of the legend of the paper's marks, at the right of the title."""
 
 
@@ -120,7 +120,7 @@ def annotate(figure: Figure, title: str, note: str) -> None:
     """Put a title above and a footnote below, in lines as wide as the figure; add their height."""
     across, high = figure.get_size_inches()
     room = across - (2 * MARKS_INCHES if marks_paper(figure) else 0.0)
-    above = textwrap.wrap(title, int(room * TITLE_CHARACTERS_PER_INCH))
+    above = textwrap.wrap(title, int(room * TITLE_CHARACTERS_PER_INCH), break_on_hyphens=False)
     below = textwrap.wrap(note, int(across * NOTE_CHARACTERS_PER_INCH))
     figure.set_figheight(high + LINE_INCHES * (len(below) + 1.5 * (len(above) - 1)))
     figure.suptitle("\n".join(above), fontsize=11)

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -55,12 +56,12 @@ class Drawing(Shown):
     @property
     def text(self) -> str:
         """The numbers for a terminal, however wide: long words are cut."""
-        cut = {"max_colwidth": 40, "float_format": "{:.5g}".format, "max_rows": 200}
-        return str(self._rows.to_string(index=False, na_rep="-", **cut))
+        cut = partial(self._rows.to_string, max_colwidth=40, max_rows=200)
+        return str(cut(index=False, na_rep="-", float_format="{:.5g}".format))
 
     @property
     def _rows(self) -> pd.DataFrame:
-        table = self.table if self.shown is None else self.table.filter(items=self.shown)
+        table = self.table if self.shown is None else self.table.filter(items=list(self.shown))
         return table.drop_duplicates()
 
     def told(self) -> Iterator[str | Table]:

@@ -190,15 +190,14 @@ def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
     """Compare an answer of SGLang's with ours."""
     queues = batcher.queues
     assert isinstance(queues, EngineQueues)
-    receives = isinstance(queues, ReceivingQueues)
-    line = queues.arrived if receives else queues.waiting
+    line = queues.arrived if isinstance(queues, ReceivingQueues) else queues.waiting
     waiting = [seq.request.request_id for seq in line]
     yield "waiting", waiting, event["waiting"]
     yield "free tokens before", _room(batcher), [event["free_before"], event["evictable_before"]]
     admitted = list(queues.admitted)
     batch = ask()
     yield "slot", queues.slot, event["mb"]
-    if receives:
+    if isinstance(queues, ReceivingQueues):
         left = {seq.request.request_id for seq in queues.arrived}
         yield "joined", [number for number in waiting if number not in left], event["joined"]
         admitted = [number for number in admitted if number not in event["ended"]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,10 +17,10 @@ from matplotlib.patches import Patch
 
 from evenflow.config.provenance import wall_clock
 from evenflow.experiments.validation import AROUND_MS, Validation
-from evenflow.report.echo import echo
 from evenflow.report.plots import finish, key, plain_decades, save
+from evenflow.report.shown import Table
 from evenflow.report.style import BAND, DECODE, PREFILL, SCHEDULER_COLOURS, blend
-from evenflow.report.tables import markdown_table, number, percent, print_numbers, write_json
+from evenflow.report.tables import markdown_table, number, percent, write_json
 from evenflow.report.words import metric_words
 from evenflow.results.metrics import request_metrics
 from evenflow.results.run import Floats, RunResult
@@ -47,14 +47,6 @@ KINDS = (
 """How `again` and `predicted` of a validation are drawn."""
 
 
-class Section(NamedTuple):
-    """A table: its title, the heads of its columns, its rows."""
-
-    title: str
-    heads: list[str]
-    rows: list[list[str]]
-
-
 def write_validation(folder: Path, validation: Validation, title: str) -> None:
     """Write validation.json, wall_clock.json and the figure."""
     folder.mkdir(exist_ok=True)
@@ -65,11 +57,10 @@ def write_validation(folder: Path, validation: Validation, title: str) -> None:
         save(draw_validation(validation, f"{title}, {found['scheduler']}"), folder / "validation")
 
 
-def print_validation(found: Found) -> None:
-    """Print the layers, and what the driver and the messages took."""
-    for section in sections(found):
-        print_numbers(section.heads, section.rows, section.title)
-    echo("\n".join(notes(found)))
+def told(found: Found) -> Iterator[str | Table]:
+    """Yield the layers, and what the driver and the messages took."""
+    yield from sections(found)
+    yield from notes(found)
 
 
 def markdown(validations: Sequence[Found]) -> str:
@@ -83,14 +74,14 @@ def markdown(validations: Sequence[Found]) -> str:
     return "\n".join(parts)
 
 
-def _as_markdown(section: Section) -> str:
-    return f"{section.title}:\n\n{markdown_table(section.heads, section.rows, right=True)}"
+def _as_markdown(table: Table) -> str:
+    return f"{table.title}:\n\n{markdown_table(table.heads, table.rows, right=True)}"
 
 
 # -- tables ---------------------------------------------------------------------------------------
 
 
-def overview(validations: Sequence[Found]) -> Section:
+def overview(validations: Sequence[Found]) -> Table:
     """Return the errors of several validations, a line for each layer of each."""
     rows = []
     for found in validations:
@@ -109,10 +100,10 @@ def overview(validations: Sequence[Found]) -> Section:
         )
         rows.append(_errors(f"{name}, structure, worst run", worst))
     heads = ["", *(_words(metric).removesuffix(" (ms)") for metric in OVERVIEW)]
-    return Section("Errors", heads, rows)
+    return Table(heads, rows, title="Errors")
 
 
-def sections(found: Found) -> list[Section]:
+def sections(found: Found) -> list[Table]:
     """Return the tables of a validation."""
     parts = [_end_to_end, *([_structure, _costs, _bubbles] if "structure" in found else [])]
     return [part(found) for part in parts]
@@ -257,7 +248,7 @@ def _around(times: Found) -> str:
     )
 
 
-def _end_to_end(found: Found) -> Section:
+def _end_to_end(found: Found) -> Table:
     predictions = {"simulated": "error"}
     if found["calibration"] is not None:
         predictions["calibrated"] = "calibrated_error"
@@ -271,10 +262,10 @@ def _end_to_end(found: Found) -> Section:
         rows.append(row)
     runs = "1 run" if found["runs"] == 1 else f"{found['runs']} runs"
     what = f"{found['scheduler']}, {runs} of {found['requests']} requests"
-    return Section(f"End to end, {what}", heads, rows)
+    return Table(heads, rows, title=f"End to end, {what}")
 
 
-def _structure(found: Found) -> Section:
+def _structure(found: Found) -> Table:
     """Give each run its column; the share of equal micro-batches first."""
     layers = found["structure"]
     rows = [_shares("equal micro-batches", (layer["same_micro_batches"] for layer in layers))]
@@ -293,7 +284,7 @@ def _structure(found: Found) -> Section:
     for column in range(len(layers)):
         run, replica = divmod(column, replicas)
         heads.append(f"run {run + 1}" + (f", replica {replica}" if replicas > 1 else ""))
-    return Section("Structure: each run simulated from its own times", heads, rows)
+    return Table(heads, rows, title="Structure: each run simulated from its own times")
 
 
 def _first_difference(layer: Found) -> str:
@@ -301,17 +292,17 @@ def _first_difference(layer: Found) -> str:
     return "none" if parted is None else f"{parted} of {layer['micro_batches']}"
 
 
-def _costs(found: Found) -> Section:
+def _costs(found: Found) -> Table:
     heads = ["stage", "median", "P95", "of the sum", "median repeat", "P95 repeat"]
     names = ("median", "p95", "bias", "median_repeat", "p95_repeat")
     rows = [
         [str(stage), *(percent(line[name], sign=name == "bias", digits=3) for name in names)]
         for stage, line in enumerate(found["costs"])
     ]
-    return Section("Costs: errors of a micro-batch's seconds on a stage", heads, rows)
+    return Table(heads, rows, title="Costs: errors of a micro-batch's seconds on a stage")
 
 
-def _bubbles(found: Found) -> Section:
+def _bubbles(found: Found) -> Table:
     runs = found["bubbles"].values()
     rows = [
         _shares(cause, (shares[cause] for shares in runs))
@@ -319,7 +310,7 @@ def _bubbles(found: Found) -> Section:
         if any(shares[cause] > 0 for shares in runs)
     ]
     rows.append(_shares("all", (plain_sum(shares.values()) for shares in runs)))
-    return Section("Bubbles: share of all stages' time", ["", *found["bubbles"]], rows)
+    return Table(["", *found["bubbles"]], rows, title="Bubbles: share of all stages' time")
 
 
 def _errors(label: str, errors: Iterable[float | None]) -> list[str]:

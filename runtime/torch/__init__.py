@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Transport = Literal["gloo", "nccl", "ipc", "one_process"]
+Transport = Literal["gloo", "nccl", "one_process"]
 """How activations cross: torch.distributed over the host or between GPUs; memory that processes
 share (CUDA IPC on a GPU); or stages that are threads of one process."""
 

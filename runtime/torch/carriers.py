@@ -1,21 +1,17 @@
 """Carriers of a micro-batch's hidden states from one stage to the next.
 
-Knows tensors and their order; no model, no messages but a key. `give` runs in the thread that
+Knows tensors and their order; no model and no messages. `give` runs in the thread that
 computes, `expect` and `fetch` in the one that prepares, `take` again in the first.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import socket
-import tempfile
-from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
 import torch
@@ -30,17 +26,17 @@ class Carrier(Protocol):
     """Carries hidden states [tokens, hidden], in the order of the micro-batches.
 
     `expect` is called with the number of tokens to come next, as soon as it is known. `fetch`
-    returns when they are here; `key` is what `give` returned for them on the stage before. `take`
-    hands them out: they may be on another device, and the caller holds them until it has read them.
+    returns when they are here. `take` hands them out: they may be on another device, and the caller
+    holds them until it has read them.
     """
 
     def expect(self, num_tokens: int) -> None: ...
 
-    def fetch(self, key: str) -> None: ...
+    def fetch(self) -> None: ...
 
     def take(self) -> Tensor: ...
 
-    def give(self, hidden: Tensor) -> str: ...
+    def give(self, hidden: Tensor) -> None: ...
 
 
 class Lane:
@@ -98,7 +94,7 @@ class SentPages:
         buffer = torch.empty(shape, dtype=self._like.dtype, device=self._crosses)
         self._due.append((buffer, distributed.irecv(buffer, src=self._before)))
 
-    def fetch(self, key: str) -> None:
+    def fetch(self) -> None:
         buffer, receiving = self._due.popleft()
         receiving.wait()
         self._here.append(buffer.to(self._like.device))
@@ -106,12 +102,11 @@ class SentPages:
     def take(self) -> Tensor:
         return self._here.popleft()
 
-    def give(self, hidden: Tensor) -> str:
+    def give(self, hidden: Tensor) -> None:
         if self._sending is not None:
             self._sending[1].wait()  # long gone: the next stage expects it since it was announced
         hidden = hidden.to(self._crosses)
         self._sending = hidden, distributed.isend(hidden, dst=self._after)
-        return ""
 
 
 def meet(place: Place, backend: str, limit_s: float) -> Ranks:
@@ -134,32 +129,6 @@ def meet(place: Place, backend: str, limit_s: float) -> Ranks:
     return Ranks(place.rank, place.ranks, group)
 
 
-class SharedTensors:
-    """Memory that two processes share: CUDA IPC, or shared memory of a CPU.
-
-    The message about a micro-batch says where its hidden states are. Torch counts the references of
-    both sides and frees the memory after the last.
-    """
-
-    def __init__(self, place: Place, device: torch.device) -> None:
-        tempfile.tempdir = place.folder  # where CPU tensors are handed over, and the driver cleans
-        self._device = device
-        self._here: deque[Tensor] = deque()
-
-    def expect(self, num_tokens: int) -> None:
-        """Nothing to do: the key says all."""
-
-    def fetch(self, key: str) -> None:
-        # NOTE: a pickle, as in multiprocessing itself: from a sibling, over a private socket.
-        self._here.append(pickle.loads(b64decode(key)).to(self._device))
-
-    def take(self) -> Tensor:
-        return self._here.popleft()
-
-    def give(self, hidden: Tensor) -> str:
-        return b64encode(ForkingPickler.dumps(hidden)).decode()
-
-
 class Handed:
     """Stages of one process: the tensor itself goes into the next one's mailbox."""
 
@@ -170,12 +139,11 @@ class Handed:
     def expect(self, num_tokens: int) -> None:
         """Nothing to do: it is there before the message is."""
 
-    def fetch(self, key: str) -> None:
+    def fetch(self) -> None:
         """Nothing to do: it is here already."""
 
     def take(self) -> Tensor:
         return self._from.popleft()
 
-    def give(self, hidden: Tensor) -> str:
+    def give(self, hidden: Tensor) -> None:
         self._to.append(hidden)
-        return ""

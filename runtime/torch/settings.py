@@ -20,7 +20,7 @@ from evenflow.specs.gpu import GIB
 from evenflow.specs.model import ModelSpec
 from evenflow.specs.precision import DTYPE_BYTES
 
-ONE_GPU = "gloo, ipc or one_process"
+ONE_GPU = "gloo or one_process"
 """The transports of several stages on one GPU."""
 
 
@@ -82,7 +82,7 @@ def transport_of(wanted: str | None, device: str, stages: int, ranks: int = 1) -
     """
     if wanted == "one_process" and ranks > 1:
         raise UsageError(
-            "workers.transport: the ranks of tensor_parallel are processes; gloo or ipc is right"
+            "workers.transport: the ranks of tensor_parallel are processes; gloo is right"
         )
     if device == "cpu":
         if wanted == "nccl":

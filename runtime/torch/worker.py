@@ -17,7 +17,7 @@ from evenflow.errors import UsageError
 from evenflow.runtime.page_tables import PageTable
 from evenflow.runtime.tokens import UNKNOWN
 from evenflow.runtime.torch import StageSettings
-from evenflow.runtime.torch.carriers import Carrier, Handed, Lane, SentPages, SharedTensors, meet
+from evenflow.runtime.torch.carriers import Carrier, Handed, Lane, SentPages, meet
 from evenflow.runtime.torch.inputs import BatchInputs
 from evenflow.runtime.torch.layers import KvPages
 from evenflow.runtime.torch.model import ALONE, Ranks, Stage
@@ -81,7 +81,7 @@ class TorchWorker:
         """Return when the hidden states of the stage before are here."""
         assert self._carrier is not None
         with self._preparing():
-            self._carrier.fetch(activation.key)
+            self._carrier.fetch()
 
     def execute(
         self, prepared: BatchInputs, activation: Activation | None, received_s: float
@@ -113,8 +113,8 @@ class TorchWorker:
         if self._carrier is None or self._stage.is_last:
             return Executed(received_s, start_s, end_s, 0, tokens)
         with self._computing():  # what the carrier holds no longer is written by this lane again
-            key = self._carrier.give(out)
-        return Executed(received_s, start_s, end_s, out.nbytes, tokens, key)
+            self._carrier.give(out)
+        return Executed(received_s, start_s, end_s, out.nbytes, tokens)
 
     def read_kv(self, move: Move) -> bytes:
         """Return the keys, then the values, of some pages in some layers."""
@@ -212,10 +212,9 @@ def _device(place: Place, settings: StageSettings) -> torch.device:
 
 def _ranks(place: Place, settings: StageSettings) -> Ranks:
     """Connect to the other processes, where torch does that; return this stage's ranks."""
-    sends = settings.transport in ("gloo", "nccl")
-    if place.ranks == 1 and (place.depth == 1 or not sends):
+    if place.workers == 1 or settings.transport == "one_process":
         return ALONE
-    return meet(place, settings.transport if sends else "gloo", settings.limit_s)
+    return meet(place, settings.transport, settings.limit_s)
 
 
 def _stage(settings: StageSettings, device: str, ranks: Ranks) -> Stage:
@@ -231,7 +230,5 @@ def _carrier(place: Place, settings: StageSettings, stage: Stage) -> Carrier | N
         return None
     if settings.transport == "one_process":
         return Handed(place, settings.mailboxes)
-    if settings.transport == "ipc":
-        return SharedTensors(place, stage.device)
     like = torch.empty(0, dtype=stage.dtype, device=stage.device)
     return SentPages(place, settings.transport, like, stage.spec.hidden_size)

@@ -101,9 +101,10 @@ def test_asking_for_the_commit_leaves_the_checkout_as_it_is(
     for command in ("init -q", "add evenflow", f"{who} commit -qm one"):
         subprocess.run(["git", *command.split()], check=True)
     os.utime(code, (1, 1))
-    monkeypatch.setattr(package, "__file__", str(code))
     index = Path(".git/index").read_bytes()
-    assert re.fullmatch("[0-9a-f]{40}", str(checkout_commit.__wrapped__()))
+    with monkeypatch.context() as patch:  # `folder` forgets the modules of its files
+        patch.setattr(package, "__file__", str(code))
+        assert re.fullmatch("[0-9a-f]{40}", str(checkout_commit.__wrapped__()))
     assert Path(".git/index").read_bytes() == index
 
 

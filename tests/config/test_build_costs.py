@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,21 @@ def test_with_data_parallelism_a_module_of_its_own_serves_all_groups() -> None:
     layer_s = plain.times(decode_work(8, 8_000))[0] / 61
     head_s = 129_280 * 7168 * 2 / 4.8e12  # whole in each group, as its matrix is read
     assert layer_s + head_s < added_s < 1.2 * (layer_s + head_s)
+
+
+def test_each_proposal_passes_one_of_several_modules_and_all_take_memory(tmp_path: Path) -> None:
+    keys = {"model_type": "glm4_moe", "num_hidden_layers": 8, "n_routed_experts": 16}
+    keys |= {"hidden_size": 1024, "num_attention_heads": 8, "dtype": "bfloat16"}
+    drafted = {"k": 3, "acceptance": 0.8, "draft_model": "mtp"}
+
+    def made(modules: int) -> World:
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(keys | {"num_nextn_predict_layers": modules}))
+        return world(model=str(file), stages=1, speculative=drafted)
+
+    one, three = made(1), made(3)
+    assert three.costs.times(STEP) == one.costs.times(STEP)
+    assert three.total_pages < one.total_pages
 
 
 def test_a_draft_share_is_of_a_plain_decode_step() -> None:

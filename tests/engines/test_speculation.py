@@ -191,5 +191,7 @@ def test_a_model_predicts_further_tokens_by_a_module_of_its_own() -> None:
         final_norm = spec.hidden_size * 2
         split = alone.expert_split
         assert more == module.layer_bytes(8, split) + final_norm + copied
+    three = replace(spec, mtp_layers=3).mtp()
+    assert three.num_parameters - module.num_parameters == 2 * module.layer_parameters()
     with refused("Qwen2.5-32B has no layer that predicts further tokens"):
         model("Qwen2.5-32B").mtp()

@@ -99,7 +99,7 @@ def test_what_a_stage_was_given_is_held_until_its_lane_is_done() -> None:
     worker = TorchWorker(place, Doubling(lane, hop.memory), None, hop)
     worker._computing = lane
     batch = batch_inputs([Piece(0, 0, 4, True, [0])], 16, torch.device("cpu"))
-    worker.execute(batch, Activation(0, [], 16, ""), 0.0)
+    worker.execute(batch, Activation(0, [], 16), 0.0)
     assert hop.gave.tolist() == [2.0] * 4  # not NaN
     assert hop.memory.isnan().all()  # held no longer than that
     assert hop.given_in_lane
@@ -212,7 +212,7 @@ def job_on_a_gpu(folder: Path, *keys: str) -> Job:
     (folder / "RUN.yaml").write_text(
         "model: Llama-3.1-8B\nstages: 2\nscheduler: sarathi\nkv: {pages: 100}\n"
         "costs: {kind: affine, base_s: 0.01, per_token_s: 0}\n"
-        "workers: {kind: torch, device: cuda, weights: random, transport: ipc}\n"
+        "workers: {kind: torch, device: cuda, weights: random, transport: gloo}\n"
         "workload: {trace: azure-conv-sample, requests: 5, arrivals: offline}\n"
     )
     return job_of(folder / "RUN.yaml", keys)
@@ -235,7 +235,7 @@ def test_a_copy_within_a_gpu_is_no_transfer(one_gpu: None, monkeypatch: pytest.M
 def test_a_validation_refuses_stages_that_take_turns_on_a_gpu(
     tmp_path: Path, one_gpu: None
 ) -> None:
-    with pytest.raises(UsageError, match="2 stages of ipc on 1 GPU: processes take turns there"):
+    with pytest.raises(UsageError, match="2 stages of gloo on 1 GPU: processes take turns there"):
         validate(job_on_a_gpu(tmp_path), 1)
     assert not workers_on_a_gpu(tmp_path, "stages=1").facts["notes"]
     workers = workers_on_a_gpu(tmp_path, "workers.transport=one_process")

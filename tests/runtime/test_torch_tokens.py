@@ -180,8 +180,7 @@ def test_a_stop_token_ends_a_request_and_frees_its_pages(llama: tuple[Path, Any]
         ("gloo", 2, POLICIES[3:5], False),
         pytest.param("gloo", 3, POLICIES, False, marks=LONG),
         pytest.param("gloo", 3, POLICIES[3:5], True, marks=LONG),
-        pytest.param("ipc", 2, POLICIES[3:4], False, marks=LONG),
-        ("ipc", 2, POLICIES[3:4], True),
+        ("gloo", 2, POLICIES[3:4], True),
     ],
     ids=lambda value: str(value) if isinstance(value, str | int) else "",
 )

@@ -16,7 +16,6 @@ from evenflow.core.kv import PagePool
 from evenflow.core.replay import replay
 from evenflow.engines.consensus import DecodeLoop, PrefillLoop
 from evenflow.engines.loop import EngineLoop
-from evenflow.engines.radix import RadixCache
 from evenflow.engines.speculation import Speculation
 from evenflow.engines.swap import SwapCache
 from evenflow.engines.view import DecodeRow, EnginePrompt
@@ -29,7 +28,7 @@ from evenflow.schedulers.sglang import PrefillAdder, SGLang
 from evenflow.sim import World, simulate
 from evenflow.sim.driver import SimDriver
 from evenflow.sim.tandem import Tandem
-from evenflow.types import Prefix, Request
+from evenflow.types import Request
 from tests.amounts import many
 from tests.experiments.test_engine_journals import stem
 from tests.worlds import (
@@ -170,26 +169,6 @@ def test_a_decode_server_gives_pages_where_what_is_reserved_fits(
     result = simulate(world)
     assert sorted(result.first_token_s.tolist()) == first_s
     assert result.prefill_tokens.sum() == 0
-
-
-def test_a_request_that_ends_keeps_kv_of_its_last_token_if_more_were_accepted() -> None:
-    """Pages of 4 and a pair a token: 12 tokens of KV are two pages, 13 are three."""
-
-    def kept(accepted: int) -> int:
-        gains = {(0, 2): accepted}
-        decoding = sglang.Accepted((0.5,) * 3, gains)
-        policy = SGLang(depth=2, page_tokens=4, chunked_prefill_size=16)
-        pool = RadixCache(40, 4)
-        engine = engine_of(policy, pool, decoding=decoding, asks_again=False)
-        engine.add(Request(0, 0.0, 9, 4, prefix=Prefix(tuple(range(13)), 1, 13)))
-        for turn in range(6):  # every other slot is empty
-            if batch := engine.next(float(turn)):
-                engine.complete(batch, turn + 0.5)
-        assert not engine.queues.live
-        assert engine.kv.tokens == 0
-        return pool.free_pages - pool.empty_pages
-
-    assert (kept(2), kept(3)) == (2, 3)
 
 
 @pytest.mark.parametrize(("most", "admitted"), [(17, [1]), (18, [1, 2])])

@@ -343,6 +343,39 @@ def test_a_shared_expert_is_counted_as_published_for_qwen2_moe(tmp_path: Path) -
     assert parsed.active_parameters / 1e9 == pytest.approx(2.7, rel=0.02)
 
 
+GLM = {
+    "model_type": "glm4_moe",
+    "hidden_size": 5120,
+    "num_hidden_layers": 92,
+    "num_attention_heads": 96,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "n_routed_experts": 160,
+    "first_k_dense_replace": 3,
+    "use_qk_norm": True,
+    "attention_bias": True,
+    "num_nextn_predict_layers": 1,
+}
+FLASH = {"model_type": "glm4_moe_lite", "mlp_layer_types": ["dense"] + ["sparse"] * 46}
+PHI = {"model_type": "phi3", "hidden_size": 5120, "num_hidden_layers": 40, "vocab_size": 100352}
+PHI |= {"num_attention_heads": 40, "num_key_value_heads": 10, "intermediate_size": 17920}
+SERVED = [(GLM, 356.8, 33.6), (FLASH, 29.9, 3.9), (PHI, 14.66, 14.66)]
+SERVED += [({"model_type": "smollm3"}, 3.08, 3.08)]
+SERVED += [({"model_type": "seed_oss", "hidden_size": 5120}, 36.2, 36.2)]
+
+
+@pytest.mark.parametrize(("values", "billions", "active"), SERVED)
+def test_glm_phi_and_others_have_the_parameters_of_their_code(
+    tmp_path: Path, values: Any, billions: float, active: float
+) -> None:
+    """GLM-4.5, GLM-4.7-Flash, Phi-4, SmolLM3 and Seed-OSS-36B; those of MTP count."""
+    spec = model(written(tmp_path, values))
+    more = spec.mtp().layer_parameters() if spec.mtp_layers else 0
+    assert (spec.num_parameters + more) / 1e9 == pytest.approx(billions, rel=2e-3)
+    assert spec.active_parameters / 1e9 == pytest.approx(active, rel=5e-3)
+
+
 def test_active_parameters_are_those_published() -> None:
     assert model("Mixtral-8x7B").active_parameters / 1e9 == pytest.approx(12.9, rel=2e-3)
     assert model("Qwen3-30B-A3B").active_parameters / 1e9 == pytest.approx(3.3, rel=0.02)
@@ -537,8 +570,12 @@ VALUES = st.recursive(
 )
 
 
+MIXED = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+
+
 @given(said=st.dictionaries(WORDS, VALUES, max_size=6) | VALUES, experts=st.sampled_from([0, 8]))
 @example(said={"quantized_layers": {"experts": {"quant_algo": 4}}}, experts=8)
+@example(said=MIXED | {"quantized_layers": {"a": {"quant_algo": "FP8"}, "b": 4}}, experts=0)
 def test_whatever_a_quantisation_says_is_a_format_or_one_line(said: Any, experts: int) -> None:
     quantization.spares_attention(said)
     assert quantization.expert_format(said) in ("", *FORMATS)

@@ -54,7 +54,7 @@ def check_served(found: dict[str, Any]) -> None:
     *served, refused = found["modes"]
     assert [(row["stages"], row["mode"]) for row in served] == ways
     assert all(row["failure"] is None and row["requests_per_s"] > 0 for row in served)
-    assert refused["refused"].endswith("nccl is for GPUs; gloo, ipc or one_process is right")
+    assert refused["refused"].endswith("nccl is for GPUs; gloo or one_process is right")
     assert [row["scheduler"] for row in found["validation"]] == [*POLICIES, *POLICIES]
     assert all(row["requests"] == 6 for row in found["validation"])
 

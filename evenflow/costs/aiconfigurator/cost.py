@@ -107,7 +107,7 @@ def question(
     dense = bool(model.num_experts) and not kind.num_experts and not model.parts
     like = replace(model, num_layers=1, dense_layers=0) if dense else kind
     entry = ((2 * kind.hidden_size, kind.hidden_size),) if kind.is_mtp else ()
-    config, less = _configs(model, kind) if model.parts else (written(like), None)
+    config, less = _configs(model, kind) or (written(like), None)
     split, gpu = deployment.expert_split, deployment.gpu
     four_bits = FOUR_BITS[framework == "sglang", gpu.fp4_tflops > 0]
     return LayerQuestion(
@@ -125,9 +125,19 @@ def question(
     )
 
 
-def _configs(model: ModelSpec, kind: ModelSpec) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return the files of a model up to a layer of a kind, and up to the one before, if any."""
-    config, part = config_of(model), model.parts.index(kind)
+def _configs(
+    model: ModelSpec, kind: ModelSpec
+) -> tuple[dict[str, Any], dict[str, Any] | None] | None:
+    """Return the files of a model up to a layer of a kind, and up to the one before, if any.
+
+    A module that predicts further tokens is like the last layer. None where layers are alike.
+    """
+    if kind.is_mtp:
+        model = _as_read(model)
+    if not model.parts:
+        return None
+    config = config_of(model)
+    part = model.pattern[-1] if kind.is_mtp else model.parts.index(kind)
     at = [layer for layer, each in enumerate(model.pattern) if each == part]
     last = next((layer for layer in at if layer), 0)
     whole = first_layers(config, model.num_layers, last + 1)
@@ -142,7 +152,7 @@ def formats(
     Of a checkpoint that says its formats itself, the engine reads them, part by part; `four_bits`
     are those of experts of four bits beside others of eight.
     """
-    if whole.parts and whole.quantization == _stated(whole):
+    if whole.parts and whole.quantization == _as_read(whole).quantization:
         kept = {"kvcache_quant_mode": "fp8"} if model.kv_value_bytes == 1 else {}
         small = model.expert_quantization in ("mxfp4", "nvfp4")
         return kept | ({"moe_quant_mode": four_bits} if small else {})
@@ -161,11 +171,12 @@ def formats(
     }
 
 
-def _stated(model: ModelSpec) -> str:
-    """Return the format that a model's file states."""
+def _as_read(model: ModelSpec) -> ModelSpec:
+    """Return the whole model as its file states it."""
     path = Path(model.source)
-    spec = ModelSpec.from_config_json(path) if path.is_file() else models()[model.name]
-    return spec.quantization
+    if path.is_file():
+        return ModelSpec.from_config_json(path)
+    return next((each for each in models().values() if each.source == model.source), model)
 
 
 def facts(deployment: Deployment, framework: str, wanted: str | None) -> dict[str, Any]:

@@ -393,8 +393,9 @@ def test_verdicts(kind: str, paper: Any, ours: Any, verdict: str) -> None:
     assert worst(answers(claim(paper, kind), ours)) == verdict
 
 
-def test_misses_are_of_claims_that_there_are() -> None:
+def test_misses_are_whole_sentences_of_claims_that_there_are() -> None:
     assert set(load_misses()) <= {each.id for each in load_claims()}
+    assert [why for why in load_misses().values() if not why.endswith(".")] == []
 
 
 def test_a_ratio_has_the_interval_of_nine_ratios() -> None:

@@ -208,6 +208,6 @@ def killed(
         while not when(set(group(started)) - {started.pid}) and started.poll() is None:
             time.sleep(0.01)
         started.send_signal(by)
-        started.wait()
+        started.wait(timeout=60)
         assert gone(started)
     return started.returncode

@@ -56,6 +56,8 @@ HEADER = "results.json"
 HEX = "[0-9a-f]"
 STALE_S = 3600.0
 CONNECT_LIMIT_S = 10.0
+ENDS = (signal.SIGINT, signal.SIGTERM)
+"""What ends a command, by Ctrl-C or a time limit."""
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
@@ -322,7 +324,8 @@ def processes(
     try:
         with _without_main():
             if forks:
-                pool.submit(int).result()
+                with _put_off():
+                    pool.submit(int).result()
             yield pool
     except BaseException as error:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -334,6 +337,16 @@ def processes(
         raise
     finally:
         pool.shutdown()
+
+
+@contextmanager
+def _put_off() -> Iterator[None]:
+    """Put off what ends a command: Python ignores an interrupt in a module's hooks at a fork."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _may_fork() -> bool:
@@ -354,8 +367,9 @@ def _without_main() -> Iterator[None]:
 
 
 def _start_worker(start: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent tells the user; a worker just ends
+    for number in ENDS:  # the parent tells the user; a worker just ends
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
     end_with_parent()
     if start is not None:
         start(*arguments)

@@ -143,7 +143,7 @@ TestCache = CacheMachine.TestCase
 def gain(group: DecodeGroup, seq: Sequence) -> int:
     """Return the tokens that a member of a group gains in a step."""
     if isinstance(group, ReservingGroup):
-        return group._gain(seq)
+        return min(group._gain(seq), seq.request.output_tokens - seq.generated)
     return min(group.stride, seq.finish_tick - group.tick)
 
 

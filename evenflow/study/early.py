@@ -8,7 +8,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from evenflow.core.decodes import Sequence as Served
-from evenflow.study.slo import LATENCY, Condition
 
 if TYPE_CHECKING:
     from evenflow.sim.driver import SimDriver
@@ -38,19 +37,6 @@ class Allowed(NamedTuple):
     name: str
     limit_ms: float
     most: int
-
-
-def allowed(slo: Iterable[Condition], requests: int) -> tuple[Allowed, ...]:
-    """Return what the limits of an SLO on percentiles allow of a number of requests.
-
-    Percentiles of ITL are of gaps, not of requests.
-    """
-    found = [(each, LATENCY.fullmatch(each.metric)) for each in slo if not each.at_least]
-    return tuple(
-        Allowed(each.metric, match[3], each.limit, most_beyond(float(match[2]), requests))
-        for each, match in found
-        if match is not None and match[2] is not None and match[3] != "itl"
-    )
 
 
 def most_beyond(percent: float, requests: int) -> int:

@@ -29,12 +29,11 @@ from evenflow.study.deployments import (
     policies_to_try,
     why_fixed,
 )
-from evenflow.study.early import allowed
 from evenflow.study.fair import require_served
 from evenflow.study.plan_question import Ask, PlanQuestion, Setting, Stretch, replications_of
 from evenflow.study.points import loaded
 from evenflow.study.rates import own_rate, rate_patch
-from evenflow.study.slo import check_slo
+from evenflow.study.slo import allowed, check_slo
 from evenflow.study.trials import dry_run, why_alike
 from evenflow.traces import Replay
 from evenflow.types import Request

@@ -18,10 +18,10 @@ from evenflow.errors import UsageError
 from evenflow.results.outcome import Served
 from evenflow.study.bounds import Refuted
 from evenflow.study.deployments import Candidate, Layout, budget_key
-from evenflow.study.early import allowed
 from evenflow.study.rates import rate_patch, rounded
 from evenflow.study.slo import (
     Condition,
+    allowed,
     checked_price,
     levels_of,
     missed,

@@ -25,6 +25,7 @@ from evenflow.results.metrics import Limit, meets, request_metrics
 from evenflow.results.outcome import Outcome
 from evenflow.results.run import RunResult
 from evenflow.schedulers import POOLED
+from evenflow.study.early import Allowed, most_beyond
 from evenflow.sums import plain_sum
 
 LATENCY = re.compile(r"(mean|median|std|p(\d+(?:\.\d+)?))_(ttft|tpot|itl|e2el|queue)_ms")
@@ -201,6 +202,19 @@ def check_slo(
         if metric not in numbers:
             hint = instead_of(metric, numbers)
             raise UsageError(f"{option} {metric}: a run has no such number; {hint}")
+
+
+def allowed(slo: Iterable[Condition], requests: int) -> tuple[Allowed, ...]:
+    """Return what the limits of an SLO on percentiles allow of a number of requests.
+
+    Percentiles of ITL are of gaps, not of requests.
+    """
+    found = [(each, LATENCY.fullmatch(each.metric)) for each in slo if not each.at_least]
+    return tuple(
+        Allowed(each.metric, match[3], each.limit, most_beyond(float(match[2]), requests))
+        for each, match in found
+        if match is not None and match[2] is not None and match[3] != "itl"
+    )
 
 
 def request_limits(slo: Sequence[Condition], goodput_ms: Mapping[Limit, float] | None) -> Limits:

@@ -15,9 +15,9 @@ from evenflow.config.run import RunConfig
 from evenflow.results.metrics import request_metrics
 from evenflow.study.bounds import Least, late_by_work, least, refuted
 from evenflow.study.deployments import dispatch_of
-from evenflow.study.early import EarlyEnd, MissedError, allowed, most_beyond
+from evenflow.study.early import EarlyEnd, MissedError, most_beyond
 from evenflow.study.runs import Job, run_job
-from evenflow.study.slo import Condition, parse_slo
+from evenflow.study.slo import Condition, allowed, parse_slo
 from evenflow.types import Request
 from tests.amounts import many
 from tests.command_line import write_trace

@@ -240,7 +240,7 @@ def statistics(name: str, values_s: Floats, counts: Ints | None = None) -> Summa
 
 
 def _percentiles(values: Floats, percents: Sequence[float]) -> Floats:
-    """Return the same as np.percentile, which imports numpy.ma: 2 % of a command of one request."""
+    """Return the same as np.percentile, which imports numpy.ma, as does a timeline."""
     places = (len(values) - 1) * (np.array(percents) / 100)
     low, high = (np.sort(values)[edge(places).astype(int)] for edge in (np.floor, np.ceil))
     return _between(low, high, places - np.floor(places))

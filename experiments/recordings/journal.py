@@ -301,6 +301,7 @@ def tokens_of(batch: MicroBatch | None) -> dict[int, int]:
 
 def lines(path: Path) -> Iterator[Event]:
     """Iterate over the events of a file; UsageError when it cannot be read to its end."""
+    number = 0
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -311,6 +312,8 @@ def lines(path: Path) -> Iterator[Event]:
     except (json.JSONDecodeError, RecursionError) as error:
         raise UsageError(f"{path}, line {number}: no JSON: {error}") from None
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        if isinstance(error, gzip.BadGzipFile) and number == 0:
+            raise UsageError(f"{path}: no journal, which is JSON lines in gzip: {error}") from None
         raise UsageError(f"{path}: cannot be read to its end: {error}") from None
 
 

@@ -199,6 +199,8 @@ def test_a_truncated_journal_is_unreadable(tmp_path: Path) -> None:
     assert "cannot be read to its end" in err
     (tmp_path / "two.jsonl.gz").write_bytes(gzip.compress(b"{\n"))
     assert "line 1: no JSON" in evenflow("replay", str(tmp_path / "two.jsonl.gz"))[2]
+    (tmp_path / "three.json").write_text("{}")
+    assert "no journal, which" in evenflow("replay", str(tmp_path / "three.json"))[2]
 
 
 def test_a_run_of_ours_names_its_policy_itself(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from evenflow.study.runs import GivenPolicy, Job, SimulatedRun
     from evenflow.study.slo import Condition
     from evenflow.study.sweep_file import Sweep
-    from evenflow.study.sweep_words import Swept
+    from evenflow.study.swept import Swept
     from evenflow.study.trials import How, Watch
     from evenflow.study.uncertainty import Prediction
 

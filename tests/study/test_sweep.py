@@ -24,9 +24,9 @@ from evenflow.study.sweep import checked, run_sweep
 from evenflow.study.sweep_file import Sweep, check, load_sweep
 from evenflow.study.sweep_page import write_findings
 from evenflow.study.sweep_plots import main_effects, sensitivity
-from evenflow.study.sweep_words import Swept, best_table, headline, told
+from evenflow.study.swept import Swept
 from evenflow.study.trials import Replication, Trial
-from evenflow.study.unseen import SEEDS, WINDOWS, Check, unseen, verdict
+from evenflow.study.unseen import SEEDS, WINDOWS, Check, unseen
 from tests.amounts import ALL
 from tests.command_line import rows_of, write_trace
 from tests.places import ROOT
@@ -132,7 +132,7 @@ def test_replications_of_a_file_have_other_rows_unless_seeds_are_asked_for(tmp_p
 
     def skipped(**more: Any) -> tuple[list[int], list[str]]:
         found = found_of(tmp_path, **keys, **more)
-        same = [line for line in told(found) if "all replications have the same rows" in line]
+        same = [line for line in found.sentences() if "all replications have the same rows" in line]
         return found.points["skip"].to_list()[:2], same
 
     assert skipped() == ([0, 4], [])
@@ -151,7 +151,7 @@ def test_the_interval_of_a_file_has_the_right_mean_in_it_as_often_as_it_says() -
 def test_the_run_as_it_is_does_not_weigh_in_an_effect(tmp_path: Path) -> None:
     found = found_of(tmp_path, parameters={"scheduler.token_budget": [64, 96]})
     assert (found.default, found.default_is_extra) == (0, True)
-    assert main_effects(found, "mean_e2el_ms")[0].values == [64, 96]
+    assert main_effects(found)[0].values == [64, 96]
     assert sensitivity(found)[0].values == [64, 96, 128]
 
 
@@ -166,7 +166,7 @@ def test_findings_and_tables(tmp_path: Path) -> None:
     assert table["mean_e2el_ms"][0] == pytest.approx(points["mean_e2el_ms"][:2].mean())
     assert (found.default, found.default_is_extra) == (4, False)
     assert table["mean_e2el_ms_vs_default"][4] == 0
-    budgets, in_flight = main_effects(found, "mean_e2el_ms")  # over the other parameter
+    budgets, in_flight = main_effects(found)  # over the other parameter
     assert (budgets.values, in_flight.values) == ([64, 128], [1, 2, "unlimited"])
     expected = math.fsum(trial.mean("mean_e2el_ms") for trial in found.trials[:3]) / 3
     assert budgets.means["mean_e2el_ms"]["mean"].iloc[0] == pytest.approx(expected)
@@ -184,7 +184,7 @@ def test_points_that_fail_are_rows_too(tmp_path: Path) -> None:
     assert math.isnan(points["mean_e2el_ms"][0])
     assert found.table["failed_replications"].to_list() == [2, 0]
     assert found.ranked == [1]
-    assert main_effects(found, "mean_e2el_ms")[0].values == [128]
+    assert main_effects(found)[0].values == [128]
 
 
 def test_a_limit_decides_which_points_count(tmp_path: Path) -> None:
@@ -236,8 +236,8 @@ def test_tied_keys_change_together_and_points_have_gpus_and_costs(tmp_path: Path
     assert found.trials[1].mean("dollars_per_million_tokens") > 0
     assert not found.ranked
     settings = ["PP=1, max_in_flight=3", "PP=2, replicas=3", "PP=4, replicas=1"]
-    assert [row[1] for row in best_table(found)[1]] == settings
-    assert re.search("the nearest is point .: mean_e2el_ms is", headline(found))
+    assert [row[1] for row in found.best_table()[1]] == settings
+    assert re.search("the nearest is point .: mean_e2el_ms is", found.headline())
     wrong = [{"stages": 4}, {"stage": 2}]
     with pytest.raises(UsageError, match=r'SWEEP.yaml:\d+: unknown key "stage"; did you mean'):
         check(sweep(tmp_path, parameters={"layout": wrong}))
@@ -305,13 +305,13 @@ def test_a_point_that_serves_little_is_no_answer(tmp_path: Path) -> None:
     assert completed == [20, 0, 4, 13, 20, 20]  # 400 pages, the default, come first
     assert sorted(found.answered) == [0, 4, 5]
     assert found.table["counts"].to_list() == ["yes", "no", "no", "no", "yes", "yes"]
-    assert "3 of them no answer: more than 10 % of the requests are refused" in headline(found)
+    assert "3 of them no answer: more than 10 % of the requests are refused" in found.headline()
     allowed = replace(found, allow_refused=True)
     assert sorted(allowed.ranked) == [0, 2, 3, 4, 5]  # one that serves nothing never counts
     assert allowed.ranked[0] == 2
-    first = told(allowed)[0]
+    first = next(allowed.sentences())
     assert first.startswith("NOT FAIR: with the best point, 16 of 20 requests (80.0%) were refused")
-    assert best_table(allowed)[1][0][0] == "2, too short, 4 of 20 requests"
+    assert allowed.best_table()[1][0][0] == "2, too short, 4 of 20 requests"
 
 
 def trial(label: int, *values: dict[str, Any]) -> Trial:
@@ -339,7 +339,7 @@ def test_a_metric_of_no_requests_is_missing(
     for allow_refused in (False, True):
         found = Swept(asked, trials, 0, allow_refused=allow_refused and nothing is None)
         assert found.ranked == [1]
-        assert "nan" not in " ".join(told(found)).lower()
+        assert "nan" not in " ".join(found.sentences()).lower()
         assert math.isnan(found.points["mean_ttft_ms"][0]) == (nothing is None)
         assert math.isnan(found.table["mean_ttft_ms"][0]) == (nothing is None)
         assert math.isnan(found.table["mean_ttft_ms_vs_default"][1])
@@ -355,7 +355,10 @@ def test_an_overloaded_best_point_says_so_and_all_points_have_their_latencies(
         for e2el, tpot in ((7.0, 3.25), (8.0, 3.5))
     ]
     found = Swept(asked, [trial(64, runs[0]), trial(128, runs[1])], 1)
-    assert "The best point is overloaded: 9 requests/s arrive and 5 are served" in told(found)[1]
+    assert (
+        "The best point is overloaded: 9 requests/s arrive and 5 are served"
+        in list(found.sentences())[1]
+    )
     write_findings(tmp_path, found, "title")
     page = (tmp_path / "report.html").read_text()
     rows = re.findall("1, default, overloaded</th>(.*?)</tr>", page)
@@ -398,32 +401,31 @@ def test_unseen_parts_begin_after_the_sweep(
     ]
 
 
-def gains(*pairs: tuple[float, float]) -> Check:
-    """Return a check of a best point and a default with these values on each part."""
-    best, base = zip(*pairs, strict=True)
-    of = [[{**SERVED, "mean_e2el_ms": value} for value in side] for side in (best, base)]
-    return Check(SEEDS, trial(64, *of[0]), trial(128, *of[1]))
+Pairs = tuple[tuple[float, float], ...]
 
 
 @pytest.mark.parametrize(
-    ("check", "said"),
+    ("pairs", "said"),
     [
-        (gains((9, 10), (18.9, 20), (28.8, 30)), "the gain holds: E2EL mean (ms) -1.1 ± 0.25"),
-        (gains((8, 10), (21, 20), (27, 30)), "THE GAIN DOES NOT HOLD: E2EL mean (ms) -1.333 ± 5"),
-        (gains((11, 10), (21.1, 20), (31.2, 30)), "THE GAIN DOES NOT HOLD: E2EL mean (ms) +1.1"),
+        (((9, 10), (18.9, 20), (28.8, 30)), "the gain holds: E2EL mean (ms) -1.1 ± 0.25"),
+        (((8, 10), (21, 20), (27, 30)), "THE GAIN DOES NOT HOLD: E2EL mean (ms) -1.333 ± 5"),
+        (((11, 10), (21.1, 20), (31.2, 30)), "THE GAIN DOES NOT HOLD: E2EL mean (ms) +1.1"),
     ],
 )
-def test_a_gain_holds_beyond_its_interval_only(tmp_path: Path, check: Check, said: str) -> None:
+def test_a_gain_holds_beyond_its_interval_only(tmp_path: Path, pairs: Pairs, said: str) -> None:
     asked = sweep(tmp_path, parameters=BUDGETS, limits={"mean_e2el_ms": {"at_most": 15}})
-    line = verdict(check, asked, allow_refused=False)
+    sides = [[{**SERVED, "mean_e2el_ms": v} for v in side] for side in zip(*pairs, strict=True)]
+    check = Check(asked, SEEDS, trial(64, *sides[0]), trial(128, *sides[1]))
+    line = check.verdict(allow_refused=False)
     assert line.startswith(f"fresh seeds: {said}")
     assert re.search(r"; mean_e2el_ms is [\d.]+, not at most 15\.$", line)
 
 
 def test_what_refuses_on_unseen_parts_is_not_held(tmp_path: Path) -> None:
     good, bad = ({**SERVED, "mean_e2el_ms": 1.0}, {"completed": 1, "failed": 9})
-    check = Check(WINDOWS, trial(64, good, bad), trial(128, good, good))
-    line = verdict(check, sweep(tmp_path, parameters=BUDGETS), allow_refused=False)
+    asked = sweep(tmp_path, parameters=BUDGETS)
+    check = Check(asked, WINDOWS, trial(64, good, bad), trial(128, good, good))
+    line = check.verdict(allow_refused=False)
     assert line.startswith("later windows: whether the gain holds cannot be said: 9 of 20 requests")
 
 
@@ -443,5 +445,5 @@ def test_the_best_point_is_checked_on_what_the_sweep_did_not_see(
     rows = rows_of(tmp_path / "check.csv")
     assert [row["point"] for row in rows] == ["best", "best", "default", "default"] * 2
     assert list(json.loads((tmp_path / "sweep.json").read_text())["check"]) == [SEEDS, WINDOWS]
-    line = next(each for each in told(found) if each.startswith(SEEDS))
+    line = next(each for each in found.sentences() if each.startswith(SEEDS))
     assert line in (tmp_path / "report.html").read_text()

@@ -21,7 +21,7 @@ from evenflow.config.run import RunConfig
 from evenflow.config.yaml_file import Document, KeyPath, Patch, checked, find, flat
 from evenflow.errors import DoesNotFitError, PolicyError, UsageError, instead_of
 from evenflow.keys import Keys, expect, needed
-from evenflow.study.points import Point, workload_of
+from evenflow.study.points import Point
 from evenflow.study.searches import (
     Finite,
     Grid,
@@ -296,7 +296,7 @@ def _first_right(sweep: Sweep, candidates: Sequence[Patch], place: str) -> Patch
 
 def _check_metrics(sweep: Sweep, point: Point) -> None:
     try:
-        outcome = dry_run(point.config, workload_of(point), point.beside)
+        outcome = dry_run(point.config, point.workload, point.beside)
         summary = point.measure(outcome, **dict(point.more))
     except UsageError:  # a run that fails has none
         return

@@ -32,10 +32,8 @@ from evenflow.study.points import (
     Record,
     Store,
     executor_of,
-    remove_records,
     simulated,
     summary,
-    workload_of,
 )
 from evenflow.study.runs import Job, run_job
 from evenflow.study.slo import keeps_up
@@ -219,7 +217,7 @@ class Study:
     def build(self, patch: Patch) -> None:
         """Build a patch's first point, which finds what is wrong with it; simulates nothing."""
         point = self.points_of(patch)[0]
-        build(point.config, workload_of(point).requests, point.beside)
+        build(point.config, point.workload.requests, point.beside)
 
     def points(self, patches: Iterable[Patch]) -> list[Point]:
         """Return the points of patches, part by part: those of one part share their requests."""
@@ -335,9 +333,9 @@ class How:
             if self.out is not None:
                 stack.enter_context(claimed(self.out, force=self.force, reads=self.reads))
             folder = self.out or Path(stack.enter_context(TemporaryDirectory()))
-            if not self.resume:
-                remove_records(folder / STORE)
             store = Store(folder / STORE)
+            if not self.resume:
+                store.clear()
             pool = stack.enter_context(executor_of(self.executor, self.workers))
             told: tuple[Any, ...] = ()
             if self.watch is not None:
@@ -359,15 +357,14 @@ Search: TypeAlias = Generator[Sequence[Variant], list[Trial], Any]
 def run(study: Study, simulator: Simulator, search: Search) -> list[Trial]:
     """Simulate what a search asks for until it ends; return all trials in the order asked for."""
     trials: list[Trial] = []
-    cases = next(search, None)
-    while cases is not None:
-        batch = simulator.trials(study, cases)
-        trials += batch
+    batch: Any = None  # what a generator is started with
+    while True:
         try:
             cases = search.send(batch)
         except StopIteration:
-            cases = None
-    return trials
+            return trials
+        batch = simulator.trials(study, cases)
+        trials += batch
 
 
 def table(trials: Sequence[Trial]) -> pd.DataFrame:

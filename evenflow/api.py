@@ -481,10 +481,10 @@ def _additions(
 ) -> Iterator["Addition"]:
     """Yield the additions asked for beside a run, from more simulations."""
     if intervals:
-        from evenflow.study import uncertainty
+        from evenflow.study.uncertainty import predict
 
         document = job.config.document(job.label)
-        yield uncertainty.told(uncertainty.predict(document, job.beside, _how(watch=watch)))
+        yield predict(document, job.beside, _how(watch=watch)).addition
     if advise:
         from evenflow.study import advice
 

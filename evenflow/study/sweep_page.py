@@ -5,11 +5,8 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping
 from html import escape
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-from pandas.api.types import is_object_dtype
 
 from evenflow.config.provenance import code_version
 from evenflow.report import plots
@@ -53,16 +50,10 @@ LATENCIES = ("mean_ttft_ms", "mean_tpot_ms")
 def write_findings(folder: Path, found: Swept, title: str) -> None:
     """Write the tables, the pictures, the page and sweep.json.
 
-    points.parquet is there where pyarrow is installed, check.csv where unseen parts were simulated.
+    check.csv is there where unseen parts were simulated.
     """
-    cells = found.point_cells(as_json)
-    write_table(folder / "points.csv", cells)
+    write_table(folder / "points.csv", found.point_cells(as_json))
     write_table(folder / "summary.csv", found.summary_cells(as_json))
-    if find_spec("pyarrow") is not None:
-        frame = cells.infer_objects()
-        for name in frame.columns[frame.dtypes.map(is_object_dtype)]:  # numbers and texts
-            frame[name] = cells[name].fillna("").astype(str)
-        write_table(folder / "points.parquet", frame)
     if found.checks:
         rows = (
             {"unseen": check.kind, "point": name, **row}

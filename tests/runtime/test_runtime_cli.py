@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import evenflow as ef
 from evenflow.experiments.validation import validate
 from evenflow.report.folder import RECORDS
 from evenflow.results.recorder import read_blocks
@@ -100,6 +101,7 @@ def test_run_writes_what_simulate_writes_and_replays(run: Path) -> None:
     rows = list(csv.DictReader((out / "requests.csv").read_text().splitlines()))
     arrivals_s = [float(row["arrival_s"]) for row in rows]
     assert arrivals_s == pytest.approx([0.005 * i for i in range(20)])
+    assert ef.diff(ef.simulate(run, set={"workload.arrivals.scale": 20}), out).paired
     assert evenflow("replay", str(out))[:2] == (0, "identical: every decision is as recorded\n")
     change_one_decision(out / "decisions.jsonl.gz")
     status, text, _ = evenflow("replay", str(out))

@@ -72,15 +72,6 @@ def test_a_point_is_run_once_and_found_again(tmp_path: Path) -> None:
     assert Simulator(Store(tmp_path), closed).records(points) == first
 
 
-def test_a_failed_point_says_why_and_the_others_go_on(tmp_path: Path) -> None:
-    points = [point("workload.trace=missing.csv"), point()]
-    with simulator(tmp_path) as who:
-        failed, done = who.records(points)
-    assert "missing.csv" in failed.error
-    assert done.error is None
-    assert done.values["completed"] == 5
-
-
 def test_results_of_other_code_stay_and_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,12 +136,14 @@ def test_a_store_goes_through_no_link_of_its_folder(tmp_path: Path) -> None:
     assert mine.read_text() == "mine"
 
 
-def test_failures_are_told_and_simulated_again_when_asked(tmp_path: Path) -> None:
+def test_a_failed_point_says_why_and_is_simulated_again_when_asked(tmp_path: Path) -> None:
     points = [point("workload.trace=missing.csv"), point()]
     told: list[Record] = []
     for retry, count in ((False, 1), (False, 1), (True, 2)):
         with simulator(tmp_path, on_failure=told.append, retry=retry) as who:
-            who.records(points)
+            failed, done = who.records(points)
+        assert "missing.csv" in failed.error
+        assert (done.error, done.values["completed"]) == (None, 5)
         assert [record.key for record in told] == [points[0].key] * count
 
 
@@ -177,19 +170,6 @@ def test_a_measure_is_kept_instead_of_the_summary_as_it_is_read_again(tmp_path: 
         (fresh,) = who.records([asked])
     assert fresh.values == {"completed": [1, 15]}
     assert Store(tmp_path).get(asked.key) == fresh
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("threads", "should be process, dask or dask:ADDRESS"),
-        ("process:4", "should be process, dask or dask:ADDRESS"),
-        ("dask:nonsense://x", "no Dask scheduler answers there"),
-    ],
-)
-def test_an_executor_that_there_is_not(name: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told), executor_of(name):
-        pass
 
 
 def test_a_cluster_at_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

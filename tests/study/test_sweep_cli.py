@@ -88,6 +88,7 @@ def test_replications_that_would_be_alike() -> None:
 
 OPTIONS = """\
 --executor slurm | --executor slurm: should be process, dask or dask:ADDRESS
+--executor process:4 | --executor process:4: should be process, dask or dask:ADDRESS
 run.workload.requests=0 | --set run.workload.requests=0: workload.requests:
 replications=0 | --set replications=0: replications: should be at least 1
 """

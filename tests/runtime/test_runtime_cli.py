@@ -175,6 +175,7 @@ def test_validate_reports_three_layers(run: Path) -> None:
     status, text, errors = evenflow("validate", str(run), *arguments, *changes)
     assert status == 0, errors
     assert "End to end, sarathi, 2 runs of 5 requests" in text
+    assert "NOT FAIR: 5 requests are few" in text + errors
     assert "calibrated on 3 other requests (seed 1" in text
     assert "in a simulation: runtime: {schedule_s: 0.0" in text
     assert {path.name for path in out.iterdir()} == VALIDATION_FILES

@@ -90,7 +90,7 @@ def _around(found: Swept, name: str) -> list[int]:
 def _panel(
     found: Swept,
     name: str,
-    points: Sequence[int],
+    points: list[int],
     metrics: Mapping[str, pd.DataFrame],
     most: float = math.inf,
 ) -> Panel:

@@ -204,12 +204,12 @@ class Prediction(Shown):
         """The intervals for people, and what they rest on."""
         rows = [
             [
-                metric_words(row.metric),
-                *(number(value, 4) for value in (row.value, row.low_90, row.high_90)),
-                percent(row.half_width, 1, sign=False),
-                f"{100 * row.from_costs:.0f}:{100 * row.from_host:.0f}:{100 * row.from_seeds:.0f}",
+                metric_words(metric),
+                *(number(value, 4) for value in (self.base.mean(metric), each.low, each.high)),
+                percent(each.half_width, 1, sign=False),
+                f"{100 * each.costs:.0f}:{100 * each.host:.0f}:{100 * each.seeds:.0f}",
             ]
-            for row in self.table.itertuples()
+            for metric, each in self.ranges.items()
         ]
         sentence = (
             "The last column: per cent of the variance. "

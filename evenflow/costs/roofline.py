@@ -21,6 +21,8 @@ from evenflow.specs.model import QK_NORM_BYTES, ModelSpec, Split, parameters
 from evenflow.specs.precision import Arithmetic
 from evenflow.sums import plain_sum
 
+LEAST_TILE = 16
+"""Rows of the smallest tile that tensor cores multiply (mma.m16n8k16)."""
 WEIGHT_ONLY_TILE = 16
 """Rows of a tile of the kernels that widen weights as they read them (Marlin in vLLM)."""
 
@@ -52,13 +54,14 @@ def linear_s(
 
     Operations: 2 x inputs x outputs x tokens, tokens rounded up to whole tiles because a partly
     filled tile takes as long as a full one (the steps in the measured L20 curves; Sarathi-Serve,
-    section 4.3). Bytes: the matrix (`matrix_bytes` where it is quantised), its input and its
-    output, once each.
+    section 4.3). Fewer tokens have a smaller tile, a power of two. Bytes: the matrix
+    (`matrix_bytes` where it is quantised), its input and its output, once each.
     Known error: below one tile the kernel changes with the tokens, so real times creep up where
     this is flat. On L20: 15 % too slow up to 16 tokens, right at 17-64, 2-7 % too fast at 65-128.
     """
     inputs, outputs = shape
-    padded = -(-tokens // tile_tokens) * tile_tokens
+    tile = min(tile_tokens, max(LEAST_TILE, 1 << (tokens - 1).bit_length()))
+    padded = -(-tokens // tile) * tile
     compute_s = 2 * inputs * outputs * padded / rates.flops_per_s
     if matrix_bytes is None:
         matrix_bytes = inputs * outputs * dtype_bytes

@@ -91,7 +91,8 @@ def layer_kernels(kind: ModelSpec, ranks: int, *, narrow: bool = False) -> int:
     if kind.num_experts:
         count += 7 + has_mlp + EXPERTS
     if narrow:
-        count += sum(map(kind.is_quantized, shapes)) + 2 * (kind.num_experts > 0)
+        count += sum(kind.is_quantized(shape, ranks) for shape in shapes)
+        count += 2 * (kind.num_experts > 0)
     if ranks > 1:
         count += 1 if kind.parallel_attention else 2
     return count

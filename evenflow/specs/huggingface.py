@@ -23,7 +23,7 @@ from evenflow.specs.quantization import (
     expert_format,
     kv_format,
     mapping,
-    spares_attention,
+    plain_parts,
     weights_format,
 )
 
@@ -56,6 +56,7 @@ FAMILIES = {
     "deepseek_v3": "deepseek",
     "kimi_k2": "deepseek",
     "glm4_moe_lite": "deepseek",
+    "mistral4": "deepseek",
     "glm4_moe": "glm4_moe",
     "qwen3_next": "qwen3_5",
     "qwen3_5_text": "qwen3_5",
@@ -293,10 +294,12 @@ def _formats(
 ) -> dict[str, Any]:
     """Return the formats of weights, keys and values that the caller does not give."""
     said = config.get("quantization_config")
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = plain_parts(said, shape["num_layers"])
+    if _family(config) == "gpt_oss":
+        found = dict.fromkeys(("plain_attention", "plain_mlp"), True)
     if dtype is None:
-        layers, experts = shape["num_layers"], shape.get("num_experts", 0)
-        found["quantization"] = weights_format(said, layers, experts, config.path)
+        experts = shape.get("num_experts", 0)
+        found["quantization"] = weights_format(said, experts, config.path)
         own = expert_format(said) or ("mxfp4" if config.get("expert_dtype") == "fp4" else "")
         if experts and own not in ("", found["quantization"]):
             found["expert_quantization"] = own
@@ -337,9 +340,13 @@ def _llama_shape(config: _Config, family: str) -> dict[str, Any]:
 
 
 def _mtp_layers(config: _Config, family: str) -> int:
-    """Return the number of layers that predict further tokens; Nemotron's are not alike."""
+    """Return the number of layers that predict further tokens.
+
+    Nemotron's are not alike. MiniMax's files count some, of which no weights are published
+    (github.com/MiniMax-AI, MiniMax-M2.7 issue 16, MiniMax-M3 issue 13).
+    """
     said = config.whole("num_nextn_predict_layers") or config.whole("mtp_num_hidden_layers")
-    return 0 if family == "nemotron_h" else said
+    return 0 if family in ("nemotron_h", "minimax_m3") else said
 
 
 def _falcon_shape(config: _Config) -> dict[str, Any]:
@@ -408,7 +415,6 @@ def _experts(config: _Config, family: str) -> dict[str, Any]:
             "not supported; all layers must be alike"
         )
     several, few = (8, 2) if family == "mixtral" else (None, None)
-    said = config.get("quantization_config")
     tops = ("num_experts_per_tok", "experts_per_token", *TOPS)
     wide = config.count(columns)
     beside = config.whole(shared) if shared else 0
@@ -419,7 +425,6 @@ def _experts(config: _Config, family: str) -> dict[str, Any]:
         "shared_intermediate_size": beside * (wide if shared.endswith("shared_experts") else 1),
         "expert_hidden_size": config.whole("moe_latent_size")
         or config.whole("routed_expert_hidden_size"),
-        "quantized_experts_only": family == "gpt_oss" or spares_attention(said),
         "norm_topk_prob": config.flag(
             "norm_topk_prob", default=columns == "intermediate_size" or family == "deepseek_v4"
         ),

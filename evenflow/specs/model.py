@@ -85,8 +85,8 @@ class ModelSpec:
     not say them; `pattern` has the part of each layer.
 
     `quantization`: the format of the layers' matrices, a name of `FORMATS`; "": the model's dtype.
-    `quantized_experts_only`: all but the experts stay in the model's dtype (gpt-oss).
-    `expert_quantization`: that of the experts, where it is another (DeepSeek-V4).
+    `plain_attention`, `plain_mlp`: what stays in the model's dtype; in gpt-oss both, so that only
+    experts are quantised. `expert_quantization`: theirs, where it is another (DeepSeek-V4).
     `kv_dtype`: that of keys and values, a name of `KV_BYTES`; "": the model's.
 
     `source`: where the shape is from; of the table, the repository on huggingface.co whose
@@ -126,7 +126,8 @@ class ModelSpec:
     v_head_dim: Whole = 0
     sliding_window: Whole = 0
     full_every: Whole = 0
-    quantized_experts_only: bool = False
+    plain_attention: bool = False
+    plain_mlp: bool = False
     mtp_layers: Whole = 0
     is_mtp: bool = False
     mixer: Mixer | None = None
@@ -352,15 +353,18 @@ class ModelSpec:
     def layer_bytes(self, tensor_parallel: int = 1, split: Split | None = None) -> int:
         """Return the bytes of one layer's weights on one rank; `layer_parameters` says of which."""
         matrices = self._matrices(tensor_parallel, split)
-        held = sum(count * self.matrix_bytes(shape, expert=of) for shape, count, of in matrices)
+        held = sum(count * self.matrix_bytes(shape, stored) for shape, count, stored in matrices)
         return held + self._vectors(tensor_parallel) * self.dtype_bytes
 
-    def _matrices(self, ranks: int, split: Split | None) -> list[tuple[tuple[int, int], int, bool]]:
-        """Return a layer's matrices on one rank: how often each is there, whether of an expert."""
+    def _matrices(self, ranks: int, split: Split | None) -> list[tuple[tuple[int, int], int, str]]:
+        """Return a layer's matrices on one rank: how often each is there, and its format."""
         slices, over = split or (ranks, 1)
-        own = [(shape, 1, False) for shape in self.linear_shapes(ranks)]
-        experts = self.num_experts // over
-        return own + [(shape, experts, True) for shape in self.expert_shapes(slices)]
+        own = [
+            (shape, 1, self.quantization if self.is_quantized(shape, ranks) else "")
+            for shape in self.linear_shapes(ranks)
+        ]
+        experts, stored = self.num_experts // over, self.expert_format
+        return own + [(shape, experts, stored) for shape in self.expert_shapes(slices)]
 
     def _vectors(self, ranks: int) -> int:
         bias = self.linear_shapes(ranks)[0][1] if self.attention_bias else 0
@@ -376,18 +380,26 @@ class ModelSpec:
         """The format of the layers' matrices; None for the model's own dtype."""
         return FORMATS[self.quantization] if self.quantization else None
 
-    def matrix_bytes(self, shape: tuple[int, int], *, expert: bool = False) -> int:
-        """Return the bytes of one of the layers' matrices, with scales where it has any."""
-        if expert and self.expert_quantization:
-            return FORMATS[self.expert_quantization].matrix_bytes(shape)
-        if self.format is None or not (expert or self.is_quantized(shape)):
-            return shape[0] * shape[1] * self.dtype_bytes
-        return self.format.matrix_bytes(shape)
+    @property
+    def expert_format(self) -> str:
+        """The format of the experts, a name of `FORMATS`; "" for the model's own dtype."""
+        return self.expert_quantization or self.quantization
 
-    def is_quantized(self, shape: tuple[int, int]) -> bool:
-        """Say whether a matrix that every token passes is in the format; a router never is."""
-        plain = self.quantized_experts_only or shape[1] == self.num_experts
-        return bool(self.quantization) and not plain
+    def matrix_bytes(self, shape: tuple[int, int], stored: str) -> int:
+        """Return the bytes of a matrix in a format, with scales; in the model's dtype for ""."""
+        if not stored:
+            return shape[0] * shape[1] * self.dtype_bytes
+        return FORMATS[stored].matrix_bytes(shape)
+
+    def is_quantized(self, shape: tuple[int, int], ranks: int) -> bool:
+        """Say whether a matrix that every token passes is in the format; a router never is.
+
+        `shape` is that on one of `ranks` tensor-parallel ranks.
+        """
+        if not self.quantization or shape[1] == self.num_experts:
+            return False
+        plain = self.plain_mlp if shape in self.mlp_shapes(ranks) else self.plain_attention
+        return not plain
 
     @property
     def kv_value_bytes(self) -> int:
@@ -500,11 +512,18 @@ def models() -> Mapping[str, ModelSpec]:
 
 
 def _of_row(name: str, source: str, **shape: Any) -> ModelSpec:
-    """Return the model of a row; one with a source alone has its config.json beside the table."""
+    """Return the model of a row; one with a source alone has its config.json beside the table.
+
+    Models of one shape share it.
+    """
     if shape:
         return ModelSpec(name=name, source=source, **shape)
-    path = Path(__file__).with_name("configs") / f"{name}.json"
-    return ModelSpec.from_config_json(path).changed(name=name, source=source)
+    return ModelSpec.from_config_json(kept_config(source)).changed(name=name, source=source)
+
+
+def kept_config(source: str) -> Path:
+    """Return where the table has the config.json of a repository."""
+    return Path(__file__).with_name("configs") / f"{source.rpartition('/')[2]}.json"
 
 
 def listed(name_or_path: str | Path) -> str | None:
@@ -518,8 +537,8 @@ def listed(name_or_path: str | Path) -> str | None:
         return wanted
     if Path(wanted).exists():
         return None
-    by_shape = {_shape_name(name): name for name in table}
-    by_shape |= {_shape_name(spec.source): spec.name for spec in table.values()}
+    by_shape = {_shape_name(spec.source): spec.name for spec in table.values()}
+    by_shape |= {_shape_name(name): name for name in table}
     return by_shape.get(_shape_name(wanted))
 
 

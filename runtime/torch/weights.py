@@ -178,7 +178,7 @@ def require_runnable(spec: ModelSpec, *, timed: bool = False) -> None:
             f"of {', '.join(FAMILIES)} is right"
         )
     formats = ("", "fp8") if timed and not latent else ("",)
-    if spec.quantization not in formats or spec.quantized_experts_only:
+    if spec.quantization not in formats or spec.plain_attention or spec.plain_mlp:
         right = " or ".join((*DTYPES, *formats[1:]))
         raise UsageError(
             f'{spec.name}: "quantization_config" in its config.json means weights in '

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evenflow.errors import UsageError
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.model import ModelSpec, kept_config
 
 PACKAGE, QUANT = "aiconfigurator_core", "hf_quant_config"
 ARCHITECTURES = {
@@ -48,7 +48,7 @@ def config_of(model: ModelSpec) -> dict[str, Any]:
     """
     folder = package_folder() / "model_configs"
     name = model.source.replace("/", "--")
-    paths = [Path(model.source), folder / f"{name}_config.json"]
+    paths = [Path(model.source), folder / f"{name}_config.json", kept_config(model.source)]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         raise UsageError(

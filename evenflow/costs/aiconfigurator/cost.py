@@ -118,7 +118,7 @@ def question(
         json.dumps(less, sort_keys=True) if less else "",
         ranks,
         deployment.data_parallel,
-        (split.slices, split.ranks) if model.num_experts else (1, 1),
+        (split.slices, split.ranks) if model.num_experts or model.parts else (1, 1),
         tuple(formats(model, like, framework, four_bits).items()),
         (*(kind.mlp_shapes(ranks) if dense else ()), *entry),
         dense,
@@ -157,7 +157,7 @@ def formats(
         small = model.expert_quantization in ("mxfp4", "nvfp4")
         return kept | ({"moe_quant_mode": four_bits} if small else {})
     given = model.quantization
-    products = "" if model.quantized_experts_only else given
+    products = "" if model.plain_attention else given
     if products not in PRODUCTS or (model.num_experts and given not in EXPERTS):
         what = "experts" if products in PRODUCTS else "products"
         raise UsageError(f"costs: aiconfigurator has no {given} {what}; costs: roofline is right")

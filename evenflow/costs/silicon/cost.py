@@ -167,7 +167,7 @@ def silicon_source(
         for kind in spec.kinds()
     }
     tables = next(iter(kinds.values()))
-    arithmetic, plain = deployment.arithmetic, spec.quantized_experts_only
+    arithmetic, plain = deployment.arithmetic, spec.plain_attention and spec.plain_mlp
     if arithmetic != "16-bit" and not tables.quantized and not plain:
         raise UsageError(
             f"costs: silicon has no {spec.quantization} products of {framework} "
@@ -345,7 +345,8 @@ class _Parts:
 
     def products(self, shapes: Sequence[tuple[int, int]]) -> list[BySize]:
         """Return linear operators of a layer, quantised where the model's are."""
-        return [self.product(shape, plain=not self.model.is_quantized(shape)) for shape in shapes]
+        is_quantized = self.model.is_quantized
+        return [self.product(shape, plain=not is_quantized(shape, self.ranks)) for shape in shapes]
 
     def all_reduces(self) -> list[BySize]:
         """Return the all-reduces of the attention and of the ranks' own MLP."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from evenflow.costs.silicon.tables import package_folder
 from evenflow.errors import UsageError
 from evenflow.specs.model import ModelSpec, kept_config
 
-PACKAGE, QUANT = "aiconfigurator_core", "hf_quant_config"
+QUANT = "hf_quant_config"
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "LlamaForCausalLM",
@@ -29,16 +29,6 @@ ARCHITECTURES = {
     "deepseek": "DeepseekV3ForCausalLM",
 }
 """Family -> the architecture of which the engine has a model class."""
-
-
-def package_folder() -> Path:
-    """Return the folder of the package; UsageError where it is not installed."""
-    spec = find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        raise UsageError(
-            "costs: aiconfigurator needs its package: pip install aiconfigurator-core pyarrow"
-        )
-    return Path(spec.origin).parent
 
 
 def config_of(model: ModelSpec) -> dict[str, Any]:

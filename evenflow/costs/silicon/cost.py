@@ -46,6 +46,7 @@ from evenflow.costs.tables import (
     Attention,
     BySize,
     Curve,
+    LayerParts,
     Surface,
     TableCost,
     added,
@@ -250,7 +251,7 @@ def silicon_cost(
     return table_cost(deployment.model, deployment.layers_per_stage, parts_of)
 
 
-class _Parts:
+class _Parts(LayerParts):
     """Seconds of a layer and of the ends, from one set of tables, corrected for a derived GPU."""
 
     def __init__(
@@ -327,9 +328,6 @@ class _Parts:
             most = SHARED_BESIDE[self.tables.framework]
             experts = beside(experts, added(self.products(shared)), most)
         return added([self.own(without=shared), experts, *self.all_reduces()])
-
-    def alone(self) -> None:
-        """Decodes alone take no other time."""
 
     def own(self, without: Sequence[tuple[int, int]] = ()) -> BySize:
         """Return the operators that every token passes, except some products."""

@@ -435,7 +435,7 @@ def _experts(config: _Config, family: str) -> dict[str, Any]:
 TOPS = ("num_experts_per_token", "top_k_experts", "moe_top_k")
 """Other spellings of how many experts a token is sent to."""
 
-FIRST_DENSE = ("deepseek", "glm4_moe")
+FIRST_DENSE = ("deepseek", "deepseek_v32", "glm4_moe")
 """Families whose first layers have no experts."""
 
 STEPPED = ("qwen2_moe", "qwen3_moe", "qwen3_5")

@@ -114,12 +114,7 @@ def _indexed(config: ConfigKeys, layers: int) -> list[Layer]:
         index_bytes=size + INDEX_SCALE_BYTES,
     )
     types = config.get("indexer_types") or ["full"] * layers
-    dense = config.whole("first_k_dense_replace")
-    plain = _dense(config.count("intermediate_size"))
-    return [
-        (plain if layer < dense else {}) | ({"mixer": indexer} if kind == "full" else {})
-        for layer, kind in enumerate(types)
-    ]
+    return [{"mixer": indexer} if kind == "full" else {} for kind in types]
 
 
 def _compressed(config: ConfigKeys, layers: int) -> list[Layer]:

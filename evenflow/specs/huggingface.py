@@ -110,6 +110,9 @@ OTHER_LAYERS = re.compile(
 BESIDE_TEXT = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype")
 """What holds for `text_config`, too, where it stands beside it."""
 
+MOST_LAYERS = 10_000
+"""Layers of a model: far more than any has, and few enough to list."""
+
 BESIDE = "hf_quant_config.json"
 """Where NVIDIA's older checkpoints say how they are quantised, and nowhere else."""
 
@@ -235,6 +238,8 @@ def read_config(
     shape = _falcon_shape(config) if family == "falcon" else _llama_shape(config, family)
     shape |= _experts(config, family)
     layers = shape["num_layers"]
+    if layers > MOST_LAYERS:
+        raise UsageError(f"{config.path}: {layers} layers; {MOST_LAYERS} at most are right")
     shape["sliding_window"], full = _windows(config, family, layers)
     unlike = unlike_layers(_with_experts(config, family, layers), full)
     own = layers_of(family, config, layers, config.path) if family in READERS else [{}] * layers

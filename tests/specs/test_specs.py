@@ -440,6 +440,7 @@ def test_the_mlp_of_a_mixture_is_its_shared_one_and_the_router_is_whole() -> Non
         ({"num_experts_per_tok": 0}, '"num_experts_per_tok" is 0; it must be a whole number'),
         ({"num_experts_per_tok": 129}, "experts_per_token is 129; there are only 128 experts"),
         ({"mlp_only_layers": 3}, '"mlp_only_layers" is 3; it must be a list'),
+        ({"num_hidden_layers": 10**12}, "1000000000000 layers; 10000 at most are right"),
         ({"decoder_sparse_step": 49}, '"decoder_sparse_step" is 49; of 48 layers some must have'),
         ({"moe_intermediate_size": None}, 'the key "moe_intermediate_size" is missing'),
     ],

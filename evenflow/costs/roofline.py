@@ -243,7 +243,7 @@ def experts_s(
     pairs = tokens * model.experts_per_token * share
     active = active_experts(tokens, model.num_experts, model.experts_per_token) / split.ranks
     operations = 2 * parameters(shapes) * pairs
-    weights = sum(model.matrix_bytes(shape, expert=True) for shape in shapes)
+    weights = sum(model.matrix_bytes(shape, model.expert_format) for shape in shapes)
     moved_bytes = active * weights + pairs * sum(map(sum, shapes)) * model.dtype_bytes
     product_s = max(operations / rates.flops_per_s, moved_bytes / rates.bytes_per_s)
     columns = shapes[-1][0]
@@ -431,11 +431,12 @@ class RooflineCost:
         """Return the seconds of a product of a model's layers, in the format of its matrix."""
         tile = self.tile_tokens
         weight_only = self.deployment.arithmetic == "16-bit"
-        if not model.is_quantized(shape):
+        if not model.is_quantized(shape, self.deployment.tensor_parallel):
             return linear_s(tokens, shape, model.dtype_bytes, tile, self._rates)
         if weight_only:
             tile = min(tile, WEIGHT_ONLY_TILE)
-        weights, rates = model.matrix_bytes(shape), self._product_rates
+        weights = model.matrix_bytes(shape, model.quantization)
+        rates = self._product_rates
         product_s = linear_s(tokens, shape, model.dtype_bytes, tile, rates, matrix_bytes=weights)
         if weight_only:
             return product_s

@@ -1,4 +1,4 @@
-"""A small BERT of one's own: an encoder that reads a text, whose [CLS] names a class.
+"""A small BERT: an encoder that reads a text, whose [CLS] names a class.
 
 Its two layers are trained from scratch, on the words of the training texts; nothing is pretrained.
 Knows no trace and no file. Needs torch.
@@ -67,7 +67,7 @@ def untrained(num_words: int, num_classes: int) -> nn.ModuleDict:
 
 
 def restored(weights: Mapping[str, Tensor], num_words: int, num_classes: int) -> nn.ModuleDict:
-    """Return an encoder with these weights; ValueError where they are not those of such a one."""
+    """Return an encoder with these weights; ValueError where they do not fit."""
     with torch.device("meta"):
         encoder = untrained(num_words, num_classes)
     expected = {name: (one.shape, one.dtype) for name, one in encoder.state_dict().items()}

@@ -164,7 +164,7 @@ class TDPipe(Policy):
 
     predictor: str | Mapping[str, Any] = "oracle"
     """The predictor of output lengths: oracle, mean, {kind: noisy, accuracy}, or {kind: classifier,
-    path}; `per_token_s` of each is the seconds that it takes.
+    path}.
     """
     future_points: FuturePoints | None = None
     """Decode steps from now at which the predicted use of the pages has to fit; null: 32, 64, ...

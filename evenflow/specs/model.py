@@ -24,7 +24,6 @@ from evenflow.errors import (
     require_counts,
     require_declared,
 )
-from evenflow.specs.huggingface import read_config
 from evenflow.specs.hybrids import unlike_layers
 from evenflow.specs.mixer import Mixer
 from evenflow.specs.precision import DTYPE_BYTES, FORMATS, KV_BYTES, Format
@@ -167,6 +166,8 @@ class ModelSpec:
         Qwen2-MoE, Qwen3-MoE, gpt-oss, MiniMax-M2, DeepSeek-V2 and V3 and Kimi-K2. Formats that are
         given (`in_precision`) go before the file's. UsageError names the file and the key.
         """
+        from evenflow.specs.huggingface import read_config
+
         values = read_config(path, dtype, kv_dtype)
         layers = values.pop("layers", [])
         try:
@@ -503,7 +504,17 @@ def models() -> Mapping[str, ModelSpec]:
     Each is in its repository's format. Llama-3.1-100B is the 405B cut to 30 of its 126 layers,
     which gives the size that the gLLM paper names.
     """
-    return {row["name"]: _of_row(**row) for row in read_rows("models", ModelSpec)}
+    return {name: _in_table(name) for name in _rows()}
+
+
+@cache
+def _rows() -> Mapping[str, Mapping[str, Any]]:
+    return {row["name"]: row for row in read_rows("models", ModelSpec)}
+
+
+@cache
+def _in_table(name: str) -> ModelSpec:
+    return _of_row(**_rows()[name])
 
 
 def _of_row(name: str, source: str, **shape: Any) -> ModelSpec:
@@ -539,12 +550,12 @@ def listed(name_or_path: str | Path) -> str | None:
     People write names with the organisation and the variant, `Qwen/Qwen3-32B-FP8`,
     `meta-llama/Llama-3.1-70B-Instruct`; a file or folder of that name goes first.
     """
-    wanted, table = str(name_or_path), models()
+    wanted, table = str(name_or_path), _rows()
     if wanted in table:
         return wanted
     if Path(wanted).exists():
         return None
-    by_shape = {_shape_name(spec.source): spec.name for spec in table.values()}
+    by_shape = {_shape_name(row["source"]): name for name, row in table.items()}
     by_shape |= {_shape_name(name): name for name in table}
     return by_shape.get(_shape_name(wanted))
 
@@ -576,10 +587,10 @@ def model(
     """
     name = listed(name_or_path)
     if name is not None:
-        found = _quantized_as(str(name_or_path), models()[name])
+        found = _quantized_as(str(name_or_path), _in_table(name))
         return in_precision(found, dtype, kv_dtype)
     path = Path(name_or_path)
     if path.exists() or path.suffix == ".json":
         return ModelSpec.from_config_json(path, dtype, kv_dtype)
-    known = instead_of(str(name_or_path).rpartition("/")[2], models())
+    known = instead_of(str(name_or_path).rpartition("/")[2], _rows())
     raise UsageError(f'unknown model "{name_or_path}", and no such file; {known}')

@@ -182,9 +182,9 @@ class Driver(System):
     in; without one, those of the world come. `text_of` gives the tokens that workers compute with;
     `book` has them where several drivers share the requests. The run fails when no message of a
     micro-batch comes for `patience_s` seconds longer than all those in flight take. Called are
-    `on_added` with (request id, why it is refused or None) and `on_done` with the number of
-    requests done. `on_token` gets (request id, token), and returns True where the request ends.
-    `on_given_up` gets the id of a request that the policy ends for want of pages. What happens goes
+    `on_refused` with (request id, why) and `on_done` with the number of requests done. `on_token`
+    gets (request id, token), and returns True where the request ends. `on_given_up` gets the id of
+    a request that the policy ends for want of pages. What happens goes
     to `blocks` every FLUSH_S.
     """
 
@@ -198,7 +198,7 @@ class Driver(System):
         book: TokenBook | None = None,
         patience_s: float = 30.0,
         front: Front | None = None,
-        on_added: Callable[[int, str | None], None] | None = None,
+        on_refused: Callable[[int, str], None] = lambda *_: None,
         on_given_up: Callable[[int], None] = lambda _: None,
         on_done: Callable[[int], None] | None = None,
         on_token: Callable[[int, int], bool | None] | None = None,
@@ -209,7 +209,7 @@ class Driver(System):
         self.pipeline = pipeline
         self._patience_s = patience_s
         self._facts = world.facts
-        self._on_added = on_added
+        self._on_refused = on_refused
         self._on_given_up = on_given_up
         self._on_done = on_done
         self._on_token = on_token
@@ -252,9 +252,8 @@ class Driver(System):
         self._changed = True
         self._noted["admitted_s"].append(now_s)
         reason = self._loop.admit(request)
-        if self._on_added is not None:
-            self._on_added(request.request_id, reason)
         if reason is not None:
+            self._on_refused(request.request_id, reason)
             self._left(1)
 
     def let_in(self, now_s: float) -> None:
@@ -381,7 +380,8 @@ class Driver(System):
         stopped = [] if self._book is None else self._book.sampled(request_ids, tokens)
         if (on_token := self._on_token) is not None:
             pairs = zip(request_ids, tokens, strict=True)
-            stopped += [request_id for request_id, token in pairs if on_token(request_id, token)]
+            ended = [request_id for request_id, token in pairs if on_token(request_id, token)]
+            stopped += [request_id for request_id in ended if request_id not in stopped]
         return stopped
 
     def _abort(self, request_id: int, reason: str) -> None:

@@ -605,14 +605,16 @@ def live_server(
     allowed_hosts: Sequence[str] = (),
 ) -> LiveServer:
     """Return the server of a configuration's model on a bound socket."""
-    from evenflow.runtime.http.answers import Serving
+    from evenflow.runtime.http import Serving
     from evenflow.runtime.http.live import LiveServer
-    from evenflow.runtime.http.text import codec_of
+    from evenflow.runtime.http.text import Codec, end_ids
 
     path = None if config.model is None else Path(find(config.model, beside))
     folder = path if path is not None and path.is_dir() else None
+    if tokenizer is None and folder is not None and (folder / "tokenizer.json").is_file():
+        tokenizer = folder / "tokenizer.json"
     vocab_size = None if path is None else model(str(path)).vocab_size
-    workers = config.workers.kind
-    codec = codec_of(folder, tokenizer, vocab_size, made_up=workers == "emulated")
+    kind, ends = config.workers.kind, frozenset[int]() if folder is None else end_ids(folder)
+    codec = Codec(tokenizer, vocab_size, ends, made_up=kind == "emulated")
     name = config.model or "evenflow"
-    return LiveServer(Serving(name, codec, workers, max_queue, allowed_hosts), bound)
+    return LiveServer(Serving(name, codec, kind, max_queue, allowed_hosts), bound)

@@ -194,7 +194,7 @@ def serve(
                 speaks = each.text_of is not None
                 driver = live.open(drives[name], engines, pipeline, on_token, speaks=speaks)
                 failure, interrupted = driven(driver.run, live.drain, driver.quit)
-                system, failure = driver, live.ended(driver, failure)
+                system, failure = driver, live.ended(failure)
             ends = time.perf_counter() - started_s, failure, interrupted
     except WorkerError as error:  # before anything was served
         raise UsageError(f"the workers do not start: {error}") from None

@@ -9,11 +9,12 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, Literal
 
 from evenflow.errors import UsageError
-from evenflow.runtime.torch import StageSettings
 from evenflow.runtime.worker import Place, Worker
 from evenflow.specs.deployment import require_shareable
 from evenflow.specs.gpu import GIB
@@ -24,10 +25,29 @@ ONE_GPU = "gloo or one_process"
 """The transports of several stages on one GPU."""
 
 
-class TorchSettings(StageSettings):
-    """Settings that make a torch worker, once in its own process."""
+Transport = Literal["gloo", "nccl", "one_process"]
+"""How activations cross: torch.distributed over the host or between GPUs, or as they are, where
+stages are threads of one process."""
 
-    __slots__ = ()
+
+@dataclass(frozen=True, slots=True)
+class TorchSettings:
+    """Layers [start, stop) of `model`, a folder; for random weights also a config.json or a name.
+
+    On a CPU the stage computes on `cores`, in as many threads. `mailboxes` carry the activations of
+    each hop where all stages are one process; pickled together, they stay the same objects.
+    """
+
+    model: str
+    start: int
+    stop: int
+    weights: Literal["checkpoint", "random"] = "checkpoint"
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: str = "float32"
+    transport: Transport = "gloo"
+    cores: tuple[int, ...] = ()
+    mailboxes: tuple[deque[Any], ...] = ()
+    limit_s: float = 60.0
 
     def make(self, place: Place) -> Worker:
         """Load the weights, reserve the KV pages, meet the other stages within `limit_s`."""
@@ -38,8 +58,7 @@ class TorchSettings(StageSettings):
 
 def cut(layers_per_stage: Sequence[int]) -> list[tuple[int, int]]:
     """Return the layers [start, stop) of each stage."""
-    stops = [sum(layers_per_stage[: stage + 1]) for stage in range(len(layers_per_stage))]
-    return list(zip([0, *stops[:-1]], stops, strict=True))
+    return list(pairwise(accumulate(layers_per_stage, initial=0)))
 
 
 def torch_settings(

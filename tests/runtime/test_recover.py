@@ -7,6 +7,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from evenflow.results.recorder import BlockFile, read_blocks
 from evenflow.runtime.journal import NAME, Entries
 from evenflow.runtime.real import job_of, replay_folder, serve_into
 from evenflow.runtime.records import recover
-from tests.command_line import complaint, evenflow, gone, rows_of, summary_of
+from tests.command_line import complaint, evenflow, gone, rows_of, summary_of, write_inputs
 from tests.report.test_full_disk import files_of_at_most
 from tests.runtime.test_runtime_cli import FILES, start
 from tests.serving import Server, serving
@@ -32,13 +33,20 @@ TABLES = ("requests.csv", "batches.csv", "stages.csv", "bubbles.csv", "timeline.
 SLOWLY = ("--set", "workload.arrivals={kind: poisson, rate: 2}")
 
 
-@pytest.fixture
-def scratch(run: Path) -> Path:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return what a run has in its scratch folder just before it is moved."""
-    folder = run.parent / "out" / ".partial-1"
-    folder.mkdir(parents=True)
-    serve_into(folder, job_of(run), run.name)
-    return folder
+    folder = tmp_path_factory.mktemp("served")
+    write_inputs(folder)
+    (folder / "kept").mkdir()
+    serve_into(folder / "kept", job_of(folder / "RUN.yaml"), "RUN.yaml")
+    return folder / "kept"
+
+
+@pytest.fixture
+def scratch(served: Path, tmp_path: Path) -> Path:
+    """Return a copy of it."""
+    return Path(copytree(served, tmp_path / "out" / ".partial-1"))
 
 
 def killed_server(serve: Callable[[Server], Any]) -> tuple[Any, Path]:

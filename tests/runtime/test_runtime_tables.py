@@ -4,6 +4,7 @@ what each request draws with, what ends it early.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,18 @@ from evenflow.engines.rules import EngineRules
 from evenflow.errors import WorkerError
 from evenflow.runtime.page_tables import PageTable, StepWriter
 from evenflow.runtime.tokens import RandomTexts, Text, TokenBook
-from evenflow.runtime.wire import Draw, Growth, Piece, Shared, Step, decode, encode
+from evenflow.runtime.wire import (
+    Draw,
+    Failed,
+    Growth,
+    Piece,
+    Returned,
+    Shared,
+    Step,
+    Stop,
+    decode,
+    encode,
+)
 from evenflow.sim.driver import SimDriver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import Chunk, MicroBatch, Prefix, Request
@@ -156,6 +168,30 @@ def test_dropped_pages_may_be_given_away_in_the_same_step() -> None:
     rows = table.apply(step(batch_id=1, dropped=[1], pieces=[Piece(2, 0, 5, False, [1])]))
     assert rows == [Piece(2, 0, 5, False, [1])]
     assert len(table) == 1
+
+
+# -- messages -------------------------------------------------------------------------------------
+
+FULL = step(
+    dropped=[1],
+    pieces=[Piece(2, 0, 20, True, [0, 1])],
+    grown=[Growth(3, [4])],
+    draws=[Draw(2, 1.0, 0, 0.9, 5)],
+    adopted=[Piece(4, 0, 9, False, [6])],
+    shared=[Shared(2, 0, [0], 16)],
+)
+
+
+def test_a_message_comes_out_as_it_went_in_and_what_is_none_is_refused() -> None:
+    for message in (FULL, Returned(1, [0.5, 1e-9], [2]), Failed(1, "é"), Stop()):
+        assert decode(encode(message)) == message
+    decodes = list(range(1000, 1256))
+    assert len(encode(step(decodes=decodes))) < 6 * len(decodes), "one that goes on costs its id"
+    odd = [b"", b"[]", b"{}", b"[99]", b"[0, 1]", b'[2, "seven"]', b"[2, 1, 1]", b"\xff\xfe"]
+    odd += [b"[0,1,[],[[1]],[],[],0,[],[],[],[],[]]", b"[0,1,[],[],[],[],0,[],[],[],[[1]],[]]"]
+    for data in [*odd, pickle.dumps(Stop())]:
+        with pytest.raises(WorkerError, match="a message that is none"):
+            decode(data)
 
 
 # -- token ids ------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
 from evenflow.runtime import RandomTexts, ServedRun, Workers, journal, serve
 from evenflow.runtime.records import LINK, Records, write_served
-from evenflow.runtime.serve import LAST, Journals, names_of
+from evenflow.runtime.serve import LAST, Journals, names_of, parts_of
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED
 from evenflow.specs.deployment import split_layers
@@ -77,17 +77,14 @@ def serve_job(
     check_servable(job.config, joined=joins is not None)
     built = job.built()
     workers = {name: _reading(job, each) for name, each in workers_by_pipeline(job, built).items()}
-    world, facts = built.world, [dict(each.facts) for each in workers.values()]
+    world, facts = built.world, {name: dict(each.facts) for name, each in workers.items()}
+    parts = parts_of(world, workers)
     head: dict[str, Any] = {"num_requests": len(job.workload.requests)}
     if isinstance(world, PooledWorld):
-        parts = {name: getattr(world, name) for name in workers}
-        stated = {"pools": dict(zip(workers, facts, strict=True))}
         head[LINK] = world.link.bytes_per_token
-    else:
-        parts = {name: each.seen(world) for name, each in workers.items()}
-        stated = facts[0]
-        if live is not None:
-            _check_all_is_known(world)
+    elif live is not None:
+        _check_all_is_known(world)
+    stated = {"pools": facts} if isinstance(world, PooledWorld) else next(iter(facts.values()))
     source = job.source(built, workers=stated) | {"setup": job.config.real_setup()}
     if records is not None:
         records.begin(parts, provenance=source, label=_label(job), title=title, **head)

@@ -111,12 +111,7 @@ class TokenBook:
             ids.append(UNKNOWN if count > known + 1 else live.ids[-1])
         return ids
 
-    def draws(self, chunks: Sequence[Chunk]) -> list[Draw]:
-        """Return the draws of requests with last chunks among these, without greedy ones."""
-        texts = (self._of(chunk.sequence.request).text for chunk in chunks if chunk.last)
-        return [text.draw for text in texts if text.draw is not None]
-
-    def draws_of(self, request_ids: Iterable[int]) -> list[Draw]:
+    def draws(self, request_ids: Iterable[int]) -> list[Draw]:
         """Return the draws of live requests, without greedy ones."""
         texts = (self._live[request_id].text for request_id in request_ids)
         return [text.draw for text in texts if text.draw is not None]

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from evenflow.runtime.http.text import Codec
 
+FAILED_S = 1.0
+"""How long a server that has failed still says so before it is gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Serving:

@@ -8,40 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 from evenflow.results.run import GIVEN_UP
 from evenflow.runtime.http import Serving
 from evenflow.runtime.http.exposition import Counted, Timed
+from evenflow.runtime.http.protocol import CompletionBody, Delta, ServiceError
 from evenflow.runtime.http.text import Codec, StopStrings
 from evenflow.runtime.tokens import Text
 from evenflow.types import Request
-
-if TYPE_CHECKING:
-    from evenflow.runtime.http.protocol import CompletionBody
-
-
-class ServiceError(Exception):
-    """A request cannot be served, and the HTTP status and OpenAI error code that say so.
-
-    `param` is the parameter that is wrong, if one is.
-    """
-
-    def __init__(
-        self, message: str, status: int, code: str | None = None, param: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.param = param
-
-
-class Delta(NamedTuple):
-    """A token's addition to the answer number `choice`; `finish_reason` with the last one."""
-
-    choice: int
-    text: str
-    finish_reason: str | None
 
 
 class Reply:

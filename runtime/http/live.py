@@ -8,7 +8,6 @@ configuration.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from evenflow.core.batcher import Batcher
 from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError, require_package
 from evenflow.runtime.driver import Driver
-from evenflow.runtime.http import Serving
+from evenflow.runtime.http import FAILED_S, Serving
 from evenflow.runtime.pipeline import WorkerPipeline, ended_error
 from evenflow.runtime.tokens import Text
 from evenflow.types import Prefix, Request
@@ -35,9 +34,6 @@ if TYPE_CHECKING:
 Word = tuple[Any, ...]
 
 START_LIMIT_S = 60.0
-FAILED_S = 1.0
-"""How long a server that has failed still says so before it is gone."""
-
 END_LIMIT_S = 6.0
 """How long the HTTP server may take to end: its clients may have things to read."""
 
@@ -48,15 +44,12 @@ def listening(host: str, port: int) -> socket.socket:
     """Return a socket bound to an address; UsageError if it cannot be had."""
     for module in ("starlette", "prometheus_client", "uvicorn"):
         require_package(module, "a server", "starlette prometheus-client uvicorn")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        kind, how = socket.SOCK_STREAM, socket.AI_PASSIVE
-        family, *_, address = socket.getaddrinfo(host, port, type=kind, flags=how)[0]
+        return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise UsageError(f"--host {host}: {error.strerror}") from None
-    try:
-        return socket.create_server(address, family=family)
-    except OSError as error:
-        raise UsageError(f"--port {port} on {host}: {os.strerror(error.errno or 0)}") from None
+        words = str(error.strerror).partition(" (while")[0]
+        raise UsageError(f"--port {port} on {host}: {words}") from None
 
 
 @dataclass(slots=True)
@@ -241,8 +234,9 @@ class LiveServer:
         )
         clients.origin_s = self._driver.origin_s
         pipeline.watch(channel.fileno())
-        sizes = {"max_model_len": engines[0].max_model_len, "by_priority": rules.by_priority}
-        told = (replace(self.serving, **sizes), self._bound, theirs)
+        most, orders = engines[0].max_model_len, rules.by_priority
+        serving = replace(self.serving, max_model_len=most, by_priority=orders)
+        told = serving, self._bound, theirs
         self._process = spawn.Process(
             target=_serve_clients, args=told, name="the HTTP server", daemon=True
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -23,7 +23,6 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from evenflow.errors import UsageError
-from evenflow.runtime.http.answers import Delta, ServiceError
 from evenflow.runtime.http.text import Codec
 from evenflow.runtime.wire import Draw
 
@@ -35,11 +34,34 @@ TokenId = Annotated[int, Field(ge=0)]
 MaxTokens = Annotated[int, Field(ge=1, le=MOST)]
 Zero = Annotated[float, Field(ge=0, le=0)]
 One = Annotated[float, Field(ge=1, le=1)]
-StopStrings = Annotated[
+Stops = Annotated[
     list[Annotated[str, Field(min_length=1)]],
     Field(max_length=4),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
+
+
+class ServiceError(Exception):
+    """A request cannot be served, and the HTTP status and OpenAI error code that say so.
+
+    `param` is the parameter that is wrong, if one is.
+    """
+
+    def __init__(
+        self, message: str, status: int, code: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+class Delta(NamedTuple):
+    """A token's addition to the answer number `choice`; `finish_reason` with the last one."""
+
+    choice: int
+    text: str
+    finish_reason: str | None
 
 
 class Strict(BaseModel):
@@ -81,7 +103,7 @@ class CompletionBody(Strict):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=MOST)] = 0
     seed: Annotated[int, Field(ge=0, lt=SEEDS)] | None = None
-    stop: StopStrings = []
+    stop: Stops = []
     stream: bool = False
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
@@ -159,15 +181,14 @@ class CompletionRequest(CompletionBody):
         prompts: Any = self.prompt
         if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
             prompts = [prompts]
-        prompt_ids = [codec.encode(each) if isinstance(each, str) else each for each in prompts]
-        if None in prompt_ids:
-            right = "in the model's folder or given to the server with --tokenizer"
-            message = (
-                f"prompt: text needs a tokenizer.json, {right}; a list of token ids needs none"
-            )
-            raise ServiceError(message, 400, param="prompt")
-        for ids in prompt_ids or [[]]:
+        prompt_ids: list[list[int]] = []
+        for each in prompts or [[]]:
+            ids = codec.encode(each) if isinstance(each, str) else each
+            if ids is None:
+                message = "prompt: text needs a tokenizer.json; --tokenizer, or token ids, is right"
+                raise ServiceError(message, 400, param="prompt")
             _check_ids(codec, ids, "prompt")
+            prompt_ids.append(ids)
         return prompt_ids
 
 

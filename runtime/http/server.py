@@ -28,13 +28,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from evenflow.runtime.http import Serving
-from evenflow.runtime.http.answers import Answers, Delta, Reply, ServiceError
+from evenflow.runtime.http import FAILED_S, Serving
+from evenflow.runtime.http.answers import Answers, Reply
 from evenflow.runtime.http.limits import body_of, configured, own_hosts
 from evenflow.runtime.http.protocol import (
     ChatRequest,
     CompletionBody,
     CompletionRequest,
+    Delta,
+    ServiceError,
     StreamOptions,
     error_body,
     first_of,
@@ -49,9 +51,6 @@ NO_CLIENT = 499
 
 NAME = "evenflow-http"
 """What the system calls the process."""
-
-FAILED_S = 1.0
-"""How long a server that has failed still says so before it is gone."""
 
 
 def make_app(answers: Answers) -> Starlette:

@@ -1,1 +1,34 @@
-"""Workers that compute with torch: the model, its shards, its inputs, and how they travel."""
+"""Workers that compute with torch: the model, its shards, its inputs, and how they travel.
+
+Here is what a stage is made from, which needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Transport = Literal["gloo", "nccl", "one_process"]
+"""How activations cross: torch.distributed over the host or between GPUs; memory that processes
+share (CUDA IPC on a GPU); or stages that are threads of one process."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageSettings:
+    """Layers [start, stop) of `model`, a folder; for random weights also a config.json or a name.
+
+    On a CPU the stage computes on `cores`, in as many threads. `mailboxes` carry the activations of
+    each hop where all stages are one process; pickled together, they stay the same objects.
+    """
+
+    model: str
+    start: int
+    stop: int
+    weights: Literal["checkpoint", "random"] = "checkpoint"
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: str = "float32"
+    transport: Transport = "gloo"
+    cores: tuple[int, ...] = ()
+    mailboxes: tuple[deque[Any], ...] = ()
+    limit_s: float = 60.0

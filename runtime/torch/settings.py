@@ -9,12 +9,12 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from multiprocessing import get_context
-from typing import Any, Literal
+from typing import Any
 
 from evenflow.errors import UsageError
+from evenflow.runtime.torch import StageSettings
 from evenflow.runtime.worker import Place, Worker
 from evenflow.specs.deployment import require_shareable
 from evenflow.specs.gpu import GIB
@@ -25,29 +25,10 @@ ONE_GPU = "gloo or one_process"
 """The transports of several stages on one GPU."""
 
 
-Transport = Literal["gloo", "nccl", "one_process"]
-"""How activations cross: torch.distributed over the host or between GPUs, or as they are, where
-stages are threads of one process."""
+class TorchSettings(StageSettings):
+    """Settings that make a torch worker, once in its own process."""
 
-
-@dataclass(frozen=True, slots=True)
-class TorchSettings:
-    """Layers [start, stop) of `model`, a folder; for random weights also a config.json or a name.
-
-    On a CPU the stage computes on `cores`, in as many threads. `mailboxes` carry the activations of
-    each hop where all stages are one process; pickled together, they stay the same objects.
-    """
-
-    model: str
-    start: int
-    stop: int
-    weights: Literal["checkpoint", "random"] = "checkpoint"
-    device: Literal["cpu", "cuda"] = "cpu"
-    dtype: str = "float32"
-    transport: Transport = "gloo"
-    cores: tuple[int, ...] = ()
-    mailboxes: tuple[deque[Any], ...] = ()
-    limit_s: float = 60.0
+    __slots__ = ()
 
     def make(self, place: Place) -> Worker:
         """Load the weights, reserve the KV pages, meet the other stages within `limit_s`."""

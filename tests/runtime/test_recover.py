@@ -167,35 +167,6 @@ def test_records_of_several_pipelines_give_the_tables_of_each(several: str, run:
     assert again == whole
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("several", SEVERAL, ids=["pools", "replicas"])
-def test_what_a_killed_run_of_several_pipelines_had_served_is_recovered(
-    several: str, run: Path
-) -> None:
-    out = run.parent / "out"
-    begun = start(run, "--set", several, *SLOWLY)
-    (killed,) = out.glob(".partial-*")
-    done: set[int] = set()
-    while len(done) < 4:
-        assert begun.poll() is None
-        time.sleep(0.02)
-        blocks = [*read_blocks(killed / RECORDS)[1]]
-        ended = (each for each in blocks if each["part"][0] not in ("prefill", "decode"))
-        done = {number for block in ended for number in map(int, block["request_id"])}
-    begun.kill()
-    begun.communicate(timeout=60)
-    assert gone(begun, patience_s=5), "workers outlive their driver"
-    status, _, errors = evenflow("recover", str(out))
-    assert status == 0, errors
-    (recovered,) = out.iterdir()
-    rows = rows_of(recovered / "requests.csv")
-    assert {int(row["request_id"]) for row in rows} >= done
-    assert {row["status"] for row in rows} == {"completed"}
-    status, text, errors = evenflow("replay", str(recovered))
-    assert (status, text) == (0, "identical: every decision is as recorded\n")
-    assert errors.startswith("the journal is cut after ")
-
-
 def test_of_records_cut_anywhere_what_is_whole_is_read(tmp_path: Path) -> None:
     path = tmp_path / "records"
     blocks = [

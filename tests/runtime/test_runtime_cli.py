@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -110,16 +111,16 @@ def test_run_writes_what_simulate_writes_and_replays(run: Path) -> None:
     change_one_decision(out / "decisions.jsonl.gz")
     status, text, _ = evenflow("replay", str(out))
     assert status == 1
-    assert text.startswith("different: entry 1 (Asked): Decision(chunks=((0, 0, 20),)")
+    assert re.match(r"different: entry \d+ \(Asked\): Decision\(chunks=\(\(0, 0, 20\),", text)
     line = complaint("simulate", run, "--out", out)
     assert "decisions.jsonl.gz)" in line, "it was changed since"
     assert {file.name for file in out.iterdir()} == FILES
 
 
 def change_one_decision(path: Path) -> None:
-    lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-    lines[2] = lines[2].replace("[0,0,20]", "[0,0,19]")
-    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    text = gzip.decompress(path.read_bytes()).decode()
+    assert "[0,0,20]" in text
+    path.write_bytes(gzip.compress(text.replace("[0,0,20]", "[0,0,19]", 1).encode()))
 
 
 def test_ctrl_c_once_saves_what_is_done(run: Path) -> None:

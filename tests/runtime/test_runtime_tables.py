@@ -224,12 +224,12 @@ def test_each_request_draws_with_a_seed_of_its_own() -> None:
     assert draw != RandomTexts(97, 3, (0.7, 40, 0.9), sampling_seed=2)(REQUEST).draw
 
 
-def test_how_it_draws_is_told_with_the_end_of_a_prompt() -> None:
+def test_a_book_knows_how_a_request_draws() -> None:
     draw = Draw(7, 1.0, 0, 1.0, 5)
     book = TokenBook(lambda _: Text(range(50), draw))
-    assert (book.inputs([chunk(0, 30)], []), book.draws([chunk(0, 30)])) == ([*range(30)], [])
+    assert book.inputs([chunk(0, 30)], []) == [*range(30)]
     assert book.inputs([chunk(30, 50)], []) == [*range(30, 50)]
-    assert book.draws([chunk(30, 50)]) == [draw]
+    assert book.draws([7]) == [draw]
 
 
 def test_a_stop_token_ends_its_request_and_one_that_left_is_not_missed() -> None:

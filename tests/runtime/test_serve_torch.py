@@ -60,20 +60,6 @@ def words(tokens: list[int]) -> str:
     return " ".join(f"w{token}" for token in tokens)
 
 
-@pytest.mark.long
-def test_clients_get_the_tokens_of_transformers(served: tuple[Server, list[list[int]]]) -> None:
-    server, expected = served
-    answer = server.client().completions.create(
-        model=server.model,
-        prompt=PROMPTS,
-        max_tokens=NEW_TOKENS,
-        temperature=0,
-        extra_body={"ignore_eos": True},
-    )
-    assert [choice.text for choice in answer.choices] == [words(tokens) for tokens in expected]
-    assert answer.usage.completion_tokens == NEW_TOKENS * len(PROMPTS)
-
-
 def test_a_prompt_as_text_is_its_tokens_and_the_end_token_ends_it(
     served: tuple[Server, list[list[int]]],
 ) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from evenflow.runtime.http import Serving
-from evenflow.runtime.http.answers import Answers, Delta, Reply, ServiceError
+from evenflow.runtime.http.answers import Answers, Reply
 from evenflow.runtime.http.live import Clients
-from evenflow.runtime.http.protocol import CompletionRequest
+from evenflow.runtime.http.protocol import CompletionRequest, Delta, ServiceError
 from evenflow.runtime.http.text import Codec
 from evenflow.runtime.tokens import Text
 from evenflow.runtime.wire import Draw

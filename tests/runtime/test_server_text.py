@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenflow.errors import UsageError
 from evenflow.runtime.http.text import Codec, StopStrings, end_ids
+from tests.amounts import many
 
 PARTS = st.lists(st.text("ab", max_size=3), max_size=12)
 STRINGS = st.lists(st.text("ab", min_size=1, max_size=3), max_size=3)
@@ -86,6 +87,7 @@ def test_a_character_comes_with_its_last_token(tokenizer: Path) -> None:
     assert text_of(codec, [*ids[-1:], 256]) == ["!", "", ""], "special tokens are no text"
 
 
+@settings(max_examples=many(150))
 @given(text=st.text(max_size=30))
 def test_the_pieces_are_the_text(tokenizer: Path, text: str) -> None:
     codec = Codec(tokenizer)

@@ -248,7 +248,6 @@ class Driver(System):
         self._loop.settle(now_s)
 
     def admit(self, request: Request, now_s: float) -> None:
-        """Admit an arrived request."""
         self._changed = True
         self._noted["admitted_s"].append(now_s)
         reason = self._loop.admit(request)
@@ -301,7 +300,6 @@ class Driver(System):
         return self._recorder.column("driver_s")
 
     def result(self) -> RunResult:
-        """Return the result so far."""
         return self._loop.result(**self._facts)
 
     @property
@@ -347,7 +345,6 @@ class Driver(System):
     # -- an instant: what happened, then what to send -------------------------------------------
 
     def _apply(self, message: Message, now_s: float) -> None:
-        """Apply a message."""
         if isinstance(message, Returned):
             self._take_back(message, now_s)
         elif isinstance(message, Free):
@@ -367,7 +364,6 @@ class Driver(System):
         self._loop.returned(now_s, self._hand_out(*zip(*pairs, strict=True)) if pairs else [])
 
     def finished(self, sequences: list[Sequence], now_s: float) -> None:
-        """Record what has ended; the loop calls it."""
         self._recorder.finish(sequences)
         for seq in sequences:
             if seq.aborted:
@@ -430,7 +426,6 @@ class Replicas(System):
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is more to do."""
         return any(driver.busy if self.stops else driver.goes_on for driver in self.drivers)
 
     @property
@@ -444,7 +439,6 @@ class Replicas(System):
 
     @property
     def num_done(self) -> int:
-        """Number of requests that finished or were rejected."""
         return sum(driver.num_done for driver in self.drivers)
 
     def let_in(self, now_s: float) -> None:
@@ -453,7 +447,6 @@ class Replicas(System):
             self._choose(request).admit(request, now_s)
 
     def flush(self) -> None:
-        """Write out what was recorded since the last flush."""
         for driver in self.drivers:
             driver.flush()
 

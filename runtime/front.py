@@ -57,7 +57,6 @@ class TraceReplay:
         return self._backlog[0].arrival_s if self._places is None else 0.0
 
     def due(self, now_s: float) -> Request | None:
-        """Return a request that enters now, if there is one."""
         if not self._backlog:
             return None
         if self._places is None:

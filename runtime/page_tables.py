@@ -75,7 +75,7 @@ class StepWriter:
         tokens, draws = [], []
         if self._book is not None:
             ahead = ahead_of(batch)
-            counts = ahead and {name: count for name, (_, count) in ahead.items()}
+            counts = None if ahead is None else {name: count for name, (_, count) in ahead.items()}
             tokens = self._book.inputs(batch.chunks, decodes, counts)
             ends = [piece.request_id for piece in pieces if piece.last]
             draws = self._book.draws([*ends, *(piece.request_id for piece in adopted)])

@@ -164,7 +164,6 @@ class WorkerPipeline:
         return messages
 
     def tell(self, worker: int, message: Message) -> None:
-        """Send a message to one worker."""
         self._steps[worker].send(encode(message))
 
     @property
@@ -179,7 +178,6 @@ class WorkerPipeline:
 
     @property
     def results(self) -> zmq.Socket[bytes]:
-        """The socket that receives the workers' messages."""
         return self._results
 
     def watch(self, descriptor: int | zmq.Socket[bytes]) -> None:

@@ -42,7 +42,6 @@ class Timers:
         return self._calls[0][0] if self._calls else float("inf")
 
     def run_due(self, now_s: float) -> None:
-        """Make the calls that are due."""
         while self.next_s <= now_s:
             heappop(self._calls)[-1](now_s)
 
@@ -77,7 +76,6 @@ class PoolDriver(Driver):
         self._system.poke(now_s)
 
     def note_admitted(self, now_s: float) -> None:
-        """Note that an arrival was seen."""
         self._noted["admitted_s"].append(now_s)
 
     def finished(self, sequences: list[decodes.Sequence], now_s: float) -> None:
@@ -132,7 +130,6 @@ class PooledDriver(Pools, System):
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is more to do."""
         if self.stops:
             return any(pool.busy for pool in self.drivers)
         return bool(self._front or self.outstanding)
@@ -143,7 +140,6 @@ class PooledDriver(Pools, System):
 
     @property
     def next_s(self) -> float:
-        """When a request or a transfer is due, as far as is known."""
         due_s = self._front.next_s
         return min(self._timers.next_s, float("inf") if due_s is None else due_s)
 
@@ -175,7 +171,6 @@ class PooledDriver(Pools, System):
         self._timers.run_due(now_s)
 
     def flush(self, now_s: float | None = None) -> None:
-        """Write out what was recorded since the last flush."""
         for pool in self.drivers:
             pool.flush()
         super().flush(self.now_s if now_s is None else now_s)

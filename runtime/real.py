@@ -34,6 +34,7 @@ from evenflow.results.outcome import Outcome
 from evenflow.runtime import RandomTexts, ServedRun, Workers, journal, serve
 from evenflow.runtime.records import LINK, Records, write_served
 from evenflow.runtime.serve import LAST, Journals, names_of, parts_of
+from evenflow.runtime.torch import settings as on_torch
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED
 from evenflow.specs.deployment import split_layers
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
     from evenflow.runtime.http.live import LiveServer
     from evenflow.runtime.mortal import Joins
-    from evenflow.runtime.torch.settings import TorchSettings
 
 CLIENTS = "clients"
 """What stands for the trace in the provenance of a served run."""
@@ -161,7 +161,6 @@ def _refuse(why: str, *rows: tuple[str, bool, str]) -> None:
 
 
 def outcome_of(job: Job, served: ServedRun) -> Outcome:
-    """Return the outcome of a served job, in the form of a simulated one."""
     result = served.result
     summary = summarize(result, job.config.goodput)
     several = served.pipelines if result.replicas > 1 else [served]
@@ -389,11 +388,9 @@ def _emulated(workers: EmulatedWorkers, world: World) -> Workers:
         [0.0, *(hop.latency_s for hop in world.hops)] if world.hops else [0.0] * world.depth
     )
     settings = [EmulatedSettings(*both) for both in zip(latencies_s, faults, strict=True)]
-    return Workers(settings, start_limit_s=workers.start_limit_s, coupled=_coupled(workers))
-
-
-def _coupled(workers: EmulatedWorkers | TorchWorkers) -> bool:
-    return workers.metadata == "with_activations"
+    return Workers(
+        settings, start_limit_s=workers.start_limit_s, coupled=workers.metadata != "ahead"
+    )
 
 
 def _vllm(config: RunConfig, workers: VllmWorkers, world: World, beside: Path) -> Workers:
@@ -431,8 +428,6 @@ def _vllm(config: RunConfig, workers: VllmWorkers, world: World, beside: Path) -
 def _torch(
     config: RunConfig, workers: TorchWorkers, built: Built, beside: Path, first: int
 ) -> Workers:
-    from evenflow.runtime.torch.settings import torch_settings, transport_of
-
     world = servable(built)
     assert config.model is not None  # the schema asks for it
     _check_all_is_computed(world)
@@ -444,12 +439,12 @@ def _torch(
     for package in ("torch", "safetensors"):
         require_package(package, "workers: torch", "torch safetensors")
     ranks = config.tensor_parallel
-    transport = transport_of(workers.transport, workers.device, world.depth, ranks)
+    transport = on_torch.transport_of(workers.transport, workers.device, world.depth, ranks)
     _check_weights(workers, path)
     spec = model(path)
     dtype = workers.dtype or ("bfloat16" if listed(path) else read_dtype(path))
     spans = _spans(config, workers, built, spec, dtype)
-    settings = torch_settings(
+    settings = on_torch.torch_settings(
         listed(path) or str(Path(path).resolve()),
         spans,
         threads=workers.threads,
@@ -467,7 +462,7 @@ def _torch(
         workers.patience_s,
         workers.start_limit_s,
         _facts(settings, ranks) | {"notes": _notes(settings, built)},
-        coupled=_coupled(workers),
+        coupled=workers.metadata != "ahead",
     )
 
 
@@ -480,16 +475,16 @@ def _spans(
     config: RunConfig, workers: TorchWorkers, built: Built, spec: ModelSpec, dtype: str
 ) -> list[tuple[int, int]]:
     """Return the layers [start, stop) of each rank; UsageError where they cannot be there."""
-    from evenflow.runtime.torch.settings import cut, require_divisible, require_memory
-
     world, ranks = servable(built), config.tensor_parallel
-    require_divisible(spec, ranks)
+    on_torch.require_divisible(spec, ranks)
     layers = built.deployment.get("layers_per_stage") or split_layers(
         spec.num_layers, config.stages
     )
-    spans = [span for span in cut(layers) for _ in range(ranks)]
+    spans = [span for span in on_torch.cut(layers) for _ in range(ranks)]
     tokens = world.total_pages * world.page_tokens
-    require_memory(spec, spans, tokens, dtype, _free_bytes(config, workers.device), ranks=ranks)
+    share = config.kv.memory_utilization if workers.device == "cuda" else 1.0
+    free = [int(share * free) for free in on_torch.free_bytes(workers.device)]
+    on_torch.require_memory(spec, spans, tokens, dtype, free, ranks=ranks)
     return spans
 
 
@@ -513,18 +508,7 @@ def _check_all_is_computed(world: World) -> None:
         )
 
 
-def _free_bytes(config: RunConfig, device: str) -> list[int]:
-    """Return the bytes that stages may use of each memory they are in; none where unknown."""
-    from evenflow.runtime.torch.settings import free_gpu_bytes, free_memory_bytes
-
-    if device == "cuda":
-        return [int(config.kv.memory_utilization * free) for free in free_gpu_bytes()]
-    free = free_memory_bytes()
-    return [] if free is None else [free]
-
-
-def _facts(settings: Sequence[TorchSettings], ranks: int) -> dict[str, Any]:
-    """Return facts on what computes, for the provenance."""
+def _facts(settings: Sequence[on_torch.TorchSettings], ranks: int) -> dict[str, Any]:
     first = settings[0]
     return {
         "device": device_name(first.device),
@@ -538,20 +522,13 @@ def _facts(settings: Sequence[TorchSettings], ranks: int) -> dict[str, Any]:
     }
 
 
-def _notes(settings: Sequence[TorchSettings], built: Built) -> list[str]:
+def _notes(settings: Sequence[on_torch.TorchSettings], built: Built) -> list[str]:
     """Return the differences between the run and the costs it is compared with, in lines."""
-    source, first, notes = built.cost_source, settings[0], _sharing(settings)
+    source, first, notes = built.cost_source, settings[0], on_torch.sharing(settings)
     if source["kind"] == "profile" and source["dtype"] != first.dtype:
         measured = f"{source['path']} was measured in {source['dtype']}"
         notes.append(f"the model runs in {first.dtype}, and {measured}")
     return notes
-
-
-def _sharing(settings: Sequence[TorchSettings]) -> list[str]:
-    from evenflow.runtime.torch.settings import shared_gpus
-
-    shared = shared_gpus(settings[0].transport, settings[0].device, len(settings))
-    return [] if shared is None else [f"{shared}; costs are of a stage that computes alone"]
 
 
 def check_comparable(job: Job) -> None:
@@ -571,7 +548,9 @@ def check_comparable(job: Job) -> None:
         )
     for workers in workers_by_pipeline(job, job.built()).values():
         if job.config.workers.kind == "torch" and not workers.together:
-            for note in _sharing(cast("Sequence[TorchSettings]", workers.settings)):
+            for note in on_torch.sharing(
+                cast("Sequence[on_torch.TorchSettings]", workers.settings)
+            ):
                 raise UsageError(
                     f"workers.transport: {note}; one_process, fewer stages or a GPU for each is "
                     "right"

@@ -92,7 +92,6 @@ class Workers:
         )
 
     def driver(self) -> Callable[..., Driver]:
-        """Return the driver that goes with that pipeline."""
         from evenflow.runtime.driver import Driver
 
         return Driver

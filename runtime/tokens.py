@@ -51,7 +51,6 @@ class RandomTexts:
     prompts: Sequence[Sequence[int]] | None = None
 
     def __call__(self, request: Request) -> Text:
-        """Return the text of a request."""
         said = self.prompts
         ids = self._prompt_of(request) if said is None else said[request.request_id]
         if not self.sampling[0]:
@@ -128,7 +127,6 @@ class TokenBook:
         return stopped
 
     def ended(self, request_id: int) -> None:
-        """Forget a request, if it is known."""
         self._live.pop(request_id, None)
 
     def _of(self, request: Request) -> _LiveText:

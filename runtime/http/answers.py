@@ -38,8 +38,6 @@ class Reply:
 
 
 class _Answer(Timed):
-    """One output as its tokens come."""
-
     def __init__(
         self, reply: Reply, index: int, prompt_tokens: int, stop: Sequence[str], codec: Codec
     ) -> None:

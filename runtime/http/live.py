@@ -96,7 +96,7 @@ class Clients:
         return self._open
 
     def due(self, now_s: float) -> Request | None:
-        """Return a request that has come; apply what else was said before it."""
+        """Tell the news of this instant; return a request that has come, if there is one."""
         if (gauges := self._gauges()) != self._measured or self._words:
             self._measured = gauges
             self.tell("gauges", gauges)
@@ -297,7 +297,6 @@ def _gauges(engines: Sequence[Batcher]) -> Mapping[str, float]:
 
 
 def _serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -> None:
-    """Run the HTTP server's process: it alone needs Starlette."""
     try:
         from evenflow.runtime.http.server import serve_clients
 

@@ -54,7 +54,6 @@ NAME = "evenflow-http"
 
 
 def make_app(answers: Answers) -> Starlette:
-    """Return the application."""
     serving, created = answers.serving, int(time.time())
 
     def answering(kind: type[CompletionBody]) -> Callable[[Request], Awaitable[Response]]:

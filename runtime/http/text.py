@@ -86,7 +86,6 @@ class Codec:
         return found
 
     def stream(self) -> TextStream:
-        """Return a stream that turns the tokens of one output into text."""
         return TextStream(None if self._made_up else self._tokenizer)
 
 

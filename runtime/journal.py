@@ -50,7 +50,6 @@ class Lines:
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115
 
     def write(self, line: Any) -> None:
-        """Append a line."""
         self._lines.append(json.dumps(line, separators=(",", ":")) + "\n")
 
     def flush(self) -> None:
@@ -66,7 +65,6 @@ class Lines:
         self._lines.clear()
 
     def close(self) -> None:
-        """Flush, and write no more."""
         self.flush()
         self._file.close()
         if self._failure is not None:

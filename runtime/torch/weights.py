@@ -78,7 +78,6 @@ class Checkpoint:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of all tensors."""
         return frozenset(self._file_of)
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Part) -> Tensor:
@@ -155,7 +154,6 @@ def read_model(name_or_path: str | Path, *, timed: bool = False) -> tuple[ModelS
 
 
 def _rope(file: Path, values: dict[str, Any], theta: float) -> Rope:
-    """Return the scaling that a config.json says; `theta` is its base."""
     # transformers 5 renamed the mapping, and an early spelling of its kind was "type".
     scaling: dict[str, Any] = values.get("rope_scaling") or values.get("rope_parameters") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))

@@ -15,32 +15,11 @@ from evenflow.core.batch import MicroBatch
 from evenflow.core.batcher import Batcher
 from evenflow.core.request import Request
 from evenflow.experiments.recordings import journal
-from evenflow.experiments.recordings.journal import Answers, Ask, Event
+from evenflow.experiments.recordings.journal import Answers, Ask, Event, facts_of
 from evenflow.schedulers import create, parameters, policy
 from evenflow.sim import World
 
-MARK = "iterations"
-
-FIELDS = {
-    "config": (MARK, "max_prefill", "min_prefill", "kv_thresh", "depth", "pages", "page_tokens"),
-    "add": ("id", "prompt", "output"),
-    "ask": ("decodes", "prefills", "preempted", "free"),
-    "done": (),
-    "fails": (),
-}
-"""What each kind of event has to hold."""
-
-RULES = {
-    "preempted": "as many pages are free as there will be decodes, or the last to return go",
-    "decodes": "a share of all rows in flight; of what returns, the last row decodes first",
-    "prefills": "who was preempted goes first, the last preempted before the others",
-    "tokens": "WT while more than one prompt waits, and UT",
-    "free pages": "pages come with the tokens",
-}
-"""What decides each part of an answer."""
-
-
-NOT_COVERED = "prefix cache, other scheduling methods, multi-modal input"
+FACTS = facts_of("gllm")
 
 
 def mode(config: Event) -> str:

@@ -7,8 +7,12 @@ import json
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
+
+import yaml
 
 from evenflow.core.batch import MicroBatch
 from evenflow.core.batcher import Batcher
@@ -42,21 +46,44 @@ Ask = Callable[[], MicroBatch | None]
 Answers = Iterator[tuple[str, Any, Any]]
 
 
+class EngineFacts(NamedTuple):
+    """An engine's journals (engines.yaml): our policy for it, with the rules of some versions.
+
+    `mark`: a key that only its config has. `fields`: what each kind of event has to hold. `rules`
+    say what decides each part of an answer. `modelled`: settings with the one value that is.
+    """
+
+    name: str
+    versions: Sequence[str]
+    policy: str
+    mark: str
+    fields: Mapping[str, Collection[str]]
+    rules: Mapping[str, str]
+    not_covered: str
+    modelled: Mapping[str, object] = MappingProxyType({})
+
+
+@cache
+def _facts() -> Mapping[str, EngineFacts]:
+    text = Path(__file__).with_name("engines.yaml").read_text(encoding="utf-8")
+    return {name: EngineFacts(**facts) for name, facts in yaml.safe_load(text).items()}
+
+
+def facts_of(engine: str) -> EngineFacts:
+    """Return what is known of an engine's journals."""
+    return _facts()[engine]
+
+
 class Form(Protocol):
     """A reader of the journals of an engine: a module of this package.
 
-    `FIELDS`: what each kind of event has to hold. `RULES` say what decides each part of an answer.
     `world_of` gives a journal's requests and deployment; UsageError for what is not modelled.
     `answers`: the parts of an answer, ours and as recorded, in the order in which they are
     compared; `ask` asks our Batcher.
     """
 
     @property
-    def FIELDS(self) -> Mapping[str, Collection[str]]: ...  # noqa: N802
-    @property
-    def RULES(self) -> Mapping[str, str]: ...  # noqa: N802
-    @property
-    def NOT_COVERED(self) -> str: ...  # noqa: N802
+    def FACTS(self) -> EngineFacts: ...  # noqa: N802
     def mode(self, config: Event) -> str: ...
     def world_of(self, path: Path, events: Sequence[Event], scheduler: str | None) -> World: ...
     def answers(self, batcher: Batcher, event: Event, ask: Ask) -> Answers: ...
@@ -148,7 +175,7 @@ class Replayer:
         }
 
     def _differ(self, name: str, ours: object, theirs: object) -> str:
-        return f"{differ(name, ours, theirs)} ({self._form.RULES[name]})"
+        return f"{differ(name, ours, theirs)} ({self._form.FACTS.rules[name]})"
 
 
 def replay(path: Path, form: Form, version: str, scheduler: str | None = None) -> ReplayOutcome:
@@ -157,7 +184,7 @@ def replay(path: Path, form: Form, version: str, scheduler: str | None = None) -
     What a journal of equal steps took on a virtual clock is simulated too, and compared to 1 ns.
     UsageError for a file that cannot be read, or settings that are not modelled.
     """
-    config, *rest = read(path, form.FIELDS)
+    config, *rest = read(path, form.FACTS.fields)
     events = [{**config, "version": version}, *rest]
     world = form.world_of(path, events, scheduler)
     replayer = Replayer(form, world)
@@ -175,7 +202,7 @@ def replay(path: Path, form: Form, version: str, scheduler: str | None = None) -
         for name, one, other in zip(RequestTimes._fields, ours[number], theirs, strict=True):
             if not abs(one - other) <= 1e-9:
                 what = f"request {number}, {name}: {one!r}, recorded {other!r}"
-                return outcome._replace(difference=f"{what} ({form.RULES[name]})")
+                return outcome._replace(difference=f"{what} ({form.FACTS.rules[name]})")
     return outcome._replace(timed=len(replayer.times))
 
 

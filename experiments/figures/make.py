@@ -29,7 +29,6 @@ from evenflow.experiments.figures.claims import (
     load_misses,
     number,
     score,
-    score_in_words,
     with_interval,
     with_papers,
     worst,
@@ -249,7 +248,7 @@ def add_intervals(
 
 def maker(plan: FigurePlan) -> Callable[[FigureStudy], Drawing]:
     """Return the function that makes a figure of its study."""
-    known = [claim.id for claim in load_claims()]
+    known = load_claims()
     for name in plan.keys.claims:
         if name not in known:
             raise UsageError(f"{plan.run.name}: claims: {name}; {instead_of(name, known)}")
@@ -338,7 +337,7 @@ def write_claims(folder: Path) -> list[Answer]:
                 raise
     of = {key: about for about in made.values() for key in about["claims"]}
     found = []
-    for claim in load_claims():
+    for claim in load_claims().values():
         about = of.get(claim.id, {"claims": {}, "facts": {}})
         intervals = about.get("intervals", {}).get(claim.id)
         for each in answers(claim, about["claims"].get(claim.id), intervals):
@@ -424,7 +423,7 @@ def markdown(found: Sequence[Answer], beside: Mapping[str, str] | None = None) -
         )
         rows.append(row)
     told = [markdown_table(heads, rows)] if rows else []
-    done = score([answer for answer in found if answer.verdict not in UNJUDGED])
-    told += [f"{score_in_words(done)}\n"] if done.values else []
+    near = score([answer for answer in found if answer.verdict not in UNJUDGED])
+    told += [f"{near}\n"] if near else []
     told += [f"{left_out} claims are of other figures.\n"] if left_out else []
     return "\n".join(told)

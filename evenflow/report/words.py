@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evenflow.report.data import shares
+from evenflow.report.style import CAUSE_LOOKS
 from evenflow.report.tables import Html, html_table, is_number, number
 from evenflow.results.outcome import Outcome, Served
 
@@ -30,23 +31,7 @@ ALIKE = 0.02
 LEAST_SHARE = 0.005
 """Causes below this share of the stage time have no entry in a key, and no place over time."""
 
-CAUSE_WORDS = {
-    "fill_drain": ("fill and drain", "the pipeline is not full yet, or empties at the end"),
-    "starvation": ("nothing to run", "fewer requests than stages, all of them in flight"),
-    "kv_limited": ("KV-limited", "work waited, the free KV pages did not suffice"),
-    "policy": (
-        "held back",
-        "work waited, or sat in fewer micro-batches than stages: the scheduler's choice",
-    ),
-    "uneven_prefill": ("uneven prefill", "micro-batches differ in prefill tokens"),
-    "prefill_decode": ("prefill against decode", "a prefill and a decode step differ in time"),
-    "uneven_decode": ("uneven decode", "decode steps differ in rows or context"),
-    "uneven_stages": ("uneven stages", "one stage is slower than another"),
-    "link": ("link", "the activation was on its way"),
-    "cpu": ("CPU", "the CPU was scheduling or preparing inputs"),
-    "outage": ("outage", "another stage was stopped, or the pipeline had died"),
-    "slow_stage": ("slow stage", "another stage was slowed down"),
-}
+CAUSE_WORDS = {cause: (row["words"], row["meaning"]) for cause, row in CAUSE_LOOKS.items()}
 
 
 class Metric(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -27,52 +28,15 @@ from evenflow.report.style import DECODE, PREFILL
 
 # -- looks -----------------------------------------------------------------------------------------
 
-_LOOKS = {
-    "gLLM": ("#0b5fa5", "o"),
-    "vLLM": ("#d9730d", "s"),
-    "vLLM V0": ("#e8b98a", "s"),
-    "SGLang": ("#3f8f3f", "^"),
-    "Token Throttling": ("#0b5fa5", "o"),
-    "w/o WT": ("#8a4fb0", "D"),
-    "w/o UT": ("#c23b6b", "v"),
-    "w/ CK": ("#7a7a7a", "X"),
-    "Sarathi-Serve": ("#8a4fb0", "D"),
-    "Orca": ("#7a7a7a", "v"),
-    "vLLM TP8": ("#3f8f3f", "^"),
-    "vLLM TP4-PP2": ("#d9730d", "s"),
-    "Sarathi-Serve TP4-PP2": ("#8a4fb0", "D"),
-    "hybrid_only": ("#d9730d", "s"),
-    "chunked_only": ("#3f8f3f", "^"),
-    "both": ("#8a4fb0", "D"),
-    "vLLM, at most 32": ("#f2c48d", "v"),
-    "vLLM, at most 64": ("#e89a45", "^"),
-    "vLLM, at most 128": ("#d9730d", "s"),
-    "Sarathi-Serve, budget 512": ("#8a4fb0", "D"),
-    "Sarathi-Serve, budget 2048": ("#c4a1da", "o"),
-    "static": ("#b59a3a", "P"),
-    "DistServe": ("#0b5fa5", "X"),
-    "TD-Pipe": ("#0b5fa5", "o"),
-    "TD-Pipe, reading": ("#7fb2d9", "o"),
-    "TP+SB": ("#3f8f3f", "^"),
-    "TP+HB": ("#8fbf5f", "v"),
-    "PP+SB": ("#d9730d", "s"),
-    "PP+HB": ("#8a4fb0", "D"),
-}
+_LOOKS = pd.read_csv(Path(__file__).with_name("looks.csv"), index_col="label", dtype=str)
+COLORS: Mapping[str, str] = _LOOKS.colour.to_dict()
+MARKERS: Mapping[str, str] = _LOOKS.marker.dropna().to_dict()
+"""Looks of the labels that several figures have: of systems, and of parts of an iteration."""
 SPARE = ("#2a9d8f", "#b02a37", "#8c6d31", "#5b5b5b", "#e377c2")
 """Colours of labels without one, or with that of another beside them."""
 SHORT, TIGHT = 3.0, 1.5
 """The ratios of ends below which a logarithmic axis has a number at each tick, and one more digit.
 """
-PARTS_OF_TIME = {
-    "linear": "#0b5fa5",
-    "attention": "#d9730d",
-    "all reduce": "#3f8f3f",
-    "other": "0.65",
-    "link and cpu": "#b02a37",
-}
-"""Parts of an iteration."""
-COLORS = {label: color for label, (color, _) in _LOOKS.items()} | PARTS_OF_TIME
-MARKERS = {label: marker for label, (_, marker) in _LOOKS.items()}
 TITLE_CHARACTERS_PER_INCH, NOTE_CHARACTERS_PER_INCH = 10.5, 15.5
 LINE_INCHES = 0.125
 MARKS_INCHES = 1.7

@@ -182,7 +182,12 @@ def _work(lines: Mapping[str, Outcome]) -> list[str]:
         _beside("two", tokens(lines)),
         _section("Stages at work"),
         _cause_key(lines, {"computing": PARTS["computing"]} | BLOCKS),
-        *_stages_at_work(lines),
+        *(
+            timeline(
+                f"timeline-{n}", timeline_data(run, TIMELINE_BATCHES), f"<b>{escape(name)}</b>"
+            )
+            for n, (name, run) in enumerate(lines.items())
+        ),
     ]
 
 
@@ -272,12 +277,6 @@ def _stroke(index: int) -> str:
     return f'<svg width="36" height="4"><path d="M0 2H36" {look}/></svg>'
 
 
-def _stages_at_work(runs: Mapping[str, Outcome]) -> Iterator[str]:
-    for index, (name, run) in enumerate(runs.items()):
-        data = timeline_data(run, TIMELINE_BATCHES)
-        yield timeline(f"timeline-{index}", data, f"<b>{escape(name)}</b>")
-
-
 def causes(runs: Mapping[str, Outcome]) -> dict[str, Any]:
     """Draw where the stage time went: busy, and idle by cause, one bar a run."""
     names = [escape(name) for name in runs]
@@ -329,7 +328,8 @@ def tokens(runs: Mapping[str, Outcome]) -> list[Drawn]:
         stretches.append(_token_bars(result, batches, batches))
         stretches[-1].axis("x", "steady state: micro-batch number")
     for column in (wholes, stretches):
-        top = max((_height(drawing) for drawing in column), default=1.0)
+        heights = (np.sum([bars["y"] for bars in each.data], axis=0) for each in column)
+        top = max((float(np.max(height, initial=0.0)) for height in heights), default=1.0)
         for drawing in column:
             drawing.axis("y", "tokens", range=[0, 1.05 * top or 1.0])
     parts: list[Drawn] = []
@@ -341,11 +341,6 @@ def tokens(runs: Mapping[str, Outcome]) -> list[Drawn]:
             (f"tokens-{row}-steady", stretches[row].figure, "&nbsp;"),
         ]
     return parts
-
-
-def _height(drawing: PlotlyFigure) -> float:
-    """Return how high the highest of the stacked bars are."""
-    return float(np.max(np.sum([bars["y"] for bars in drawing.data], axis=0), initial=0.0))
 
 
 def _token_bars(result: RunResult, edges: Ints, places: Floats | Ints) -> PlotlyFigure:

@@ -332,16 +332,14 @@ def run_cases(
         return capacities(study, asked, columns)
     configs = {key: case.config(study) for key, case in runs.items()}
     args = {
-        key: {name: _argument(study, case, of) for name, of in keys.args.items()}
-        if more is None
-        else more
+        key: more
+        or {
+            name: of if isinstance(of, list) else case.values.get(of, study.numbers.get(of))
+            for name, of in keys.args.items()
+        }
         for key, case in runs.items()
     }
     return study.run(configs, columns, function(measure, "outcome"), args)
-
-
-def _argument(study: FigureStudy, case: Case, of: str | list[str]) -> Any:
-    return of if isinstance(of, list) else case.values.get(of, study.numbers.get(of))
 
 
 def exploded(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

@@ -130,12 +130,10 @@ class Entry:
 
     def measured(self, folder: Path) -> list[MeasuredRun]:
         """Return the runs that lie below a folder; none where there are none."""
-        runs = (run for path in self.files(folder) for run in read_results(path))
-        return [run for run in runs if self._is_meant(run)]
-
-    def _is_meant(self, run: MeasuredRun) -> bool:
         where = self.keys.where
-        return any(_is_of(run, each) for each in (where if isinstance(where, list) else [where]))
+        meant = where if isinstance(where, list) else [where]
+        runs = (run for path in self.files(folder) for run in read_results(path))
+        return [run for run in runs if any(_is_of(run, each) for each in meant)]
 
     @property
     def by_hand(self) -> str:
@@ -305,7 +303,10 @@ def reproduce(
     """
 
     def patches(config: RunConfig) -> list[Patch]:
-        return [{}, IDEAL, *(_errors(config) if intervals else [])]
+        if not intervals:
+            return [{}, IDEAL]
+        cases = uncertainty.cases(config, uncertainty.stated(config, Path()))
+        return [{}, IDEAL, *(case.patch for case in cases)]
 
     with TemporaryDirectory() as scratch:
         cases = [
@@ -366,10 +367,6 @@ def _unfair(
             each for run, side in own for each in (*run.doubts, *alone("the simulation", side))
         ]
         yield from ((entry.name, line) for line in alike(lines))
-
-
-def _errors(config: RunConfig) -> list[Patch]:
-    return [case.patch for case in uncertainty.cases(config, uncertainty.stated(config, Path()))]
 
 
 def cases_of(

@@ -208,7 +208,9 @@ def unfair(run: MeasuredRun, config: RunConfig, ideal: Mapping[str, Floats]) -> 
         said += alone(run.label, Side({"completed": len(requests)}))
         if outputs.nunique() > 1 and cut > CUT_SHARE * len(requests):
             said.append(f"{cut} outputs have the most tokens of all, {outputs.max()}: cut short?")
-        if config.workload.arrivals.kind != "closed" and _queues(run):
+        done_s = requests["arrival_s"] + requests["e2el_ms"] / 1e3
+        late = (done_s > requests["arrival_s"].max()).mean()
+        if config.workload.arrivals.kind != "closed" and late > 0.5:
             said.append("when the last request came, most were not done: TTFT is the queue's")
     sooner = np.mean(ideal["TTFT"] > np.log(1 / SOONER))
     if sooner > CUT_SHARE:
@@ -232,11 +234,6 @@ def one_load(targets: Sequence[CalibrationTarget]) -> Iterator[str]:
             f"one load{words}: schedule_s, per_row_s and per_prefill_s may trade against each "
             "other by more than their intervals; results at a quarter or four times of it tell"
         )
-
-
-def _queues(run: MeasuredRun) -> bool:
-    done_s = run.requests["arrival_s"] + run.requests["e2el_ms"] / 1e3
-    return bool((done_s > run.requests["arrival_s"].max()).mean() > 0.5)
 
 
 class CalibrationTarget:
@@ -488,17 +485,12 @@ class Fit:
         for trial in trials:
             if trial.errors:
                 raise UsageError(f"calibrate: a run cannot be simulated: {trial.errors[0]}")
-        values = [trial.records[0].values for trial in trials]
+        pairs = zip([*self.targets] * len(points), trials, strict=True)
+        off = [target.deviations(trial.records[0].values) for target, trial in pairs]
         each = len(self.targets)
-        found = [
-            FittedConstants(units, self._compared(values[index * each : (index + 1) * each]))
-            for index, units in enumerate(points)
-        ]
+        found = [FittedConstants(u, off[n * each : (n + 1) * each]) for n, u in enumerate(points)]
         self.tried += found
         return found
-
-    def _compared(self, values: Sequence[Mapping[str, Any]]) -> list[Floats]:
-        return [target.deviations(v) for target, v in zip(self.targets, values, strict=True)]
 
     def runtime(self, units: Floats) -> dict[str, Any]:
         """Return the keys of `runtime` that these constants make."""

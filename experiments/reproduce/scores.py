@@ -66,10 +66,8 @@ class Scored(Shown):
             parts += [(str(name), rows) for name, rows in self.compared.groupby(axis, sort=False)]
         for name, rows in parts:
             for odd, part in rows.groupby("odd", sort=False):
-                yield ["odd" if odd else "even", name, str(len(part)), *map(_off, self._of(part))]
-
-    def _of(self, rows: pd.DataFrame) -> list[pd.Series]:
-        return [rows[kind].abs() for kind in self.kinds]
+                offs = [_off(part[kind].abs()) for kind in self.kinds]
+                yield ["odd" if odd else "even", name, str(len(part)), *offs]
 
 
 def _off(errors: pd.Series) -> str:
@@ -107,7 +105,8 @@ def score(
         {**_labels(case), "odd": case.number % 2 == 1, "metric": metric, "measured": measured}
         | {kind: v / measured - 1 for kind, v in zip(kinds, trial.values(metric), strict=True)}
         for case, trial in pairs
-        for metric, measured in _measured(case)
+        for metric in case.entry.keys.metrics
+        if (measured := case.measured.metrics.get(metric)) is not None
     ]
     return Scored(kinds, pd.DataFrame(table), failures)
 
@@ -116,11 +115,6 @@ def _labels(case: MeasuredCase) -> dict[str, str]:
     model = model_of(case.config, Path())
     assert model is not None
     return {**case.labels, "family": model.family, "precision": model.quantization or "16 bits"}
-
-
-def _measured(case: MeasuredCase) -> Iterator[tuple[str, float]]:
-    known = case.measured.metrics
-    yield from ((metric, known[metric]) for metric in case.entry.keys.metrics if metric in known)
 
 
 def write(folder: Path, found: Scored) -> None:

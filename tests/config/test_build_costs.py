@@ -176,9 +176,3 @@ def test_a_draft_share_is_of_a_plain_decode_step() -> None:
     plain = roofline()
     added = world(speculative=given).costs.times(verified)[3] - plain.times(verified)[3]
     assert added == pytest.approx(2 * 0.1 * sum(plain.times(decode_work(8, 8000))))
-
-
-def test_the_new_keys_are_in_the_resolved_configuration() -> None:
-    resolved = config(replicas={"count": 2}).resolved()
-    assert resolved["replicas"] == {"count": 2, "router": "round_robin"}
-    assert (resolved["split"], resolved["expert_parallel"]) == ("even", False)

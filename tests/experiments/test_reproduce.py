@@ -617,13 +617,6 @@ def test_the_nearest_of_kinds_is_counted_by_sets_of_odd_rows() -> None:
     assert lost == "not compared: b: no such GPU"
 
 
-def test_a_metric_that_is_seldom_shown_is_shown_alone(folder: Path) -> None:
-    given(folder, metrics={"p99_ttft_ms": 0.01})
-    status, output, _ = evenflow("reproduce", "MINE.yaml", "--data", "data", "--out", "out")
-    assert status == 0
-    assert "TTFT P99" in output
-
-
 @pytest.mark.parametrize(("schedule_s", "holds"), [(0.002, "engine"), (0.009, "nothing")])
 def test_a_fit_finds_the_cpu_time_that_a_run_was_made_with(
     schedule_s: float, holds: str, folder: Path, capsys: pytest.CaptureFixture[str]

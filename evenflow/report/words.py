@@ -149,7 +149,8 @@ def verdict(runs: Mapping[str, Outcome]) -> list[str]:
     """
     numbers = {name: figures_of(run) for name, run in runs.items()}
     arriving = all("overloaded" in run.summary for run in runs.values())
-    served = arriving and not any(map(_closed, runs.values()))
+    asked = [_config(run).get("workload", {}).get("arrivals", {}) for run in runs.values()]
+    served = arriving and all(each.get("kind") != "closed" for each in asked)
     summaries = {name: run.summary for name, run in runs.items()}
     pace = _load(summaries) if served else _throughput(numbers)
     lost = [f"{escape(line)}." for line in refusals({k: run.served for k, run in runs.items()})]
@@ -220,12 +221,6 @@ def slo(runs: Mapping[str, Outcome]) -> dict[str, float]:
 def _config(run: Outcome) -> Mapping[str, Any]:
     found: Mapping[str, Any] = run.result.provenance.get("config", {})
     return found
-
-
-def _closed(run: Outcome) -> bool:
-    """Say whether a request arrives when another one leaves, and so never too early."""
-    workload = _config(run).get("workload", {})
-    return bool(workload.get("arrivals", {}).get("kind") == "closed")
 
 
 def _load(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:

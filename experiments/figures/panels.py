@@ -142,10 +142,6 @@ class LegendKeys(Keys):
 WRITES = "null, or a text with a number in braces, like {:.2f}"
 
 
-def _names_a_number(value: object) -> bool:
-    return value is None or (isinstance(value, str) and "{" in value)
-
-
 class Panel(Keys):
     """What one panel shows: column `x` across, and upwards each column of `y`, with its words.
 
@@ -174,7 +170,9 @@ class Panel(Keys):
     where: str | None = None
     also: dict[str, str] = Field(default_factory=dict)
     colors: list[str] = Field(default_factory=list)
-    write: Annotated[str | None, expect(_names_a_number, WRITES)] = None
+    write: Annotated[
+        str | None, expect(lambda v: v is None or (isinstance(v, str) and "{" in v), WRITES)
+    ] = None
     strong: str | None = None
     line: float | None = None
     levels: dict[str, str] = Field(default_factory=dict)
@@ -427,24 +425,17 @@ def _curves(panel: Panel, rows: pd.DataFrame, numbers: Words) -> Iterator[PanelL
         others = {"paper": f"{column}{PAPER}", "missed": f"{column}{MISSED}"}
         for told, of in (*others.items(), ("steady", panel.also.get(column))):
             points[told] = means.get(of, np.nan)
-        points["words"] = [*_written(panel.write, means, points["mean"])]
+        points["words"] = [*_written(panel.write, means, points["mean"])] if panel.write else ""
         points = points.reindex(ticks).fillna({"words": ""})
         marker = MARKERS.get(name, SPARE_MARKERS[index % len(SPARE_MARKERS)])
         yield PanelLine(name, points, own, colors[index % len(colors)], marker)
 
 
-def _written(write: str | None, means: pd.DataFrame, heights: pd.Series) -> Iterator[str]:
+def _written(write: str, means: pd.DataFrame, heights: pd.Series) -> Iterator[str]:
     """Yield the words at each place across, from the height there or from columns."""
-    for row, height in zip(means.to_dict("records"), heights, strict=True):
-        words = (
-            ""
-            if write is None
-            else filled(
-                write,
-                {**{str(name): value for name, value in row.items()}, "": height},
-                "plot.panels.write",
-            )
-        )
+    columns = means.assign(**{"": heights}).to_dict("records")
+    for row in columns:
+        words = filled(write, row, "plot.panels.write")
         yield "" if "nan" in words or words == NO_RATIO else words
 
 

@@ -440,7 +440,7 @@ def _search(
         seeded, slo, study.plan.beside, tolerance, count, allow_refused=study.plan.allow_refused
     )
     try:
-        answer = capacity_of(asked, study.simulator(), curve=())
+        answer = capacity_of(asked, study.simulator, curve=())
     except UsageError as error:
         return [{"error": str(error)}] * count
     study.note_served([answer.served])

@@ -164,9 +164,6 @@ def _flat(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield prefix + key, field.default
 
 
-# -- a run for each pool --------------------------------------------------------------------------
-
-
 class _Share(NamedTuple):
     """The GPUs of one pool: `stages` (or their layers) of `tensor_parallel` each."""
 

@@ -117,9 +117,6 @@ def _digest(path: Path) -> str | None:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# -- scratch folders ------------------------------------------------------------------------------
-
-
 def scratch_in(folder: Path) -> Path:
     """Return the path of a scratch folder that is not there yet."""
     return folder / f"{SCRATCH}{secrets.token_hex(4)}"
@@ -175,9 +172,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# -- the move -------------------------------------------------------------------------------------
 
 
 def move(scratch: Path, folder: Path, *, adds: bool) -> None:

@@ -187,9 +187,6 @@ def rates(study: FigureStudy, saturated_per_s: float) -> list[float]:
     return [float(f"{load * saturated_per_s:.2g}") for load in study.numbers["loads"]]
 
 
-# -- what the axes are made of, under what is set by hand ------------------------------------------
-
-
 def pairs(study: FigureStudy) -> dict[str, Layer]:
     """Return the keys of each of `study.pairs`, [GPU, model, machine], by its label in the figure.
 
@@ -282,8 +279,6 @@ def layout_of(study: FigureStudy, keys: Layer) -> str:
     parts = [f"TP{ranks}"] * (ranks != 1) + [f"PP{stages}"] * (stages != 1)
     return ", ".join([gpu_name(run["gpu"]), *filter(None, ["-".join(parts)])])
 
-
-# -- tables ----------------------------------------------------------------------------------------
 
 SEARCH = "capacity"
 """The measure that is no measure of one run, but the largest rate within the limits."""
@@ -387,8 +382,6 @@ def function(name: str, *takes: str) -> Callable[..., Any]:
         raise UsageError(f"{name}: is not a function of {' and '.join(takes)}, as is right here")
     return made
 
-
-# -- capacities ------------------------------------------------------------------------------------
 
 AT_ONCE = 4
 """Searches side by side: each waits for its own probes, and the processes should not."""

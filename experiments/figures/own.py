@@ -80,9 +80,6 @@ def gpu_of_pair(study: FigureStudy, table: pd.DataFrame) -> pd.Series[str]:
     return table.pair.str.partition(" + ")[0]
 
 
-# -- gLLM, figure 14 ------------------------------------------------------------------------------
-
-
 def attainment(study: FigureStudy) -> pd.DataFrame:
     """Run every system at every rate; return a row for each run and each pair of limits.
 
@@ -110,8 +107,6 @@ def _multiples(study: FigureStudy, first: Case) -> list[tuple[float, float]]:
         for scale in study.numbers["limit_scales"]
     ]
 
-
-# -- gLLM, figure 11 ------------------------------------------------------------------------------
 
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 BINS = 60
@@ -152,9 +147,6 @@ def _histograms(tokens: dict[tuple[str, str], np.ndarray]) -> Figure:
     return figure
 
 
-# -- Sarathi-Serve, figure 1 ----------------------------------------------------------------------
-
-
 def generation_stalls(study: FigureStudy) -> Drawing:
     """Run the systems at every rate; show tokens over time beside the tail of the latency."""
     numbers = study.numbers
@@ -190,9 +182,6 @@ def _draw_generated(axes: Axes, table: pd.DataFrame, study: FigureStudy) -> None
     axes.set(xlabel="time, s", ylabel="tokens since the left edge", xlim=(0, numbers["shown_s"]))
 
 
-# -- Sarathi-Serve, figure 13 ---------------------------------------------------------------------
-
-
 def layouts(study: FigureStudy) -> pd.DataFrame:
     """Search the capacity of each system on its layout, then predict decodes alone on each layout.
 
@@ -215,9 +204,6 @@ def _decodes(study: FigureStudy, layouts: dict[str, str]) -> Iterator[dict[str, 
         for batch in study.numbers["decode_batches"]:
             tbt_s = seconds(decode_work(batch, batch * context))
             yield {"layout": layout, "system": system, "decode_batch": batch, "tbt_ms": 1e3 * tbt_s}
-
-
-# -- Sarathi-Serve, table 4 -----------------------------------------------------------------------
 
 
 def shares_of_capacity(study: FigureStudy) -> pd.DataFrame:
@@ -258,15 +244,10 @@ def _carried(study: FigureStudy, cases: list[Case]) -> list[float]:
     return [float(rate) for rate in found]
 
 
-# -- scenarios ------------------------------------------------------------------------------------
-
-
 def played(study: FigureStudy, requests: list[Request], *layers: Layer) -> RunResult:
     """Simulate requests on the figure's run with `layers` over it."""
     return simulate(build(study.config(*layers), requests, study.plan.beside).world)
 
-
-# -- work stealing --------------------------------------------------------------------------------
 
 ENDS_AT_ONCE, LASTS = 2, 50
 """Output tokens: the first comes with the prefill, the second with the first decode step."""
@@ -317,8 +298,6 @@ def first_rounds(result: RunResult, rounds: int) -> pd.DataFrame:
         }
     )
 
-
-# -- a long prompt among requests that decode -----------------------------------------------------
 
 USUAL_STEPS = 100
 """Output tokens that every decoding request has when the prompt arrives, about."""
@@ -404,8 +383,6 @@ def _draw_gaps(
     return figure
 
 
-# -- predicted lengths ----------------------------------------------------------------------------
-
 AT = 256
 
 
@@ -454,8 +431,6 @@ def _by_group(predictor: str, seed: int, scores: Mapping[str, Any]) -> Iterator[
         place = {"predictor": predictor, "seed": seed, "accuracy": scores["class_accuracy"]}
         yield {**place, "group": group, "error": error}
 
-
-# -- prompts and decodes on GPUs of their own -----------------------------------------------------
 
 MOVED = "mean_transfer_ms"
 CONTEXTS = tuple(2**power for power in range(8, 16))

@@ -26,8 +26,6 @@ from evenflow.keys import Keys, expect, needed
 from evenflow.report.plots import finish
 from evenflow.report.style import DECODE, PREFILL
 
-# -- looks -----------------------------------------------------------------------------------------
-
 _LOOKS = pd.read_csv(Path(__file__).with_name("looks.csv"), index_col="label", dtype=str)
 COLORS: Mapping[str, str] = _LOOKS.colour.to_dict()
 MARKERS: Mapping[str, str] = _LOOKS.marker.dropna().to_dict()
@@ -90,8 +88,6 @@ def annotate(figure: Figure, title: str, note: str) -> None:
     figure.suptitle("\n".join(above), fontsize=11)
     figure.supxlabel("\n".join(below), fontsize=7, color="0.3")
 
-
-# -- panels ----------------------------------------------------------------------------------------
 
 SPARE_MARKERS = "osD^v<>"
 GROUP_WIDTH, BAR_WIDTH = 0.82, 0.65
@@ -554,8 +550,6 @@ def _failure(rows: pd.DataFrame) -> str:
     ends = told["status"].dropna().tolist()
     return str(ends[0]).replace("_", " ") if ends else "not possible"
 
-
-# -- within a run ----------------------------------------------------------------------------------
 
 Run = Mapping[str, Any]
 """A row of a table of runs."""

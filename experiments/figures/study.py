@@ -333,8 +333,6 @@ def unfair(trials: Sequence[Trial]) -> list[str]:
     return [line for sides in groups.values() for line in doubts(sides)]
 
 
-# -- facts in words --------------------------------------------------------------------------------
-
 IN_THE_PICTURE = (
     "pairs",
     "metrics",

@@ -206,8 +206,6 @@ def data_folder(given: Path | None) -> Path:
     return folder
 
 
-# -- simulated again -------------------------------------------------------------------------------
-
 IDEAL: Patch = {"runtime": "ideal"}
 
 GROUP = ["entry", "engine", "gpu", "layout"]
@@ -329,7 +327,7 @@ def reproduce(
 def simulated(
     cases: Sequence[MeasuredCase], patches: Callable[[RunConfig], Sequence[Patch]], how: How
 ) -> tuple[list[tuple[MeasuredCase, Trial]], dict[str, str]]:
-    """Simulate each case with each of its patches; return those that can be, and why others cannot.
+    """Simulate each case with each of its patches; return what can be, and why others cannot.
 
     UsageError where none can.
     """

@@ -140,9 +140,6 @@ def _numbers(values: Any) -> Floats:
     return np.array([number(value) for value in values], dtype=float)
 
 
-# -- a request a row ------------------------------------------------------------------------------
-
-
 class Requests(NamedTuple):
     """Where a client writes each value of a request, and in which units (requests.csv).
 
@@ -226,9 +223,6 @@ def _beside(path: Path) -> tuple[float, Floats] | tuple[()]:
     if run is None:
         return ()
     return float(run["duration_s"]), np.array([gap for gaps in run["itls_ms"] for gap in gaps])
-
-
-# -- a run an object ------------------------------------------------------------------------------
 
 
 def _of_guidellm(label: str, data: Json) -> Iterator[MeasuredRun]:

@@ -78,9 +78,6 @@ def _as_markdown(table: Table) -> str:
     return f"{table.title}:\n\n{markdown_table(table.heads, table.rows, right=True)}"
 
 
-# -- tables ---------------------------------------------------------------------------------------
-
-
 def overview(validations: Sequence[Found]) -> Table:
     """Return the errors of several validations, a line for each layer of each."""
     rows = []
@@ -327,9 +324,6 @@ def _words(metric: str) -> str:
         return words
     statistic, name, _ = metric.split("_")
     return f"{name.upper()} {statistic if statistic == 'mean' else statistic.upper()} (ms)"
-
-
-# -- the figure -----------------------------------------------------------------------------------
 
 
 def draw_validation(validation: Validation, title: str) -> Figure:

@@ -40,8 +40,6 @@ def roofline(**changes: Any) -> RooflineCost:
     return world(**changes).costs
 
 
-# ---- tensor parallel and nodes
-
 TP4 = {"stages": 1, "tensor_parallel": 4}
 SIZE_BYTES = 100 * 5120 * 2
 
@@ -90,9 +88,6 @@ def test_a_run_over_two_nodes_waits_for_the_slow_hop_only() -> None:
     assert crossed.tolist() == pytest.approx([0, 0, 5e-3, 5e-3])
     exact = simulate(world(nodes=slow), pipeline="processes")
     assert exact.end_s.tobytes() == far.end_s.tobytes()
-
-
-# ---- splits, experts, graphs, speculation
 
 
 def test_a_balanced_split_takes_layers_off_the_last_stage() -> None:

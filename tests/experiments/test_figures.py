@@ -25,8 +25,6 @@ from tests.command_line import complaint, evenflow, table
 from tests.figure_studies import plan_of, study_of
 from tests.places import ROOT
 
-# -- plans and layers -----------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("name", names())
 def test_every_figure_has_keys_that_fit_and_a_module(name: str) -> None:
@@ -64,9 +62,6 @@ def test_numbers_are_of_the_kind_that_the_figure_has() -> None:
 def test_names_choose_one_or_a_whole_paper() -> None:
     assert [plan.name for plan in chosen(["gllm-12"], (), quick=False)] == ["gllm-12"]
     assert "gllm-12" in [plan.name for plan in chosen(["gllm"], (), quick=False)]
-
-
-# -- hosts ----------------------------------------------------------------------------------------
 
 
 def test_every_gpu_has_a_machine_whose_links_are_known() -> None:
@@ -110,8 +105,6 @@ def test_another_gpu_leaves_the_links_of_the_first(tmp_path: Path) -> None:
     kept = study_of("sarathi_11", tmp_path, "gpu=H100", "link=pcie-l20")
     assert kept.plan.run.data["link"] == "pcie-l20"
 
-
-# -- limits and deployments -----------------------------------------------------------------------
 
 OWN = "study.deployments.Falcon-180B.slo_s"
 
@@ -159,9 +152,6 @@ def test_deployments_and_data_sets_follow_what_is_set(tmp_path: Path) -> None:
     assert list(datasets(traced)) == ["azure-conv-sample"]
 
 
-# -- systems --------------------------------------------------------------------------------------
-
-
 def test_what_is_set_holds_in_every_system_that_has_it(tmp_path: Path) -> None:
     given = "scheduler.token_budget=512", "runtime=ideal", "systems.vLLM.scheduler.max_num_seqs=7"
     study = study_of("gllm_12", tmp_path, *given)
@@ -203,8 +193,6 @@ def test_a_wrong_study_has_slower_kernels_and_other_seeds(tmp_path: Path) -> Non
     assert scales[0].costs == 1 < scales[1].costs
     assert not {*studies[0].seeds} & {*studies[1].seeds}
 
-
-# -- figures made small ---------------------------------------------------------------------------
 
 AS_THEY_ARE = """gllm_8 gllm_11 sarathi_3 sarathi_4 sarathi_5 sarathi_6
 sarathi_9 sarathi_13 sarathi_14 sarathi_table3 tdpipe_2 tdpipe_9 tdpipe_10 tdpipe_12
@@ -340,8 +328,6 @@ def test_a_footnote_has_words_for_everything() -> None:
         "costs: roofline; traces: A a, B b; kv pages: 1 .. 11 (11 values). It differs."
     )
 
-
-# -- a figure of one's own ------------------------------------------------------------------------
 
 MINE = """\
 title: "Speed by budget, {requests} requests"

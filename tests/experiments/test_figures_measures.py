@@ -41,8 +41,6 @@ from tests.command_line import write_trace
 from tests.figure_studies import outcome, study_of
 from tests.places import ROOT
 
-# -- measures -------------------------------------------------------------------------------------
-
 
 def late_pair(depth: int = 2) -> Outcome:
     """Two requests of 10 + 3 tokens from 5 s on: a prefill, two decode steps, 1 s each a stage."""
@@ -128,8 +126,6 @@ def test_a_stall_is_a_prompt_among_decodes(tmp_path: Path) -> None:
     assert found["tokens"][-1] <= 64
     assert len(found["tokens"]) == len(found["returned_s"])
 
-
-# -- single iterations ----------------------------------------------------------------------------
 
 AFFINE = ("costs={kind: affine, base_s: 0.01, per_token_s: 0.001}", "kv={pages: 1000}")
 

@@ -28,8 +28,6 @@ from evenflow.experiments.figures.schema import FigureKeys, Query
 from evenflow.study.uncertainty import COSTS
 from tests.figure_studies import study_of
 
-# -- cases ----------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("name", "vary", "overrides", "expected"),
@@ -106,9 +104,6 @@ def test_capacities_that_are_none_and_deployments_that_do_not_fit(tmp_path: Path
         capacities(study, {("too large",): cases["too large",]}, ("case",))
 
 
-# -- columns --------------------------------------------------------------------------------------
-
-
 def rows(columns: str, *values: tuple[Any, ...]) -> pd.DataFrame:
     return pd.DataFrame(values, columns=columns.split())
 
@@ -140,8 +135,6 @@ def test_throughput_is_over_the_fewest_gpus_that_hold_the_model(tmp_path: Path) 
     table = rows("pair system gpus total_token_throughput", *points)
     assert own.over_smallest(study_of("gllm_12", tmp_path), table).tolist()[1:] == [1.0, 2.2]
 
-
-# -- claims ---------------------------------------------------------------------------------------
 
 RUNS = rows(
     "place load system seed rate",
@@ -236,9 +229,6 @@ def test_a_claim_of_a_table_without_seeds() -> None:
     )
     query = {"take": "ms", "where": {"chunk": 6}, "over": {"chunk": 5}, "best": "max"}
     assert answer(table, Query.model_validate(query)) == 3
-
-
-# -- panels ---------------------------------------------------------------------------------------
 
 
 def test_labels_side_by_side_have_colours_of_their_own() -> None:
@@ -350,9 +340,6 @@ def test_stacks_lie_and_defaults_are_marked() -> None:
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1"]
     (axes,) = axes_of(kind="lines", where="error == error", log_2=True)
     assert texts(axes) == ["does not fit"]
-
-
-# -- verdicts -------------------------------------------------------------------------------------
 
 
 def claim(value: Any, kind: Any = "ratio", **more: Any) -> claims.Claim:

@@ -472,9 +472,6 @@ def test_a_request_with_a_gap_is_left_out_and_told(gap: dict[str, Any], tmp_path
     assert run.doubts == ["1 requests failed or lack a number, and are left out"]
 
 
-# ---- the catalogue
-
-
 def test_a_pipe_holds_no_results(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.json")
     with pytest.raises(UsageError, match="is a pipe or a device"):

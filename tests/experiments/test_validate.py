@@ -237,9 +237,6 @@ def test_a_stall_of_the_machine_is_not_drawn_for_one_message() -> None:
     assert max(timing(first).freed_s for _ in range(20 * count)) < 0.0041
 
 
-# -- how far they are apart ------------------------------------------------------------------------
-
-
 def test_costs_are_compared_with_what_a_replayed_journal_held() -> None:
     served, (journal,) = serve_noisily(WORLD)
     result = served.result

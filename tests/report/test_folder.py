@@ -208,8 +208,6 @@ def test_results_go_through_no_link_of_their_folder(tmp_path: Path) -> None:
     assert list((tmp_path / "mine").iterdir()) == []
 
 
-# -- stopped anywhere -----------------------------------------------------------------------------
-
 CHANGES = {"open", "os.chmod", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}
 TAKES_ROOM = {"open", "os.mkdir", "os.rename"}
 OLD = {"summary.json": "old", "pool/batches.csv": "old", "report.html": "old"}

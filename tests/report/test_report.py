@@ -62,9 +62,6 @@ def plain(sentences: list[str]) -> list[str]:
     return [re.sub("<.*?>", "", sentence) for sentence in sentences]
 
 
-# --- the page
-
-
 def test_a_comparison_has_every_figure_and_fetches_nothing(runs: dict[str, Outcome]) -> None:
     page = render(runs, "Two schedulers", {"seed": 0}, plotly_js="")
     drawn = re.findall(r'<div id="([\w-]+)"', page)
@@ -198,9 +195,6 @@ def test_parallel_axes_take_numbers_words_and_gaps() -> None:
     json.dumps(drawn, allow_nan=False)
 
 
-# --- the words
-
-
 def test_the_verdict_names_who_is_best_at_what_and_by_how_much(runs: dict[str, Outcome]) -> None:
     fast = replace(runs["even"], summary=SUMMARY)
     slow = replace(
@@ -269,9 +263,6 @@ def test_every_cause_has_words_and_a_colour_of_its_own() -> None:
     assert len(set(CAUSE_COLOURS.values())) == len(CAUSES)
 
 
-# --- the numbers
-
-
 def test_cumulative_goes_from_the_least_to_the_greatest_known_value() -> None:
     values, share = cumulative(np.array([3.0, np.nan, 1.0, 2.0]))
     assert values.tolist() == [1.0, 2.0, 3.0]
@@ -325,9 +316,6 @@ def test_kv_use_is_a_share_of_the_pages_of_the_engine_that_sent_it() -> None:
     result = replace(synthetic_run(), total_pages=100, engines=2)
     result = replace(result, free_pages=np.full_like(result.free_pages, 40))
     assert used_share(result).tolist() == pytest.approx([0.2] * len(result.free_pages))
-
-
-# --- the timeline
 
 
 def numbers(text: str, kind: str) -> list[int]:

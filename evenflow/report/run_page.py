@@ -209,14 +209,10 @@ def _marks(runs: Mapping[str, Outcome]) -> Iterator[str]:
         marks = run.result.marks
         if marks and marks not in seen:
             seen.add(marks)
-            rows = "".join(
-                f"<tr><td>{mark.time_s:,.3f}</td><td>{escape(mark.kind)}</td>"
-                f"<td>{escape(mark.text)}</td></tr>"
-                for mark in marks[:MARKS]
-            )
+            rows = [[f"{each.time_s:,.3f}", each.kind, each.text] for each in marks[:MARKS]]
             more = f" The first {MARKS} of {len(marks):,}." if len(marks) > MARKS else ""
             yield section("Marks", f"What processes did to {escape(name)}, by seconds.{more}")
-            yield f"<table><tr><th>s</th><th>kind</th><th>what</th></tr>{rows}</table>"
+            yield html_table(["s", "kind", "what"], rows)
 
 
 def _kv(lines: Mapping[str, Outcome]) -> list[str]:
@@ -260,7 +256,12 @@ def _cause_key(runs: Mapping[str, Outcome], others: Mapping[str, str]) -> str:
 
 def _line_key(runs: Mapping[str, Outcome]) -> str:
     """A legend of the lines of runs below it."""
-    return key({escape(name): _stroke(index) for index, name in enumerate(runs)})
+    looks = (
+        f'stroke="{colour(index)}" stroke-width="3" stroke-dasharray="{dash(index)}"'
+        for index in range(len(runs))
+    )
+    lines = (f'<svg width="36" height="4"><path d="M0 2H36" {look}/></svg>' for look in looks)
+    return key(dict(zip(map(escape, runs), lines, strict=True)))
 
 
 def key(marks: Mapping[str, str]) -> str:
@@ -270,11 +271,6 @@ def key(marks: Mapping[str, str]) -> str:
 
 def swatch(shade: str) -> str:
     return f'<i style="background:{shade}"></i>'
-
-
-def _stroke(index: int) -> str:
-    look = f'stroke="{colour(index)}" stroke-width="3" stroke-dasharray="{dash(index)}"'
-    return f'<svg width="36" height="4"><path d="M0 2H36" {look}/></svg>'
 
 
 def causes(runs: Mapping[str, Outcome]) -> dict[str, Any]:

@@ -34,14 +34,8 @@ from evenflow.experiments.figures.claims import (
     worst,
 )
 from evenflow.experiments.figures.formulas import filled
-from evenflow.experiments.figures.panels import (
-    MARKS,
-    annotate,
-    checked_plot,
-    draw,
-    fit,
-    marks_paper,
-)
+from evenflow.experiments.figures.looks import MARKS, annotate, fit, marks_paper
+from evenflow.experiments.figures.panels import checked_plot, draw
 from evenflow.experiments.figures.schema import PLAIN, FigurePlan, Look, load_plan
 from evenflow.experiments.figures.study import Drawing, FigureStudy, footnote
 from evenflow.report.folder import staged

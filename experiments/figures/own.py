@@ -33,8 +33,9 @@ from evenflow.experiments.figures.cases import (
     traces,
 )
 from evenflow.experiments.figures.iterations import iteration, world_of
+from evenflow.experiments.figures.looks import COLORS, grid_lines
 from evenflow.experiments.figures.measures import stalls
-from evenflow.experiments.figures.panels import COLORS, Panel, draw, draw_panel, grid_lines
+from evenflow.experiments.figures.panels import Panel, draw, draw_panel
 from evenflow.experiments.figures.schema import Layer
 from evenflow.experiments.figures.study import Drawing, FigureStudy
 from evenflow.report.plots import panels

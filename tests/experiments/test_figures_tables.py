@@ -22,8 +22,9 @@ from evenflow.experiments.figures.claims import (
     load_misses,
     worst,
 )
+from evenflow.experiments.figures.looks import COLORS, PAPER_WORDS, colors_of
 from evenflow.experiments.figures.make import markdown, missed
-from evenflow.experiments.figures.panels import COLORS, PAPER_WORDS, colors_of, draw
+from evenflow.experiments.figures.panels import draw
 from evenflow.experiments.figures.schema import FigureKeys, Query
 from evenflow.study.uncertainty import COSTS
 from tests.figure_studies import study_of

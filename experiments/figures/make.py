@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,8 @@ def chosen(
     known, wanted = names(), {}
     given = asked if isinstance(asked, Mapping) else {}
     for name in asked or known:
-        if name in given:
-            wanted[name] = Path(f"{name}.yaml")
-            continue
-        if name.endswith(".yaml"):
-            wanted[name] = Path(name)
+        if name in given or name.endswith(".yaml"):
+            wanted[name] = Path(f"{name.removesuffix('.yaml')}.yaml")
             continue
         group = [each for each in known if name in (each, each.rpartition("-")[0])]
         if not group:
@@ -314,6 +312,14 @@ def _reservations(made: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return found
 
 
+OF_VALUE = ("part", "paper", "ours", "ratio", "effect", "verdict", "low", "high")
+CLAIM_COLUMNS = (
+    *("claim", "paper", "where", "kind", "part", "paper_value"),
+    *("ours", "ratio", "effect", "verdict", "low_90", "high_90"),
+)
+"""The columns of claims.csv: of the claim, and OF_VALUE."""
+
+
 def write_claims(folder: Path) -> list[Answer]:
     """Write claims.csv, a row a value, and claims.md, a row a claim; return the values.
 
@@ -339,22 +345,9 @@ def write_claims(folder: Path) -> list[Answer]:
             found.append(replace(each, verdict="too short to tell") if coarse else each)
     run = [each for each in found if each.verdict != "not run"]
     with staged(folder, force=True, adds=True) as scratch:
-        table = pd.DataFrame(
-            {
-                "claim": [each.claim.id for each in run],
-                "paper": [each.claim.paper for each in run],
-                "where": [each.claim.where for each in run],
-                "kind": [each.claim.kind for each in run],
-                "part": [each.part for each in run],
-                "paper_value": [each.paper for each in run],
-                "ours": [each.ours for each in run],
-                "ratio": [each.ratio for each in run],
-                "effect": [each.effect for each in run],
-                "verdict": [each.verdict for each in run],
-                "low_90": [each.low for each in run],
-                "high_90": [each.high for each in run],
-            }
-        )
+        of_claim, of_value = attrgetter("id", "paper", "where", "kind"), attrgetter(*OF_VALUE)
+        rows = [of_claim(each.claim) + of_value(each) for each in run]
+        table = pd.DataFrame(rows, columns=CLAIM_COLUMNS)
         write_table(scratch / "claims.csv", table)
         text = markdown(found, _beside(made)) + "".join(
             f"\n{each}\n" for each in _reservations(made)

@@ -14,13 +14,8 @@ import pytest
 import yaml
 
 import evenflow as ef
-from evenflow.experiments.reproduce.calibrate import (
-    CONSTANTS,
-    CalibrationTarget,
-    Fit,
-    FittedConstants,
-    one_load,
-)
+from evenflow.experiments.reproduce.calibrate import CalibrationTarget, one_load
+from evenflow.experiments.reproduce.fit import CONSTANTS, Fit, FittedConstants
 from evenflow.experiments.reproduce.forms import read_results
 from tests.command_line import evenflow, refusal
 from tests.experiments.test_reproduce import as_guidellm, as_vllm, seen_of

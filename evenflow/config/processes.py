@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evenflow.config.files import make_importable
-from evenflow.config.run import ProcessConfig
+from evenflow.config.parts import ProcessConfig
 from evenflow.errors import UsageError, instead_of
 from evenflow.schedulers.limits import refuse
 from evenflow.user_code import imported

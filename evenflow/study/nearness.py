@@ -12,7 +12,8 @@ from functools import cache
 from itertools import groupby
 from typing import NamedTuple
 
-from evenflow.config.run import RunConfig, RuntimeConfig
+from evenflow.config.parts import RuntimeConfig
+from evenflow.config.run import RunConfig
 from evenflow.results.student import student_quantile
 from evenflow.specs.tables import read_rows
 

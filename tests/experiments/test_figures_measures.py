@@ -32,7 +32,7 @@ from evenflow.experiments.figures.measures import (
     within,
 )
 from evenflow.experiments.figures.micro_batches import communication
-from evenflow.experiments.figures.own import steps_of_prompt
+from evenflow.experiments.figures.scenarios import steps_of_prompt
 from evenflow.experiments.figures.schema import load_plan
 from evenflow.results.outcome import Outcome
 from evenflow.study.runs import Job, run_job

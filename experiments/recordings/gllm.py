@@ -13,10 +13,8 @@ from pathlib import Path
 
 from evenflow.core.batch import MicroBatch
 from evenflow.core.batcher import Batcher
-from evenflow.core.request import Request
 from evenflow.experiments.recordings import journal
 from evenflow.experiments.recordings.journal import Answers, Ask, Event, facts_of
-from evenflow.schedulers import create, parameters, policy
 from evenflow.sim import World
 
 FACTS = facts_of("gllm")
@@ -33,12 +31,10 @@ def world_of(
     """Return a journal's requests and deployment."""
     config, name = events[0], scheduler or "token_throttling"
     settings = {**config, "variant": variant}
-    params = {key: settings[key] for key in parameters(policy(name)) if key in settings}
     limit = config["pages"] * config["page_tokens"]
-    make_scheduler = partial(create, name, params, max_model_len=limit)
+    make_scheduler = partial(journal.policy_of, name, settings, max_model_len=limit)
     return journal.world_of(
         events,
-        _request,
         make_scheduler,
         depth=config["depth"],
         total_pages=config["pages"],
@@ -46,10 +42,6 @@ def world_of(
         page_tokens=config["page_tokens"],
         max_in_flight=config["depth"],
     )
-
-
-def _request(event: Event, now_s: float) -> Request:
-    return Request(event["id"], now_s, event["prompt"], event["output"])
 
 
 def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:

@@ -23,6 +23,7 @@ from evenflow.costs import AffineCost
 from evenflow.engines.queues import EngineQueues
 from evenflow.engines.receiving import Agreed, ReceivingQueues, act_on
 from evenflow.errors import DryPoolError, PolicyError, StallError, UsageError
+from evenflow.schedulers import create, parameters, policy
 from evenflow.sim import World, simulate
 
 Event = Mapping[str, Any]
@@ -229,10 +230,16 @@ def simulated(world: World) -> dict[int, RequestTimes]:
     return {number: RequestTimes(first_s, last_s) for number, first_s, last_s in rows}
 
 
+def policy_of(name: str, settings: Mapping[str, Any], **facts: Any) -> Scheduler:
+    """Return a policy with those of the settings that it has."""
+    known = parameters(policy(name))
+    return create(name, {key: settings[key] for key in known if key in settings}, **facts)
+
+
 def world_of(
     events: Sequence[Event],
-    request_of: Callable[[Event, float], Request],
     make_scheduler: Callable[[], Scheduler],
+    contents: Contents | None = None,
     *,
     depth: int,
     **deployment: Any,
@@ -240,8 +247,9 @@ def world_of(
     """Return the world of a journal's requests, on its clock, or one that does not matter."""
     make_scheduler()  # a name that is none
     times_s = events[0].get("base_s", 1.0), events[0].get("per_token_s", 0.0)
-    requests, cost = requests_of(events, request_of), AffineCost(*times_s, depth)
-    return World(requests, make_scheduler, cost, depth=depth, **deployment)
+    requests, cost = requests_of(events, contents), AffineCost(*times_s, depth)
+    cached = {"prefix_cache": contents is not None}
+    return World(requests, make_scheduler, cost, depth=depth, **cached, **deployment)
 
 
 def time_of(event: Event, number: int) -> float:
@@ -249,12 +257,18 @@ def time_of(event: Event, number: int) -> float:
     return float(event.get("now_s", event.get("t", number)))
 
 
-def requests_of(
-    events: Sequence[Event], request_of: Callable[[Event, float], Request]
-) -> list[Request]:
+def requests_of(events: Sequence[Event], contents: Contents | None = None) -> list[Request]:
     """Return the requests that a journal's `add` events stand for, by arrival."""
     found = [
-        request_of(event, time_of(event, number))
+        Request(
+            event["id"],
+            event.get("at", event.get("arrival_s", time_of(event, number))),
+            event["prompt"],
+            event["output"],
+            prefix=contents and contents.prefix(event["id"], event["output"]),
+            priority=event.get("priority", 0),
+            max_new_tokens=None if event.get("ignore_eos") else event.get("max_new"),
+        )
         for number, event in enumerate(events[1:])
         if event["kind"] == "add"
     ]

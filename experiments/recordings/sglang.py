@@ -17,7 +17,6 @@ import numpy as np
 
 from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import ONE_TOKEN, Decoding
-from evenflow.core.request import Request
 from evenflow.core.scheduling import Scheduler
 from evenflow.engines.consensus import DecodeLoop, PrefillLoop
 from evenflow.engines.loop import EngineLoop
@@ -31,10 +30,10 @@ from evenflow.experiments.recordings.journal import (
     Contents,
     Event,
     facts_of,
+    policy_of,
     refuse,
     tokens_of,
 )
-from evenflow.schedulers import create, parameters, policy
 from evenflow.sim import World
 
 FACTS = facts_of("sglang")
@@ -51,11 +50,8 @@ def mode(config: Event) -> str:
 
 def scheduler_of(config: Event, name: str = "sglang") -> Scheduler:
     """Return the policy of a journal's settings; `name` gets the settings that it has."""
-    known = parameters(policy(name))
     settings = {**config, "dynamic_chunking": config.get("dynamic_chunking") is not None}
-    params = {key: settings[key] for key in known if key in settings}
-    if "token_budget" in known:
-        params["token_budget"] = config["chunked_prefill_size"]
+    settings["token_budget"] = config["chunked_prefill_size"]
     facts: dict[str, Any] = {
         "max_model_len": config.get("context"),
         "depth": config["pp"],
@@ -63,7 +59,7 @@ def scheduler_of(config: Event, name: str = "sglang") -> Scheduler:
     }
     if settings["dynamic_chunking"]:
         facts["prefill_s"] = partial(np.polyval, config["dynamic_chunking"])
-    return create(name, params, **facts)
+    return policy_of(name, settings, **facts)
 
 
 def _loop(config: Event) -> dict[str, Any]:
@@ -106,15 +102,14 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
     make_scheduler = partial(scheduler_of, config, scheduler or "sglang")
     return journal.world_of(
         events,
-        partial(_request, contents),
         make_scheduler,
+        contents,
         depth=config["pp"],
         total_pages=config["tokens"] // config["page_size"],
         max_model_len=config.get("context", 1 << 30),
         page_tokens=config["page_size"],
         max_in_flight=config["pp"] + config.get("pp_async_batch_depth", 0) + config["overlap"],
         **_loop(config),
-        prefix_cache=config["radix"],
         decoding=_decoding(events),
     )
 
@@ -122,17 +117,6 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
 def generated(known: int, stop: int) -> list[int]:
     """Return the tokens that follow `known` ones: without a model, 7 and at the end 2."""
     return [7] * (stop - known - 1) + [2]
-
-
-def _request(contents: Contents | None, event: Event, now_s: float) -> Request:
-    return Request(
-        event["id"],
-        event.get("at", now_s),
-        event["prompt"],
-        event["output"],
-        prefix=None if contents is None else contents.prefix(event["id"], event["output"]),
-        max_new_tokens=None if event["ignore_eos"] else event["max_new"],
-    )
 
 
 def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:

@@ -13,14 +13,19 @@ from pathlib import Path
 
 from evenflow.core.batch import Chunk
 from evenflow.core.batcher import Batcher
-from evenflow.core.request import Request
 from evenflow.core.scheduling import Scheduler
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.queues import EngineQueues
 from evenflow.errors import DryPoolError
 from evenflow.experiments.recordings import journal
-from evenflow.experiments.recordings.journal import Answers, Ask, Event, facts_of, tokens_of
-from evenflow.schedulers import create, parameters, policy
+from evenflow.experiments.recordings.journal import (
+    Answers,
+    Ask,
+    Event,
+    facts_of,
+    policy_of,
+    tokens_of,
+)
 from evenflow.sim import World
 
 FACTS = facts_of("trtllm")
@@ -51,9 +56,7 @@ def scheduler_of(config: Event, name: str = "trtllm") -> Scheduler:
     }
     if config.get("chunking"):
         params["context_chunking_policy"] = config["chunking"]
-    known = parameters(policy(name))
-    own = {key: value for key, value in params.items() if key in known}
-    return create(name, own, depth=config["pp"], page_tokens=config["block_size"])
+    return policy_of(name, params, depth=config["pp"], page_tokens=config["block_size"])
 
 
 def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) -> World:
@@ -61,7 +64,6 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
     config = events[0]
     return journal.world_of(
         events,
-        _request,
         partial(scheduler_of, config, scheduler or "trtllm"),
         depth=config["pp"],
         total_pages=config["blocks"],
@@ -70,11 +72,6 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
         max_in_flight=config["pp"] + (config["loop"] == "overlap"),
         loop=EngineLoop,
     )
-
-
-def _request(event: Event, now_s: float) -> Request:
-    lengths = event["prompt"], event["output"]
-    return Request(event["id"], event.get("at", now_s), *lengths, max_new_tokens=event["max_new"])
 
 
 def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from evenflow.core.batcher import Batcher
-from evenflow.core.request import Request
 from evenflow.core.scheduling import Scheduler
 from evenflow.engines.loop import EngineLoop
 from evenflow.errors import UsageError
@@ -23,10 +22,10 @@ from evenflow.experiments.recordings.journal import (
     Contents,
     Event,
     facts_of,
+    policy_of,
     refuse,
     tokens_of,
 )
-from evenflow.schedulers import create, parameters, policy
 from evenflow.sim import World
 
 FACTS = facts_of("vllm")
@@ -61,9 +60,7 @@ def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:
         params["prefill_schedule_interval"] = config.get("prefill_schedule_interval", 1)
     if config.get("async_scheduling"):
         params["async_scheduling"] = "v2" if config.get("v2_runner") else "v1"
-    known = parameters(policy(name))
-    own = {key: value for key, value in params.items() if key in known}
-    return create(name, own, max_model_len=config.get("max_model_len"))
+    return policy_of(name, params, max_model_len=config.get("max_model_len"))
 
 
 def generated(known: int, stop: int) -> list[int]:
@@ -84,23 +81,15 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
     make_scheduler = partial(scheduler_of, config, scheduler or "vllm_v1")
     return journal.world_of(
         events,
-        partial(_request, contents),
         make_scheduler,
+        contents,
         depth=config["pp"],
         total_pages=config["blocks"] - 1,
         max_model_len=config.get("max_model_len", 1 << 30),
         page_tokens=config["block_size"],
         max_in_flight=config["max_concurrent_batches"],
         loop=EngineLoop,
-        prefix_cache=contents is not None,
     )
-
-
-def _request(contents: Contents | None, event: Event, now_s: float) -> Request:
-    prefix = None if contents is None else contents.prefix(event["id"], event["output"])
-    arrival_s = event.get("arrival_s", now_s)
-    lengths, priority = (event["prompt"], event["output"]), event.get("priority", 0)
-    return Request(event["id"], arrival_s, *lengths, prefix=prefix, priority=priority)
 
 
 def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:

@@ -200,13 +200,9 @@ def _marks(result: RunResult, window: Window) -> Iterator[list[str]]:
     marks = [mark for mark in result.marks or () if window[0] <= mark.time_s <= window[1]]
     if marks:
         at = _nanoseconds(np.array([mark.time_s for mark in marks]))
-        names = np.array([_in_json(f"{mark.kind}: {mark.text}") for mark in marks], dtype=object)
+        words = [json.dumps(f"{mark.kind}: {mark.text}")[1:-1] for mark in marks]
+        names = np.array(words, dtype=object)
         yield _event("i", at, (PIPELINE, "0"), names, ',"s":"g"')
-
-
-def _in_json(text: str) -> str:
-    """Return a text as it is between quotes in JSON."""
-    return json.dumps(text)[1:-1]
 
 
 def _counters(result: RunResult) -> Iterator[list[str]]:

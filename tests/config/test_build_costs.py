@@ -40,8 +40,6 @@ def roofline(**changes: Any) -> RooflineCost:
     return world(**changes).costs
 
 
-# ---- tensor parallel and nodes
-
 TP4 = {"stages": 1, "tensor_parallel": 4}
 SIZE_BYTES = 100 * 5120 * 2
 
@@ -90,9 +88,6 @@ def test_a_run_over_two_nodes_waits_for_the_slow_hop_only() -> None:
     assert crossed.tolist() == pytest.approx([0, 0, 5e-3, 5e-3])
     exact = simulate(world(nodes=slow), pipeline="processes")
     assert exact.end_s.tobytes() == far.end_s.tobytes()
-
-
-# ---- splits, experts, graphs, speculation
 
 
 def test_a_balanced_split_takes_layers_off_the_last_stage() -> None:
@@ -164,9 +159,3 @@ def test_a_draft_share_is_of_a_plain_decode_step() -> None:
     plain = roofline()
     added = world(speculative=given).costs.times(verified)[3] - plain.times(verified)[3]
     assert added == pytest.approx(2 * 0.1 * sum(plain.times(decode_work(8, 8000))))
-
-
-def test_the_new_keys_are_in_the_resolved_configuration() -> None:
-    resolved = config(replicas={"count": 2}).resolved()
-    assert resolved["replicas"] == {"count": 2, "router": "round_robin"}
-    assert (resolved["split"], resolved["expert_parallel"]) == ("even", False)

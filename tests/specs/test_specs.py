@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from evenflow.config.run import RuntimeConfig
+from evenflow.config.parts import RuntimeConfig
 from evenflow.errors import UsageError
 from evenflow.runtimes import RuntimeName, RuntimeOverheads, runtimes
 from evenflow.specs import quantization

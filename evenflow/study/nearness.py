@@ -14,7 +14,8 @@ from typing import NamedTuple
 import pandas as pd
 
 import evenflow.specs
-from evenflow.config.run import RunConfig, RuntimeConfig
+from evenflow.config.parts import RuntimeConfig
+from evenflow.config.run import RunConfig
 from evenflow.results.student import student_quantile
 
 LEVEL = 0.9

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ import pandas as pd
 from evenflow.report.tables import markdown_table, percent
 from evenflow.study.nearness import ERRORS, KEPT, Likeness, alike, deviation
 
+FACTS = [f"like_{name}" for name in Likeness._fields]
 METRICS = {"mean_tpot_ms": "TPOT", "mean_ttft_ms": "TTFT"}
 FEWEST = 3
 """A set of fewer runs says little of how they spread, and is left out."""
@@ -42,8 +43,7 @@ def read(path: Path) -> pd.DataFrame:
 
 def sets_of(table: pd.DataFrame) -> pd.DataFrame:
     """Return the sets of the runs that are not scored."""
-    keys = [*(f"like_{name}" for name in Likeness._fields), "metric"]
-    logs = table[~table["even"]].groupby(keys)["log"]
+    logs = table[~table["even"]].groupby([*FACTS, "metric"])["log"]
     sets = logs.agg(runs="count", mean="mean", sd="std").round(4).reset_index()
     return sets[sets["runs"] >= FEWEST].rename(columns=lambda name: name.removeprefix("like_"))
 
@@ -51,15 +51,15 @@ def sets_of(table: pd.DataFrame) -> pd.DataFrame:
 def scores(table: pd.DataFrame, sets: pd.DataFrame, metric: str, distance: str) -> Iterator[Scored]:
     """Yield the runs' intervals of sets at a distance: what is nearer is not known."""
     nearer = list(KEPT)[: list(KEPT).index(distance)]
-    for row in table[table["even"] & (table["metric"] == metric)].to_dict("records"):
-        like = Likeness(*(row[f"like_{name}"] for name in Likeness._fields))
-        there = sets
+    groups: Any = table[table["even"] & (table["metric"] == metric)].groupby(FACTS)["log"]
+    for facts, logs in groups:
+        like, there = Likeness(*facts), sets
         for each in nearer:
             there = there[~alike(there, like, KEPT[each])]
         found = deviation(like, metric, there)
         if found is not None and found.distance == distance:
-            inside = found.low <= row["log"] <= found.high
-            yield Scored(inside, float(np.expm1((found.high - found.low) / 2)))
+            half_width = float(np.expm1((found.high - found.low) / 2))
+            yield from (Scored(found.low <= log <= found.high, half_width) for log in logs)
 
 
 def coverage(table: pd.DataFrame, sets: pd.DataFrame) -> str:

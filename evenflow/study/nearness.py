@@ -90,6 +90,8 @@ def deviation(like: Likeness, metric: str, sets: pd.DataFrame | None = None) -> 
     """
     known = measured_sets() if sets is None else sets
     known = known[known["metric"] == metric]
+    if known.empty:
+        return None
     for distance, kept in KEPT.items():
         found = known[alike(known, like, kept)]
         if len(found):

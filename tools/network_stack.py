@@ -19,11 +19,11 @@ import torch
 from torch import distributed
 
 SIZES = (2**16, 2**18, 2**20, 2**24)
-BYTES = 2**27
+BYTES = 2**26
 """What one process sends of each size, in all."""
 
 LOCAL = "127.0.0.1"
-PROCESSES = multiprocessing.get_context("spawn")
+PROCESSES = multiprocessing.get_context("fork")
 
 
 def _receive(ports: Queue[int], size: int) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from evenflow.config.build import Built, Workload, build, load_workload
+from evenflow.config.parts import RuntimeConfig
 from evenflow.config.pools import runs_of_pools, system
-from evenflow.config.run import RunConfig, RuntimeConfig, load_config, with_
+from evenflow.config.run import RunConfig, load_config, with_
 from evenflow.config.workers import EmulatedWorkers, SamplingConfig, TorchWorkers, VllmWorkers
 from evenflow.config.yaml_file import find, read
 from evenflow.core.batcher import Batcher

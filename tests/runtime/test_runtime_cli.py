@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import evenflow as ef
 from evenflow.experiments.validation import validate
 from evenflow.report.folder import RECORDS
 from evenflow.results.recorder import read_blocks
@@ -107,6 +108,7 @@ def test_run_writes_what_simulate_writes_and_replays(run: Path) -> None:
     rows = list(csv.DictReader((out / "requests.csv").read_text().splitlines()))
     arrivals_s = [float(row["arrival_s"]) for row in rows]
     assert arrivals_s == pytest.approx([0.005 * i for i in range(20)])
+    assert ef.diff(ef.simulate(run, set={"workload.arrivals.scale": 20}), out).paired
     assert evenflow("replay", str(out))[:2] == (0, "identical: every decision is as recorded\n")
     change_one_decision(out / "decisions.jsonl.gz")
     status, text, _ = evenflow("replay", str(out))
@@ -185,6 +187,7 @@ def test_validate_reports_three_layers(run: Path) -> None:
     status, text, errors = evenflow("validate", str(run), *arguments, *changes)
     assert status == 0, errors
     assert "End to end, sarathi, 2 runs of 5 requests" in text
+    assert "NOT FAIR: 5 requests are few" in text + errors
     assert "calibrated on 3 other requests (seed 1" in text
     assert "in a simulation: runtime: {schedule_s: 0.0" in text
     assert {path.name for path in out.iterdir()} == VALIDATION_FILES

@@ -61,10 +61,12 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3, a window in every other layer": ("qwen3", WINDOWS | ALL_SECOND | {"head_dim": 8}),
     "qwen2, a window in all": ("qwen2", WINDOWS | {"max_window_layers": 0}),
+    "qwen2, a window in all but the first": ("qwen2", WINDOWS | {"max_window_layers": 1}),
     "qwen3": ("qwen3", {"head_dim": 16}),
     "mixtral": ("mixtral", {"num_local_experts": 5, "sliding_window": 5}),
     "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
     "qwen3_moe, shares as they are": ("qwen3_moe", EXPERTS | {"head_dim": 16}),
+    "qwen3_moe, the second layer dense": ("qwen3_moe", EXPERTS | {"mlp_only_layers": [1]}),
     "qwen3 with biases": ("qwen3", {"head_dim": 8, "attention_bias": True}),
 }
 
@@ -268,10 +270,6 @@ UNCOMPUTED: list[tuple[dict[str, Any], str]] = [
     (
         {"model_type": "qwen3_moe", "use_sliding_window": True} | EXPERTS,
         '"use_sliding_window" is set',
-    ),
-    (
-        {"model_type": "qwen3", "max_window_layers": 1} | WINDOWS,
-        '"max_window_layers" is 1 of 3 layers',
     ),
 ]
 

@@ -130,7 +130,9 @@ class KvConfig(Keys):
     """Pages of a pipeline's pool; auto: as many as fit beside the weights on the fullest stage."""
     memory_utilization: Share = 0.9
     """The share of each GPU's memory that weights, activations and pages may take; of `like:
-    trtllm`, the share of what the others leave that pages take (free_gpu_memory_fraction)."""
+    trtllm`, the share of what the others leave that pages take (free_gpu_memory_fraction); of
+    `sglang`, the share of what is free at the start that weights and pages take
+    (mem_fraction_static)."""
     like: MemoryName | None = None
     """The engine that `pages: auto` is counted as: what it takes of each GPU besides weights and
     pages, of the memory that the card shows. `plain`: none, of the nominal memory; null: `vllm`

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evenflow.results.bubbles import CAUSES
+from evenflow.results.metrics import quantiles
 from evenflow.results.outcome import Outcome
 from evenflow.results.run import Floats, Ints, RunResult
 
@@ -63,7 +64,7 @@ def cumulative(values: Floats, points: int = 150) -> tuple[Floats, Floats]:
     if not len(known):
         return known, known
     shares = np.linspace(0.0, 1.0, min(points, len(known)))
-    return np.quantile(known, shares), shares
+    return quantiles(known, shares), shares
 
 
 def binned(at_s: Floats, values: Floats | Ints, stop_s: float, bins: int = 300) -> Binned:

@@ -388,7 +388,7 @@ def _gaps(result: RunResult) -> Floats:
     order = np.argsort(result.gap_s, kind="stable")
     stops = np.cumsum(result.gap_count[order])
     count = int(stops[-1]) if len(stops) else 0
-    ranks = np.unique(np.linspace(0, count - 1, min(count, MOST_GAPS)).astype(np.int64))
+    ranks = np.linspace(0, count - 1, min(count, MOST_GAPS)).astype(np.int64)
     return result.gap_s[order][np.searchsorted(stops, ranks, side="right")]
 
 

@@ -228,7 +228,8 @@ def _counter(name: str, at_ns: Ints, **values: Ints) -> Iterator[list[str]]:
 def _level(enter_s: Floats, leave_s: Floats) -> tuple[Ints, Ints]:
     """How many are inside after each instant (nanoseconds) at which one enters or leaves."""
     enter, leave = _nanoseconds(enter_s), _nanoseconds(leave_s[~np.isnan(leave_s)])
-    instants = np.unique(np.concatenate([enter, leave]))
+    instants = np.sort(np.concatenate([enter, leave]))
+    instants = instants[np.diff(instants, prepend=-1) > 0]
     return instants, present(enter, leave, instants)
 
 

@@ -235,13 +235,16 @@ class Deployment:
         return count + rows * model.vocab_size * (model.dtype_bytes + 4)
 
     def other_bytes(self, stage: int) -> int:
-        """Return the bytes of libraries and CUDA graphs on one GPU of a stage, as an engine's."""
+        """Return the bytes of libraries and CUDA graphs on one GPU of a stage, as an engine's.
+
+        Of a share of what they leave, that share of them.
+        """
         if self.memory is None:
             return 0
         layers, ranks = self.layers_per_stage[stage], self.stage_gpus
-        return self.memory.other_bytes(
-            layers, ranks, self.depth, direct=self.gpu_of(stage).is_joined
-        )
+        direct = self.gpu_of(stage).is_joined
+        taken = self.memory.other_bytes(layers, ranks, self.depth, direct=direct)
+        return int(taken * self.memory_utilization) if self.memory.share_of == "free" else taken
 
     def whole_bytes(self, stage: int) -> int:
         """Return the bytes of a GPU of a stage: nominal, or, for an engine, what it sees."""
@@ -251,8 +254,8 @@ class Deployment:
     @property
     def _shares(self) -> tuple[float, float]:
         """The share of a GPU that the engine may use, and that of what is left for KV."""
-        of_free = self.memory is not None and self.memory.of_free
-        return (1.0, self.memory_utilization) if of_free else (self.memory_utilization, 1.0)
+        of_left = self.memory is not None and self.memory.share_of == "left"
+        return (1.0, self.memory_utilization) if of_left else (self.memory_utilization, 1.0)
 
     def usable_bytes(self, stage: int) -> float:
         """Return the bytes of a GPU of a stage that the engine may use."""

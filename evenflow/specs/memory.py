@@ -13,7 +13,7 @@ from evenflow.specs.gpu import GIB
 from evenflow.specs.model import ModelSpec
 from evenflow.specs.tables import read_table
 
-MemoryName = Literal["plain", "vllm", "vllm-0.19", "trtllm"]
+MemoryName = Literal["plain", "vllm", "vllm-0.19", "trtllm", "sglang"]
 """An engine of `memories()`; `plain`: none, the nominal memory and the largest step."""
 
 
@@ -26,7 +26,9 @@ class EngineMemory:
     for each row and word. `one_gpu_gib`, `stages_gib` and `ranks_gib` is what is not PyTorch's
     (CUDA libraries, NCCL): on one GPU, with several stages, and with ranks joined by NVLink; of
     ranks over PCIe that of one GPU, an assumption. Graphs take `graph_gib`, and `graph_layer_gib` a
-    layer of the stage. `of_free`: the share for pages is of what all that leaves, not of the GPU.
+    layer of the stage. `share_of` is what `memory_utilization` is a share of: `gpu`, for all;
+    `left`, what all that leaves, for pages; `free`, what libraries leave, for weights and pages,
+    so that a step and graphs have the rest.
     """
 
     name: str
@@ -37,7 +39,7 @@ class EngineMemory:
     ranks_gib: NonNegative
     graph_gib: NonNegative = 0.0
     graph_layer_gib: NonNegative = 0.0
-    of_free: bool = False
+    share_of: Literal["gpu", "left", "free"] = "gpu"
     source: str = ""
 
     def step_bytes(
@@ -45,8 +47,11 @@ class EngineMemory:
     ) -> int:
         """Return the bytes of a step of `tokens` on one GPU whose layers are of `kinds`.
 
-        `rows` sample (0: on no other than the last stage); an expert is cut in `slices`.
+        `rows` sample (0: on no other than the last stage); an expert is cut in `slices`. None where
+        it has the rest of the GPU.
         """
+        if self.share_of == "free":
+            return 0
         kinds = list(kinds)
         model = kinds[0]
         columns = max(-(-kind.shared_columns // ranks) for kind in kinds)

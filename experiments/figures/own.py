@@ -5,10 +5,8 @@ What is swept comes from the figure's cases; a few requests of its own from `sce
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import groupby
 from typing import Any
 
@@ -49,7 +47,15 @@ from evenflow.report.plots import panels
 from evenflow.results.run import RunResult
 from evenflow.schedulers import parameters, policy
 from evenflow.traces import load_trace
-from evenflow.traces.predict import LengthClasses, Mean, Noisy, Predictor, score, train
+from evenflow.traces.predict import (
+    NUM_CLASSES,
+    LengthClasses,
+    Mean,
+    Noisy,
+    Predictor,
+    score,
+    split,
+)
 from evenflow.traces.trace import Trace, random_stream
 
 TURN = 5.0
@@ -322,25 +328,18 @@ def predictors(study: FigureStudy) -> pd.DataFrame:
 def _that_fit(study: FigureStudy, seed: int) -> Trace:
     """Return the trace without the requests that `max_model_len` refuses."""
     config = study.config({"workload": {"seed": seed}})
-    trace = config.workload.rows(study.plan.beside, config.workload.requests, keep_text=True)
+    trace = config.workload.rows(study.plan.beside, config.workload.requests)
     longest = config.max_model_len or np.inf
     kept = np.flatnonzero(trace.prompt_tokens + trace.output_tokens <= longest)
     return replace(
         trace,
         prompt_tokens=trace.prompt_tokens[kept],
         output_tokens=trace.output_tokens[kept],
-        texts=None if trace.texts is None else [trace.texts[row] for row in kept.tolist()],
     )
 
 
 def _scores(study: FigureStudy, trace: Trace, seed: int) -> Iterator[dict[str, Any]]:
-    if find_spec("sklearn") is None:
-        none = {"class_accuracy": math.nan, "accumulated_error": {AT: math.nan}}
-        yield from _by_group("classifier (needs evenflow[predict])", seed, none)
-    else:
-        _, report = train(trace, seed)
-        name = "length only" if report["features"] == "length" else "text and length"
-        yield from _by_group(name, seed, report["classifier"])
+    yield from _by_group("length only", seed, _of_lengths(trace, seed))
     prompts, outputs = trace.prompt_tokens, trace.output_tokens
     classes = LengthClasses.of(outputs)
     known: dict[str, Predictor] = {"mean of all": Mean()}
@@ -350,6 +349,17 @@ def _scores(study: FigureStudy, trace: Trace, seed: int) -> Iterator[dict[str, A
         predicted = predictor.predict(prompts, outputs, None)
         scores = score(predicted, outputs, classes, random_stream(seed, "groups"))
         yield from _by_group(name, seed, scores)
+
+
+def _of_lengths(trace: Trace, seed: int) -> Mapping[str, Any]:
+    """Score naming the most frequent class of prompts about as long, to half an octave."""
+    training, _, test = split(len(trace), seed)
+    classes = LengthClasses.of(trace.output_tokens[training])
+    octaves = (2 * np.log2(trace.prompt_tokens)).astype(int)
+    seen = np.zeros((octaves.max() + 1, NUM_CLASSES), dtype=int)
+    np.add.at(seen, (octaves[training], classes.class_of(trace.output_tokens[training])), 1)
+    named = classes.tokens(seen.argmax(axis=1)[octaves[test]])
+    return score(named, trace.output_tokens[test], classes, random_stream(seed, "groups"))
 
 
 def _by_group(predictor: str, seed: int, scores: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

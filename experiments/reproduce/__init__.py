@@ -83,7 +83,8 @@ class EntryKeys(Keys):
     spread by metric, of runs with names that end so. `launch` is how the engine was started, where
     that is known. `run` holds RUN.yaml's keys; lengths, arrivals and layout come from the file
     where it says them; `by_clients` holds keys that are the number of clients plus a constant,
-    `some` those of some rows, each before what stands before it. A closed loop serves `rounds`
+    `by_step` those that are a prompt, a decode of each client and a constant, in tokens, `some`
+    those of some rows, each before what stands before it. A closed loop serves `rounds`
     requests a client, of lengths drawn uniformly from the `shortest` share of what is stated to all
     of it. `sequence`: the runs, by how their names end, were made one after the other on one
     server, with the same prompts at these requests a second (null: all at once). `assumed` is what
@@ -106,6 +107,7 @@ class EntryKeys(Keys):
     launch: LaunchKeys | None = None
     run: dict[str, Any]
     by_clients: dict[str, int] = Field(default_factory=dict)
+    by_step: dict[str, int] = Field(default_factory=dict)
     some: list[SomeKeys] = Field(default_factory=list)
 
 
@@ -147,6 +149,8 @@ class Entry:
         arrivals = run.run.get("workload.arrivals")
         clients = arrivals.get("concurrency", 0) if isinstance(arrivals, Mapping) else 0
         keys = {key: clients + more for key, more in self.keys.by_clients.items()}
+        step = clients + run.facts.get("isl", 0)
+        keys |= {key: step + more for key, more in self.keys.by_step.items()}
         for each in self.keys.some:
             keys |= each.run if _is_of(run, each.where) else {}
         return keys

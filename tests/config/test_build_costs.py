@@ -12,7 +12,7 @@ from evenflow.config.build import build
 from evenflow.config.run import RunConfig
 from evenflow.costs import RooflineCost, decode_work
 from evenflow.sim import World, simulate
-from evenflow.specs.gpu import gpu, link
+from evenflow.specs.gpu import link
 from evenflow.types import Request
 
 BASE: dict[str, Any] = {
@@ -104,18 +104,6 @@ def test_expert_parallel_reaches_deployment_and_costs() -> None:
     assert built.deployment.expert_parallel
     assert built.expert_imbalance == 1.3
     assert built.exchange_s(100) > 0
-
-
-def test_graphs_pad_and_save_launches() -> None:
-    sizes = {"kind": "roofline", "cuda_graph_sizes": [1, 8, 16]}
-    padded = world(costs=sizes).costs
-    sixteen = decode_work(16, 900)._replace(sampled_rows=9)
-    assert padded.times(decode_work(9, 900)) == roofline().times(sixteen)
-    quick = world(costs=sizes | {"graph_layer_overhead_s": 1e-5}).costs
-    saved = 16 * (gpu("L20").per_layer_overhead_s - 1e-5)
-    assert padded.times(STEP)[0] - quick.times(STEP)[0] == pytest.approx(saved)
-    affine = {"kind": "affine", "base_s": 1, "per_token_s": 1, "cuda_graph_sizes": [8]}
-    assert world(costs=affine).costs.times(decode_work(3, 9))[0] == 9
 
 
 def test_speculation_shortens_a_run_and_its_draft_costs() -> None:

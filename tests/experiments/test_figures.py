@@ -246,8 +246,6 @@ SOON = "gllm_1 gllm_8 gllm_12 gllm_16 sarathi_4 sarathi_table3 tdpipe_2 tdpipe_1
     ],
 )
 def test_a_small_one_is_made(name: str, tmp_path: Path) -> None:
-    if name == "tdpipe_14":
-        pytest.importorskip("sklearn")
     about, drawing = made(name, tmp_path)
     assert about["title"]
     assert len(drawing.table)

@@ -297,12 +297,13 @@ def test_of_rows_that_say_the_same_the_slower_are_told_from_the_fastest(
 def test_keys_of_some_rows_and_of_the_clients_go_before_those_of_all(
     folder: Path, tmp_path: Path
 ) -> None:
-    """The row has 8 clients, so one more than 7 seats."""
+    """The row has 8 clients, so one more than 7 seats, and prompts of 1,024 tokens."""
     (tmp_path / "means.csv").write_text(AICONFIGURATOR)
     keys = given(folder) | {"files": ["means.csv"]}
     more: dict[str, Any] = {
         "run": keys["run"] | {"scheduler": {"name": "sarathi"}},
         "by_clients": {"scheduler.max_num_seqs": -1},
+        "by_step": {"scheduler.token_budget": 1500, "max_model_len": 9},
         "some": [
             {"where": {"isl": [1024], "tp_size": [2, 4]}, "run": {"scheduler.token_budget": 1152}},
             {"where": {"isl": [1024], "osl": [128]}, "run": {"tensor_parallel": 1}},
@@ -314,6 +315,7 @@ def test_keys_of_some_rows_and_of_the_clients_go_before_those_of_all(
     assert case.measured.run["tensor_parallel"] == 2
     assert case.config.tensor_parallel == 1
     assert case.config.scheduler.params == {"token_budget": 1152, "max_num_seqs": 7}
+    assert case.config.max_model_len == 8 + 1024 + 9
 
 
 SERVED = {"ttfts": [0.1, 0.2], "itls": [[0.02, 0.02], [0.03]], "input_lens": [10, 20]} | {

@@ -236,6 +236,21 @@ def test_kv_tokens_that_others_logged(keys: dict[str, Any], logged: int) -> None
     assert facts["memory_like"] == "vllm"
 
 
+@pytest.mark.parametrize(
+    ("keys", "logged", "off"),
+    [
+        ({"model": "Qwen3-235B-A22B", "dtype": "fp8_block", "kv": 0.93}, 367404, 0.02),
+        ({"model": "Llama-3.1-8B", "gpu": "L40S", "tensor_parallel": 1, "kv": 0.851}, 183133, 0.01),
+    ],
+)
+def test_kv_tokens_that_sglang_logged(keys: dict[str, Any], logged: int, off: float) -> None:
+    """A share of what is free before loading, without the step that vLLM takes off."""
+    kv = {"memory_utilization": keys.pop("kv"), "like": "sglang", "page_tokens": 1}
+    facts = deployed(**keys, kv=kv, scheduler="sglang")
+    assert facts["kv_pages"] == pytest.approx(logged, rel=off)
+    assert facts["activation_bytes_per_gpu"] == [0]
+
+
 def test_what_an_engine_takes_of_a_gpu_by_hand() -> None:
     """Qwen3-30B-A3B on TP4: 3.4 hidden states of 2048, two buffers of 8 experts of 192 columns,
     and 14 bytes a word of 151,936 for 256 rows; 48 layers' graphs and NCCL beside them."""

@@ -177,7 +177,7 @@ pythons:
 		$$name -c 'import ensurepip, venv' >/dev/null 2>&1 || { echo "$$name: not here"; continue; }; \
 		echo "$$name"; [ -e .venv-$$name/installed ] || { $$name -m venv --clear .venv-$$name && \
 		.venv-$$name/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
-			--no-compile --constraint constraints.txt --editable ".[predict,search]" && \
+			--no-compile --constraint constraints.txt --editable ".[search]" && \
 		touch .venv-$$name/installed; } && \
 		.venv-$$name/bin/python -m tools.freeze --quick || exit 1; done
 
@@ -188,7 +188,7 @@ oldest:
 	@rm -rf .venv-oldest && python3.11 -m venv .venv-oldest
 	@.venv-oldest/bin/python -m pip install --quiet --quiet --disable-pip-version-check uv
 	@.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct \
-		--editable ".[predict,search,server]" "pytest>=8.0" "hypothesis>=6.100" "httpx>=0.27" "jsonschema>=4.18"
+		--editable ".[search,server]" "pytest>=8.0" "hypothesis>=6.100" "httpx>=0.27" "jsonschema>=4.18"
 	.venv-oldest/bin/python -m pytest -W ignore::DeprecationWarning $(OLDEST)
 
 freeze-update: .venv-test/installed

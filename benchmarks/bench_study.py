@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from evenflow.sim import simulate_replicas
-from evenflow.study.points import Point, executor_of, simulate_point, simulated, workload_of
+from evenflow.study.points import Point, executor_of, simulate_point, simulated
 from evenflow.study.runs import Job
 from evenflow.study.sweep_file import load_sweep
 
@@ -48,7 +48,7 @@ def points(folder: Path) -> Cells:
     alone_s = whole_s = 0.0
     tried = points_of(folder, steps=3, requests=1000)
     for point in tried:
-        world = Job(point.config, workload_of(point), point.beside).built().world
+        world = Job(point.config, point.workload, point.beside).built().world
         alone_s += seconds(simulate_replicas, world)
         whole_s += seconds(simulate_point, point)
     name = f"{len(tried)} points of a sweep: CPU seconds"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from evenflow.study.runs import GivenPolicy, Job, SimulatedRun
     from evenflow.study.slo import Condition
     from evenflow.study.sweep_file import Sweep
-    from evenflow.study.sweep_words import Swept
+    from evenflow.study.swept import Swept
     from evenflow.study.trials import How, Watch
     from evenflow.study.uncertainty import Prediction
 
@@ -481,10 +481,10 @@ def _additions(
 ) -> Iterator["Addition"]:
     """Yield the additions asked for beside a run, from more simulations."""
     if intervals:
-        from evenflow.study import uncertainty
+        from evenflow.study.uncertainty import predict
 
         document = job.config.document(job.label)
-        yield uncertainty.told(uncertainty.predict(document, job.beside, _how(watch=watch)))
+        yield predict(document, job.beside, _how(watch=watch)).addition
     if advise:
         from evenflow.study import advice
 

@@ -41,7 +41,7 @@ RuntimeName = Literal[EngineName, "profile"]
 class RuntimeOverheads:
     """CPU time that the runtime being modelled spends beside the kernels.
 
-    `evenflow.config.run.RuntimeConfig` describes the fields. Requests wait for each other in the
+    `evenflow.config.parts.RuntimeConfig` describes the fields. Requests wait for each other in the
     front end (`evenflow.sim.arrivals.FrontEnd`), but for `front_end_latency_s`. Kernels that no
     CUDA graph replays are launched `launch_s` apart (`evenflow.costs.launches`). A stage prepares
     inputs before each execution; or, `overlapped`, from the moment the micro-batch is scheduled,

@@ -61,7 +61,7 @@ from evenflow.profiler.timed_runs import (
     undisturbed,
 )
 from evenflow.specs.deployment import require_shareable
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.model import ModelSpec, of_shape
 from evenflow.sums import plain_sum
 
 TILES = (64, 128, 256)
@@ -357,7 +357,7 @@ def _limits_of(profile: Profile, ranks: int, path: Path) -> Limits:
 
 def _spec_of(profile: Profile, layers: int, limits: Limits, path: Path) -> ModelSpec:
     """Return a model of a profile's shapes with `layers` layers, named after the file."""
-    return ModelSpec(
+    return of_shape(
         name=str(path),
         num_layers=_of_all_kinds(layers, profile.header.shapes),
         max_position_embeddings=limits.max_context,

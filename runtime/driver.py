@@ -182,9 +182,9 @@ class Driver(System):
     in; without one, those of the world come. `text_of` gives the tokens that workers compute with;
     `book` has them where several drivers share the requests. The run fails when no message of a
     micro-batch comes for `patience_s` seconds longer than all those in flight take. Called are
-    `on_added` with (request id, why it is refused or None) and `on_done` with the number of
-    requests done. `on_token` gets (request id, token), and returns True where the request ends.
-    `on_given_up` gets the id of a request that the policy ends for want of pages. What happens goes
+    `on_refused` with (request id, why) and `on_done` with the number of requests done. `on_token`
+    gets (request id, token), and returns True where the request ends. `on_given_up` gets the id of
+    a request that the policy ends for want of pages. What happens goes
     to `blocks` every FLUSH_S.
     """
 
@@ -198,7 +198,7 @@ class Driver(System):
         book: TokenBook | None = None,
         patience_s: float = 30.0,
         front: Front | None = None,
-        on_added: Callable[[int, str | None], None] | None = None,
+        on_refused: Callable[[int, str], None] = lambda *_: None,
         on_given_up: Callable[[int], None] = lambda _: None,
         on_done: Callable[[int], None] | None = None,
         on_token: Callable[[int, int], bool | None] | None = None,
@@ -209,7 +209,7 @@ class Driver(System):
         self.pipeline = pipeline
         self._patience_s = patience_s
         self._facts = world.facts
-        self._on_added = on_added
+        self._on_refused = on_refused
         self._on_given_up = on_given_up
         self._on_done = on_done
         self._on_token = on_token
@@ -248,13 +248,11 @@ class Driver(System):
         self._loop.settle(now_s)
 
     def admit(self, request: Request, now_s: float) -> None:
-        """Admit an arrived request."""
         self._changed = True
         self._noted["admitted_s"].append(now_s)
         reason = self._loop.admit(request)
-        if self._on_added is not None:
-            self._on_added(request.request_id, reason)
         if reason is not None:
+            self._on_refused(request.request_id, reason)
             self._left(1)
 
     def let_in(self, now_s: float) -> None:
@@ -302,7 +300,6 @@ class Driver(System):
         return self._recorder.column("driver_s")
 
     def result(self) -> RunResult:
-        """Return the result so far."""
         return self._loop.result(**self._facts)
 
     @property
@@ -348,7 +345,6 @@ class Driver(System):
     # -- an instant: what happened, then what to send -------------------------------------------
 
     def _apply(self, message: Message, now_s: float) -> None:
-        """Apply a message."""
         if isinstance(message, Returned):
             self._take_back(message, now_s)
         elif isinstance(message, Free):
@@ -368,7 +364,6 @@ class Driver(System):
         self._loop.returned(now_s, self._hand_out(*zip(*pairs, strict=True)) if pairs else [])
 
     def finished(self, sequences: list[Sequence], now_s: float) -> None:
-        """Record what has ended; the loop calls it."""
         self._recorder.finish(sequences)
         for seq in sequences:
             if seq.aborted:
@@ -381,7 +376,8 @@ class Driver(System):
         stopped = [] if self._book is None else self._book.sampled(request_ids, tokens)
         if (on_token := self._on_token) is not None:
             pairs = zip(request_ids, tokens, strict=True)
-            stopped += [request_id for request_id, token in pairs if on_token(request_id, token)]
+            ended = [request_id for request_id, token in pairs if on_token(request_id, token)]
+            stopped += [request_id for request_id in ended if request_id not in stopped]
         return stopped
 
     def _abort(self, request_id: int, reason: str) -> None:
@@ -430,7 +426,6 @@ class Replicas(System):
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is more to do."""
         return any(driver.busy if self.stops else driver.goes_on for driver in self.drivers)
 
     @property
@@ -444,7 +439,6 @@ class Replicas(System):
 
     @property
     def num_done(self) -> int:
-        """Number of requests that finished or were rejected."""
         return sum(driver.num_done for driver in self.drivers)
 
     def let_in(self, now_s: float) -> None:
@@ -453,7 +447,6 @@ class Replicas(System):
             self._choose(request).admit(request, now_s)
 
     def flush(self) -> None:
-        """Write out what was recorded since the last flush."""
         for driver in self.drivers:
             driver.flush()
 

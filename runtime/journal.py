@@ -50,7 +50,6 @@ class Lines:
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115
 
     def write(self, line: Any) -> None:
-        """Append a line."""
         self._lines.append(json.dumps(line, separators=(",", ":")) + "\n")
 
     def flush(self) -> None:
@@ -66,7 +65,6 @@ class Lines:
         self._lines.clear()
 
     def close(self) -> None:
-        """Flush, and write no more."""
         self.flush()
         self._file.close()
         if self._failure is not None:
@@ -111,6 +109,17 @@ class Journal:
         self._lines.close()
 
 
+GONE = ("cuda_graph_sizes", "graph_layer_overhead_s")
+"""Keys that older journals have, and that change no decision."""
+
+
+def _kept(config: Any) -> Any:
+    """Return a configuration without the keys that are gone."""
+    if not isinstance(config, dict):
+        return config
+    return {key: _kept(value) for key, value in config.items() if key not in GONE}
+
+
 def read_head(path: Path) -> tuple[RunConfig, Path, str | None]:
     """Return the configuration of a recorded run, the folder of its relative paths, and the
     journal's pool.
@@ -122,7 +131,7 @@ def read_head(path: Path) -> tuple[RunConfig, Path, str | None]:
     if not isinstance(head, dict):
         raise UsageError(f"{path}: no first line with a configuration; evenflow run writes one")
     try:
-        config = RunConfig.model_validate_json(json.dumps(head["config"]))
+        config = RunConfig.model_validate_json(json.dumps(_kept(head["config"])))
         return config, Path(head["folder"]), head.get("pool")
     except (KeyError, TypeError, ValueError) as error:
         version = head.get("evenflow_version")

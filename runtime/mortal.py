@@ -56,7 +56,6 @@ class MortalDriver(Driver):
 
     @property
     def engines(self) -> Sequence[Batcher]:
-        """The engines as they are now."""
         return self._engines
 
     @property
@@ -81,7 +80,6 @@ class MortalDriver(Driver):
         super()._take_back(message, now_s)
 
     def signal(self, stage: int, number: signal.Signals) -> None:
-        """Send a signal to the worker of a stage."""
         os.kill(self.pipeline.process_ids[stage], number)
 
     def fail(self, restart_s: float) -> list[decodes.Sequence]:
@@ -103,7 +101,6 @@ class MortalDriver(Driver):
         return lost
 
     def give_up(self, lost: Sequence[decodes.Sequence], reason: str) -> None:
-        """End requests that were lost."""
         for seq in lost:
             self._recorder.abort(seq, reason)
         self._left(len(lost))

@@ -75,12 +75,10 @@ class StepWriter:
         tokens, draws = [], []
         if self._book is not None:
             ahead = ahead_of(batch)
-            counts = None
-            if ahead is not None:
-                counts = {name: count for name, (_, count) in ahead.items()}
+            counts = None if ahead is None else {name: count for name, (_, count) in ahead.items()}
             tokens = self._book.inputs(batch.chunks, decodes, counts)
-            draws = self._book.draws(batch.chunks)
-            draws += self._book.draws_of(piece.request_id for piece in adopted)
+            ends = [piece.request_id for piece in pieces if piece.last]
+            draws = self._book.draws([*ends, *(piece.request_id for piece in adopted)])
         shared, self._shared = self._shared, []
         number, self._count = self._count, self._count + 1
         news = number, dropped, pieces, decodes, grown

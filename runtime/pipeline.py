@@ -90,15 +90,15 @@ class WorkerPipeline:
         self._together = together
         self._coupled = coupled
         self._start_limit_s = start_limit_s
+
+    def __enter__(self) -> Self:
         self._processes: list[BaseProcess] = []
         self._process_of: dict[int, BaseProcess] = {}
         self._steps: list[zmq.Socket[bytes]] = []
         self._failure: str | None = None
-        self._silent_s = [0.0] * len(settings)
+        self._silent_s = [0.0] * len(self._settings)
         self._beating: set[int] = set()
         self._looked_s = 0.0
-
-    def __enter__(self) -> Self:
         try:
             self._folder = tempfile.mkdtemp(prefix="evenflow-")
         except OSError as error:
@@ -128,9 +128,6 @@ class WorkerPipeline:
     def restart(self) -> None:
         """Kill all workers, and start others in their place; return when they are ready."""
         self.close(grace_s=0)
-        self._processes, self._process_of, self._steps = [], {}, []
-        self._failure, self._beating = None, set()
-        self._silent_s = [0.0] * len(self._settings)
         self.__enter__()
 
     @property
@@ -167,7 +164,6 @@ class WorkerPipeline:
         return messages
 
     def tell(self, worker: int, message: Message) -> None:
-        """Send a message to one worker."""
         self._steps[worker].send(encode(message))
 
     @property
@@ -182,7 +178,6 @@ class WorkerPipeline:
 
     @property
     def results(self) -> zmq.Socket[bytes]:
-        """The socket that receives the workers' messages."""
         return self._results
 
     def watch(self, descriptor: int | zmq.Socket[bytes]) -> None:

@@ -21,38 +21,29 @@ from evenflow.runtime.front import TraceReplay
 from evenflow.runtime.tokens import TextOf, TokenBook
 from evenflow.runtime.wire import Arrived, Message, Move
 
-_Call = tuple[float, int, Callable[[float], None]]
-
 
 class Timers:
     """Calls scheduled for times of the run."""
 
     def __init__(self) -> None:
-        self._late: list[_Call] = []
-        self._last: list[_Call] = []
+        self._calls: list[tuple[float, bool, int, Callable[[float], None]]] = []
         self._number = count()
 
     def late(self, time_s: float, call: Callable[[float], None]) -> None:
         """Schedule `call`, which gets the time, for `time_s`."""
-        heappush(self._late, (time_s, next(self._number), call))
+        heappush(self._calls, (time_s, False, next(self._number), call))
 
     def last(self, time_s: float, call: Callable[[float], None]) -> None:
         """Schedule `call` for `time_s`, after all other calls then due."""
-        heappush(self._last, (time_s, next(self._number), call))
+        heappush(self._calls, (time_s, True, next(self._number), call))
 
     @property
     def next_s(self) -> float:
-        return min(_due_s(self._late), _due_s(self._last))
+        return self._calls[0][0] if self._calls else float("inf")
 
     def run_due(self, now_s: float) -> None:
-        """Make the calls that are due."""
         while self.next_s <= now_s:
-            first = self._late if _due_s(self._late) <= now_s else self._last
-            heappop(first)[-1](now_s)
-
-
-def _due_s(calls: list[_Call]) -> float:
-    return calls[0][0] if calls else float("inf")
+            heappop(self._calls)[-1](now_s)
 
 
 class PoolDriver(Driver):
@@ -85,7 +76,6 @@ class PoolDriver(Driver):
         self._system.poke(now_s)
 
     def note_admitted(self, now_s: float) -> None:
-        """Note that an arrival was seen."""
         self._noted["admitted_s"].append(now_s)
 
     def finished(self, sequences: list[decodes.Sequence], now_s: float) -> None:
@@ -140,7 +130,6 @@ class PooledDriver(Pools, System):
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is more to do."""
         if self.stops:
             return any(pool.busy for pool in self.drivers)
         return bool(self._front or self.outstanding)
@@ -151,7 +140,6 @@ class PooledDriver(Pools, System):
 
     @property
     def next_s(self) -> float:
-        """When a request or a transfer is due, as far as is known."""
         due_s = self._front.next_s
         return min(self._timers.next_s, float("inf") if due_s is None else due_s)
 
@@ -183,7 +171,6 @@ class PooledDriver(Pools, System):
         self._timers.run_due(now_s)
 
     def flush(self, now_s: float | None = None) -> None:
-        """Write out what was recorded since the last flush."""
         for pool in self.drivers:
             pool.flush()
         super().flush(self.now_s if now_s is None else now_s)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from evenflow.config.build import Built, Workload, build, load_workload
+from evenflow.config.parts import RuntimeConfig
 from evenflow.config.pools import runs_of_pools, system
-from evenflow.config.run import RunConfig, RuntimeConfig, load_config, with_
+from evenflow.config.run import RunConfig, load_config, with_
 from evenflow.config.workers import EmulatedWorkers, SamplingConfig, TorchWorkers, VllmWorkers
 from evenflow.config.yaml_file import find, read
 from evenflow.core.batcher import Batcher
@@ -33,7 +34,8 @@ from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
 from evenflow.runtime import RandomTexts, ServedRun, Workers, journal, serve
 from evenflow.runtime.records import LINK, Records, write_served
-from evenflow.runtime.serve import LAST, Journals, names_of
+from evenflow.runtime.serve import LAST, Journals, names_of, parts_of
+from evenflow.runtime.torch import settings as on_torch
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED
 from evenflow.specs.deployment import split_layers
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
 
     from evenflow.runtime.http.live import LiveServer
     from evenflow.runtime.mortal import Joins
-    from evenflow.runtime.torch.settings import TorchSettings
 
 CLIENTS = "clients"
 """What stands for the trace in the provenance of a served run."""
@@ -77,17 +78,14 @@ def serve_job(
     check_servable(job.config, joined=joins is not None)
     built = job.built()
     workers = {name: _reading(job, each) for name, each in workers_by_pipeline(job, built).items()}
-    world, facts = built.world, [dict(each.facts) for each in workers.values()]
+    world, facts = built.world, {name: dict(each.facts) for name, each in workers.items()}
+    parts = parts_of(world, workers)
     head: dict[str, Any] = {"num_requests": len(job.workload.requests)}
     if isinstance(world, PooledWorld):
-        parts = {name: getattr(world, name) for name in workers}
-        stated = {"pools": dict(zip(workers, facts, strict=True))}
         head[LINK] = world.link.bytes_per_token
-    else:
-        parts = {name: each.seen(world) for name, each in workers.items()}
-        stated = facts[0]
-        if live is not None:
-            _check_all_is_known(world)
+    elif live is not None:
+        _check_all_is_known(world)
+    stated = {"pools": facts} if isinstance(world, PooledWorld) else next(iter(facts.values()))
     source = job.source(built, workers=stated) | {"setup": job.config.real_setup()}
     if records is not None:
         records.begin(parts, provenance=source, label=_label(job), title=title, **head)
@@ -164,7 +162,6 @@ def _refuse(why: str, *rows: tuple[str, bool, str]) -> None:
 
 
 def outcome_of(job: Job, served: ServedRun) -> Outcome:
-    """Return the outcome of a served job, in the form of a simulated one."""
     result = served.result
     summary = summarize(result, job.config.goodput)
     several = served.pipelines if result.replicas > 1 else [served]
@@ -392,11 +389,9 @@ def _emulated(workers: EmulatedWorkers, world: World) -> Workers:
         [0.0, *(hop.latency_s for hop in world.hops)] if world.hops else [0.0] * world.depth
     )
     settings = [EmulatedSettings(*both) for both in zip(latencies_s, faults, strict=True)]
-    return Workers(settings, start_limit_s=workers.start_limit_s, coupled=_coupled(workers))
-
-
-def _coupled(workers: EmulatedWorkers | TorchWorkers) -> bool:
-    return workers.metadata == "with_activations"
+    return Workers(
+        settings, start_limit_s=workers.start_limit_s, coupled=workers.metadata != "ahead"
+    )
 
 
 def _vllm(config: RunConfig, workers: VllmWorkers, world: World, beside: Path) -> Workers:
@@ -434,8 +429,6 @@ def _vllm(config: RunConfig, workers: VllmWorkers, world: World, beside: Path) -
 def _torch(
     config: RunConfig, workers: TorchWorkers, built: Built, beside: Path, first: int
 ) -> Workers:
-    from evenflow.runtime.torch.settings import torch_settings, transport_of
-
     world = servable(built)
     assert config.model is not None  # the schema asks for it
     _check_all_is_computed(world)
@@ -447,12 +440,12 @@ def _torch(
     for package in ("torch", "safetensors"):
         require_package(package, "workers: torch", "torch safetensors")
     ranks = config.tensor_parallel
-    transport = transport_of(workers.transport, workers.device, world.depth, ranks)
+    transport = on_torch.transport_of(workers.transport, workers.device, world.depth, ranks)
     _check_weights(workers, path)
     spec = model(path)
     dtype = workers.dtype or ("bfloat16" if listed(path) else read_dtype(path))
     spans = _spans(config, workers, built, spec, dtype)
-    settings = torch_settings(
+    settings = on_torch.torch_settings(
         listed(path) or str(Path(path).resolve()),
         spans,
         threads=workers.threads,
@@ -470,7 +463,7 @@ def _torch(
         workers.patience_s,
         workers.start_limit_s,
         _facts(settings, ranks) | {"notes": _notes(settings, built)},
-        coupled=_coupled(workers),
+        coupled=workers.metadata != "ahead",
     )
 
 
@@ -483,16 +476,16 @@ def _spans(
     config: RunConfig, workers: TorchWorkers, built: Built, spec: ModelSpec, dtype: str
 ) -> list[tuple[int, int]]:
     """Return the layers [start, stop) of each rank; UsageError where they cannot be there."""
-    from evenflow.runtime.torch.settings import cut, require_divisible, require_memory
-
     world, ranks = servable(built), config.tensor_parallel
-    require_divisible(spec, ranks)
+    on_torch.require_divisible(spec, ranks)
     layers = built.deployment.get("layers_per_stage") or split_layers(
         spec.num_layers, config.stages
     )
-    spans = [span for span in cut(layers) for _ in range(ranks)]
+    spans = [span for span in on_torch.cut(layers) for _ in range(ranks)]
     tokens = world.total_pages * world.page_tokens
-    require_memory(spec, spans, tokens, dtype, _free_bytes(config, workers.device), ranks=ranks)
+    share = config.kv.memory_utilization if workers.device == "cuda" else 1.0
+    free = [int(share * free) for free in on_torch.free_bytes(workers.device)]
+    on_torch.require_memory(spec, spans, tokens, dtype, free, ranks=ranks)
     return spans
 
 
@@ -516,18 +509,7 @@ def _check_all_is_computed(world: World) -> None:
         )
 
 
-def _free_bytes(config: RunConfig, device: str) -> list[int]:
-    """Return the bytes that stages may use of each memory they are in; none where unknown."""
-    from evenflow.runtime.torch.settings import free_gpu_bytes, free_memory_bytes
-
-    if device == "cuda":
-        return [int(config.kv.memory_utilization * free) for free in free_gpu_bytes()]
-    free = free_memory_bytes()
-    return [] if free is None else [free]
-
-
-def _facts(settings: Sequence[TorchSettings], ranks: int) -> dict[str, Any]:
-    """Return facts on what computes, for the provenance."""
+def _facts(settings: Sequence[on_torch.TorchSettings], ranks: int) -> dict[str, Any]:
     first = settings[0]
     return {
         "device": device_name(first.device),
@@ -541,20 +523,13 @@ def _facts(settings: Sequence[TorchSettings], ranks: int) -> dict[str, Any]:
     }
 
 
-def _notes(settings: Sequence[TorchSettings], built: Built) -> list[str]:
+def _notes(settings: Sequence[on_torch.TorchSettings], built: Built) -> list[str]:
     """Return the differences between the run and the costs it is compared with, in lines."""
-    source, first, notes = built.cost_source, settings[0], _sharing(settings)
+    source, first, notes = built.cost_source, settings[0], on_torch.sharing(settings)
     if source["kind"] == "profile" and source["dtype"] != first.dtype:
         measured = f"{source['path']} was measured in {source['dtype']}"
         notes.append(f"the model runs in {first.dtype}, and {measured}")
     return notes
-
-
-def _sharing(settings: Sequence[TorchSettings]) -> list[str]:
-    from evenflow.runtime.torch.settings import shared_gpus
-
-    shared = shared_gpus(settings[0].transport, settings[0].device, len(settings))
-    return [] if shared is None else [f"{shared}; costs are of a stage that computes alone"]
 
 
 def check_comparable(job: Job) -> None:
@@ -574,7 +549,9 @@ def check_comparable(job: Job) -> None:
         )
     for workers in workers_by_pipeline(job, job.built()).values():
         if job.config.workers.kind == "torch" and not workers.together:
-            for note in _sharing(cast("Sequence[TorchSettings]", workers.settings)):
+            for note in on_torch.sharing(
+                cast("Sequence[on_torch.TorchSettings]", workers.settings)
+            ):
                 raise UsageError(
                     f"workers.transport: {note}; one_process, fewer stages or a GPU for each is "
                     "right"
@@ -605,14 +582,16 @@ def live_server(
     allowed_hosts: Sequence[str] = (),
 ) -> LiveServer:
     """Return the server of a configuration's model on a bound socket."""
-    from evenflow.runtime.http.answers import Serving
+    from evenflow.runtime.http import Serving
     from evenflow.runtime.http.live import LiveServer
-    from evenflow.runtime.http.text import codec_of
+    from evenflow.runtime.http.text import Codec, end_ids
 
     path = None if config.model is None else Path(find(config.model, beside))
     folder = path if path is not None and path.is_dir() else None
+    if tokenizer is None and folder is not None and (folder / "tokenizer.json").is_file():
+        tokenizer = folder / "tokenizer.json"
     vocab_size = None if path is None else model(str(path)).vocab_size
-    workers = config.workers.kind
-    codec = codec_of(folder, tokenizer, vocab_size, made_up=workers == "emulated")
+    kind, ends = config.workers.kind, frozenset[int]() if folder is None else end_ids(folder)
+    codec = Codec(tokenizer, vocab_size, ends, made_up=kind == "emulated")
     name = config.model or "evenflow"
-    return LiveServer(Serving(name, codec, workers, max_queue, allowed_hosts), bound)
+    return LiveServer(Serving(name, codec, kind, max_queue, allowed_hosts), bound)

@@ -91,7 +91,6 @@ class Records:
         return iter(self._blocks)
 
     def close(self) -> None:
-        """End the files."""
         for journal in self._journals:
             journal.close()
         if self._lines is not None:

@@ -11,10 +11,11 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 Journals = Callable[[str | None], Callable[[Entry], None]]
 """Gives what takes the entries of the engine of a name, for None those of the only one."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 REQUESTS = "requests"
 """What the part of a system of pools is called that is none: what the clients have."""
@@ -89,7 +92,6 @@ class Workers:
         )
 
     def driver(self) -> Callable[..., Driver]:
-        """Return the driver that goes with that pipeline."""
         from evenflow.runtime.driver import Driver
 
         return Driver
@@ -169,10 +171,9 @@ def serve(
     try:
         with ExitStack() as stack:
             for name, each in own.items():
-                part = world if isinstance(world, World) else getattr(world, name)
-                engines = engines_of(
-                    part, record, name, keeps_pages=name != LAST if pooled else None
-                )
+                part = _part(world, name)
+                keeps = name != LAST if pooled else None
+                engines = engines_of(part, record, name, keeps_pages=keeps)
                 started = each.start(part, f"{name} pool" if pooled else name)
                 pipeline = stack.enter_context(started)
                 make = partial(engines_of, part, record, name)
@@ -194,12 +195,22 @@ def serve(
                 speaks = each.text_of is not None
                 driver = live.open(drives[name], engines, pipeline, on_token, speaks=speaks)
                 failure, interrupted = driven(driver.run, live.drain, driver.quit)
-                system, failure = driver, live.ended(driver, failure)
+                system, failure = driver, live.ended(failure)
             ends = time.perf_counter() - started_s, failure, interrupted
     except WorkerError as error:  # before anything was served
         raise UsageError(f"the workers do not start: {error}") from None
     unfinished = len(world.requests) - system.num_done if live is None else 0
     return _ended(system, ends, unfinished, alone=len(own) == 1)
+
+
+def parts_of(world: World | PooledWorld, workers: Mapping[str, Workers]) -> dict[str, World]:
+    """Return the world of each pipeline, as far as the times of its stages are known."""
+    return {name: each.seen(_part(world, name)) for name, each in workers.items()}
+
+
+def _part(world: World | PooledWorld, name: str) -> World:
+    part: World = world if isinstance(world, World) else getattr(world, name)
+    return part
 
 
 def _kind(
@@ -274,11 +285,11 @@ def engines_of(
 
     `keeps_pages` as of a PoolBatcher; None: it is no pool.
     """
-    plain: Callable[..., Batcher] = Batcher
-    recording: Callable[..., Batcher] = RecordingBatcher
+    kinds: tuple[Callable[..., Batcher], ...] = (Batcher, RecordingBatcher)
+    more: dict[str, Any] = {}
     if keeps_pages is not None:
-        plain = partial(PoolBatcher, keeps_pages=keeps_pages)
-        recording = partial(RecordingPoolBatcher, keeps_pages=keeps_pages)
+        kinds, more = (PoolBatcher, RecordingPoolBatcher), {"keeps_pages": keeps_pages}
+    plain, recording = (partial(kind, **more) for kind in kinds)
     return [
         world.batcher(plain if record is None else partial(recording, record=record(name)))
         for name in engine_names(world, pipeline)
@@ -302,44 +313,33 @@ def engine_names(world: World, pipeline: str = "") -> list[str | None]:
 
 
 def driven(run: Callable[[], None], *steps: Callable[[], None]) -> tuple[str | None, bool]:
-    """Run, taking one of `steps` at each Ctrl-C; return why it ended early, if it did.
+    """Run, taking one of `steps` at each Ctrl-C or SIGTERM; after the last, they end it as usual.
 
-    Beside it: whether that is because the last step was taken.
+    Return why the run ended early, if it did, and whether that is because the last step was taken.
     """
-    failure = None
-    with _interrupts(*steps) as interrupted, answers_in():
-        try:
-            run()
-        except WorkerError as error:
-            failure = str(error)
-    if interrupted.is_set():
-        failure = failure or "interrupted"
-    return failure, interrupted.is_set()
-
-
-@contextmanager
-def _interrupts(*steps: Callable[[], None]) -> Iterator[threading.Event]:
-    """Take one of `steps` at each Ctrl-C, or SIGTERM; after the last, Ctrl-C interrupts as usual.
-
-    Gives whether the last step was taken.
-    """
-    taken = threading.Event()
-    left = deque(steps)
+    failure, left = None, deque(steps)
 
     def step(*_: object) -> None:
         left.popleft()()
         if not left:
-            taken.set()
-            for number in signals:
-                signal.signal(number, signal.default_int_handler)
+            _handle(signal.default_int_handler)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield taken
-        return
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, step) for number in signals]
+    before = _handle(step)
     try:
-        yield taken
+        with answers_in():
+            run()
+    except WorkerError as error:
+        failure = str(error)
     finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)
+        _handle(*before)
+    return failure or (None if left else "interrupted"), not left
+
+
+def _handle(*handlers: Any) -> list[Any]:
+    """Let the handlers, or the only one, handle SIGINT and SIGTERM; return those before.
+
+    Only a main thread can.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [signal.signal(each, handler) for each, handler in zip(SIGNALS, cycle(handlers))]

@@ -51,7 +51,6 @@ class RandomTexts:
     prompts: Sequence[Sequence[int]] | None = None
 
     def __call__(self, request: Request) -> Text:
-        """Return the text of a request."""
         said = self.prompts
         ids = self._prompt_of(request) if said is None else said[request.request_id]
         if not self.sampling[0]:
@@ -111,12 +110,7 @@ class TokenBook:
             ids.append(UNKNOWN if count > known + 1 else live.ids[-1])
         return ids
 
-    def draws(self, chunks: Sequence[Chunk]) -> list[Draw]:
-        """Return the draws of requests with last chunks among these, without greedy ones."""
-        texts = (self._of(chunk.sequence.request).text for chunk in chunks if chunk.last)
-        return [text.draw for text in texts if text.draw is not None]
-
-    def draws_of(self, request_ids: Iterable[int]) -> list[Draw]:
+    def draws(self, request_ids: Iterable[int]) -> list[Draw]:
         """Return the draws of live requests, without greedy ones."""
         texts = (self._live[request_id].text for request_id in request_ids)
         return [text.draw for text in texts if text.draw is not None]
@@ -133,7 +127,6 @@ class TokenBook:
         return stopped
 
     def ended(self, request_id: int) -> None:
-        """Forget a request, if it is known."""
         self._live.pop(request_id, None)
 
     def _of(self, request: Request) -> _LiveText:

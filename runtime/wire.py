@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, get_origin, get_type_hints
+from typing import TYPE_CHECKING, NamedTuple, get_args, get_origin, get_type_hints
 
 from evenflow.errors import WorkerError
 
@@ -168,10 +168,7 @@ class Stop(NamedTuple):
 Message = (
     Step | Activation | Free | Returned | Ready | Beat | Failed | Stop | Move | Cached | Arrived
 )
-KINDS: tuple[type[Message], ...] = (
-    *(Step, Activation, Free, Returned, Ready, Beat, Failed, Stop),
-    *(Move, Cached, Arrived),
-)
+KINDS: tuple[type[Message], ...] = get_args(Message)
 FIELDS = {
     kind: tuple(get_origin(hint) or hint for hint in get_type_hints(kind).values())
     for kind in KINDS
@@ -179,7 +176,6 @@ FIELDS = {
 
 
 def encode(message: Message) -> bytes:
-    """Return the bytes of a message."""
     return json.dumps([KINDS.index(type(message)), *message], separators=(",", ":")).encode()
 
 

@@ -230,7 +230,6 @@ class _Intake(threading.Thread):
         return True
 
     def _hand_over(self, move: Move, data: bytes) -> None:
-        """Send keys and values to a worker of another pool."""
         if (peer := self._peers.get(move.address)) is None:
             peer = self._peers[move.address] = open_socket(self._context, zmq.PUSH, move.address)
         peer.send_multipart([encode(Cached(move.to_start, move.to_pages)), data])
@@ -295,7 +294,6 @@ def run_stages(stages: Sequence[tuple[Place, WorkerSettings]]) -> None:
 
 
 def run_worker(place: Place, settings: WorkerSettings) -> None:
-    """Run a stage until the driver says stop."""
     context: Context = zmq.Context()
     outlet = _Outlet(context, place)
     try:

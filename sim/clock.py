@@ -67,7 +67,7 @@ class SimClock:
 
     @property
     def now(self) -> float:
-        return self.env.now
+        return self.env._now
 
     def at(
         self, time_s: float, call: Callable[[float], None], priority: EventPriority = NORMAL

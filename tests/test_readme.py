@@ -81,7 +81,12 @@ def in_folder(folder: Path, *arguments: str) -> tuple[int, str, str]:
         patch.chdir(folder)
         patch.setenv("COLUMNS", "100")
         patch.setattr(sys, "path", [*sys.path])
-        return evenflow(*arguments)
+        try:
+            return evenflow(*arguments)
+        finally:  # another document's policies may have the same module's name
+            for name, module in [*sys.modules.items()]:
+                if Path(getattr(module, "__file__", None) or "/").is_relative_to(folder):
+                    del sys.modules[name]
 
 
 def lines(text: str) -> list[str]:

@@ -357,7 +357,8 @@ def engines(world: World) -> list[dict[str, Any]]:
 @st.composite
 def speculating_or_swapping(draw: st.DrawFn, world: World) -> World:
     """The world, or the world where decodes yield several tokens, or pages go to the host."""
-    if draw(st.integers(0, 3)) == 0:
+    rules = getattr(world.make_scheduler(), "rules", None)
+    if draw(st.integers(0, 3)) == 0 and not getattr(rules, "unspeculative", ""):
         acceptance = draw(st.sampled_from([0.0, 0.7, 1.0])), draw(st.integers(1, 5))
         world = replace(world, decoding=Speculation(acceptance[:1] * acceptance[1]))
     if draw(st.integers(0, 2)) == 0:

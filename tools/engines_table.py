@@ -16,13 +16,12 @@ from pathlib import Path
 
 from evenflow.errors import UsageError
 from evenflow.experiments.recordings import (
-    ENGINES,
-    RecordedEngine,
-    engine_of,
+    FORMS,
+    form_of,
     of_engines,
     replay_engines,
 )
-from evenflow.experiments.recordings.journal import Event, ReplayOutcome, first_line
+from evenflow.experiments.recordings.journal import Event, Form, ReplayOutcome, first_line
 from evenflow.report.tables import markdown_table
 
 ROOT = Path(__file__).parent.parent
@@ -39,10 +38,9 @@ def rows(journals: Iterable[tuple[Path, ReplayOutcome | UsageError]]) -> str:
         list
     )
     for path, outcome in journals:
-        engine, _ = engine_of(path)
-        (version,) = engine.versions
+        form, version, _ = form_of(path)
         config = {**first_line(path), "version": version}
-        key = engine.name, version, engine.form.mode(config)
+        key = form.FACTS.name, version, form.mode(config)
         found[key].append((config, outcome))
     lines = []
     for key, group in sorted(found.items()):
@@ -60,12 +58,12 @@ def rows(journals: Iterable[tuple[Path, ReplayOutcome | UsageError]]) -> str:
 def rules() -> str:
     """Return a table of what is compared of each engine, and what is not covered."""
     heads = ("engine", "policy", "compared in each step: rules", "not covered")
-    return markdown_table(heads, map(_rules_of, ENGINES.values()))
+    return markdown_table(heads, map(_rules_of, FORMS.values()))
 
 
-def _rules_of(engine: RecordedEngine) -> tuple[str, ...]:
-    compared = "; ".join(f"*{name}*: {rule}" for name, rule in engine.form.RULES.items())
-    return engine.name, f"`{engine.policy}`", compared, engine.form.NOT_COVERED
+def _rules_of(form: Form) -> tuple[str, ...]:
+    compared = "; ".join(f"*{name}*: {rule}" for name, rule in form.FACTS.rules.items())
+    return form.FACTS.name, f"`{form.FACTS.policy}`", compared, form.FACTS.not_covered
 
 
 def blocks() -> Iterator[tuple[str, str]]:

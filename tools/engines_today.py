@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from evenflow.experiments.recordings import ENGINES, gllm, of_engines, replay_engines, sglang, vllm
+from evenflow.experiments.recordings import FORMS, gllm, of_engines, replay_engines, sglang, vllm
 from evenflow.experiments.recordings.journal import ReplayOutcome
 from evenflow.report.tables import markdown_table
 from tools.engines_table import DOCUMENT, ROOT, written
@@ -44,7 +44,7 @@ class Source(NamedTuple):
 
 SOURCES = (
     Source(
-        vllm.MARK,
+        vllm.FACTS.mark,
         "vllm",
         ".venv-vllm/bin/python",
         "tools.vllm_record",
@@ -52,14 +52,14 @@ SOURCES = (
         ("vllm/v1/core/**/*.py", "vllm/v1/engine/core.py", "vllm/v1/request.py"),
     ),
     Source(
-        sglang.MARK,
+        sglang.FACTS.mark,
         "sglang",
         ".venv-sglang/bin/python",
         "tools.sglang_loads",
         1,
         ("sglang/srt/managers/**/sched*.py", "sglang/srt/mem_cache/**/*.py"),
     ),
-    Source(gllm.MARK, "gllm-rt", sys.executable, "tools.gllm_package", 6, ("gllm/*.py",)),
+    Source(gllm.FACTS.mark, "gllm-rt", sys.executable, "tools.gllm_package", 6, ("gllm/*.py",)),
 )
 
 
@@ -117,7 +117,7 @@ def recorded(source: Source, package: Path, journals: Path, runs: int, seed: int
 
 def report(source: Source, runs: int, seed: int, folder: Path) -> tuple[list[str], list[str]]:
     """Return a line of the table for the newest release, and what is to be said of it below."""
-    engine, version = ENGINES[source.mark], newest(source)
+    engine, version = FORMS[source.mark].FACTS, newest(source)
     package = fetched(source, version, folder)
     journals, known = folder / source.package, engine.versions[-1]
     why = recorded(source, package, journals, runs, seed)

@@ -17,12 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-import evenflow.specs
 from evenflow.report.tables import markdown_table, percent
-from evenflow.study.nearness import KEPT, Likeness, MeasuredSet, deviation
+from evenflow.study.nearness import ERRORS, KEPT, Likeness, alike, deviation
 
-TABLE = Path(evenflow.specs.__file__).parent / "errors.csv"
-FACTS = ["like_engine", "like_gpu", "like_model", "like_ranks"]
 METRICS = {"mean_tpot_ms": "TPOT", "mean_ttft_ms": "TTFT"}
 FEWEST = 3
 """A set of fewer runs says little of how they spread, and is left out."""
@@ -43,31 +40,29 @@ def read(path: Path) -> pd.DataFrame:
     return table.assign(even=place % 2 == 0, log=np.log(table["measured"] / table["simulated"]))
 
 
-def sets_of(table: pd.DataFrame) -> list[MeasuredSet]:
+def sets_of(table: pd.DataFrame) -> pd.DataFrame:
     """Return the sets of the runs that are not scored."""
-    sets = []
-    for key, logs in table[~table["even"]].groupby([*FACTS, "metric"])["log"]:
-        engine, gpu, model, ranks, metric = map(str, key)
-        spread = len(logs), round(float(logs.mean()), 4), round(float(logs.std()), 4)
-        sets.append(MeasuredSet(engine, gpu, model, int(ranks), metric, *spread))
-    return [each for each in sets if each.runs >= FEWEST]
+    keys = [*(f"like_{name}" for name in Likeness._fields), "metric"]
+    logs = table[~table["even"]].groupby(keys)["log"]
+    sets = logs.agg(runs="count", mean="mean", sd="std").round(4).reset_index()
+    return sets[sets["runs"] >= FEWEST].rename(columns=lambda name: name.removeprefix("like_"))
 
 
-def scores(
-    table: pd.DataFrame, sets: Sequence[MeasuredSet], metric: str, distance: str
-) -> Iterator[Scored]:
+def scores(table: pd.DataFrame, sets: pd.DataFrame, metric: str, distance: str) -> Iterator[Scored]:
     """Yield the runs' intervals of sets at a distance: what is nearer is not known."""
     nearer = list(KEPT)[: list(KEPT).index(distance)]
     for row in table[table["even"] & (table["metric"] == metric)].to_dict("records"):
-        like = Likeness(*(row[name] for name in FACTS))
-        there = [s for s in sets if not any(s.agrees(like, KEPT[each]) for each in nearer)]
+        like = Likeness(*(row[f"like_{name}"] for name in Likeness._fields))
+        there = sets
+        for each in nearer:
+            there = there[~alike(there, like, KEPT[each])]
         found = deviation(like, metric, there)
         if found is not None and found.distance == distance:
             inside = found.low <= row["log"] <= found.high
             yield Scored(inside, float(np.expm1((found.high - found.low) / 2)))
 
 
-def coverage(table: pd.DataFrame, sets: Sequence[MeasuredSet]) -> str:
+def coverage(table: pd.DataFrame, sets: pd.DataFrame) -> str:
     """Return the table of coverage by distance, as Markdown."""
     heads = ["measured before", "latency", "runs", "inside 90 %", "half-width, median"]
     rows = []
@@ -86,8 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("csv", type=Path, help="what evenflow reproduce wrote")
     table = read(parser.parse_args(argv).csv)
     sets = sets_of(table)
-    columns = pd.DataFrame(sets)
-    columns.to_csv(TABLE, index=False, lineterminator="\n")
+    sets.to_csv(ERRORS, index=False, lineterminator="\n")
     print(coverage(table, sets))
 
 

@@ -24,7 +24,7 @@ from evenflow.report.tables import markdown_table
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GIB, gpu
 from evenflow.specs.memory import EngineMemory, memories
-from evenflow.specs.model import ModelSpec, in_precision, model
+from evenflow.specs.model import ModelSpec, in_precision, model, of_shape
 
 FOLDER = Path(__file__).parent.parent / "experiments" / "validation"
 TOKENS, ROWS = 8192, 1024
@@ -62,7 +62,7 @@ def specs() -> dict[str, ModelSpec]:
     texts = {key for key, kind in kinds.items() if kind is str}
     read: list[dict[str, Any]]
     read = [{k: v if k in texts else json.loads(v) for k, v in row.items()} for row in rows]
-    return {row["name"]: ModelSpec(**row) for row in read}
+    return {row["name"]: of_shape(**row) for row in read}
 
 
 def logs(memory: EngineMemory) -> list[Log]:

@@ -1,28 +1,23 @@
 """Predictors of output lengths: make one, fill in requests, train one and say how good it is.
 
-A trained predictor is a linear classifier of classes of lengths, stored as JSON: it sees only a
-prompt's words and its number of tokens. Training needs scikit-learn; predicting and
-loading do not. Knows no policy and no order of requests. Whether a prediction is used, and what
-for, is the scheduler's business.
+A trained predictor reads a prompt's words by a small BERT (`traces.encoder`), and is stored as
+safetensors. It needs torch. Knows no policy and no order of requests. Whether a prediction is used,
+and what for, is the scheduler's business.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import re
-import zlib
-from collections import Counter
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from evenflow.errors import UsageError, instead_of, require_package
-from evenflow.files import write_whole
-from evenflow.sums import plain_sum
+from evenflow.errors import UsageError, instead_of, require_not_negative, require_package
+from evenflow.files import require_file, write_whole
 from evenflow.traces.trace import Floats, Ints, Trace, random_stream
 from evenflow.types import Request
 
@@ -30,17 +25,9 @@ PERCENTILES = (25, 50, 75, 99)
 NUM_CLASSES = len(PERCENTILES) + 1
 GROUP_SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 
-FORMAT, VERSION = "evenflow-length-predictor", 1
-LENGTH_BINS = 32
-WORD_BINS = 4096
+FORMAT = "evenflow-length-predictor"
 MOST_FILE_BYTES = 64 * 2**20
-NEVER = -1e9
-"""The score of a class that the training set does not have."""
-
-WORD = re.compile(r"\w+")
-
-Features = list[dict[int, float]]
-"""For each request, the features that are not 0, by their index."""
+FEWEST_ROWS = 50
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,165 +93,18 @@ def score(
     }
 
 
-def features_of(prompt_tokens: Ints, texts: Sequence[str] | None) -> Features:
-    """Return the features of prompts: the length's half-octave, its logarithm, hashed words.
-
-    Words count by 1 + ln(count), and all words of a prompt together have length 1.
-    """
-    features: Features = []
-    for index, tokens in enumerate(prompt_tokens.tolist()):
-        octaves = math.log2(max(tokens, 1))
-        row = {0: octaves / 10, 1 + min(int(2 * octaves), LENGTH_BINS - 1): 1.0}
-        if texts is not None:
-            row |= _words(texts[index])
-        features.append(row)
-    return features
-
-
-def _words(text: str) -> dict[int, float]:
-    # zlib.crc32 is the same everywhere, where hash() differs from process to process.
-    words = Counter(zlib.crc32(word.encode()) % WORD_BINS for word in WORD.findall(text.lower()))
-    weights = {1 + LENGTH_BINS + word: 1 + math.log(count) for word, count in words.items()}
-    norm = math.sqrt(plain_sum(weight**2 for weight in weights.values()))
-    return {index: weight / norm for index, weight in weights.items()}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Classifier:
-    """Predicts the mean output of the class with the highest score.
-
-    `weights` [classes, features], `bias` [classes]. `reads_text`: it was trained on words too.
-    `trained_on` says on what, for readers of the file.
-    """
-
-    classes: LengthClasses
-    weights: Floats
-    bias: Floats
-    reads_text: bool
-    trained_on: dict[str, Any]
-
-    def predict(self, prompt_tokens: Ints, texts: Sequence[str] | None = None) -> Ints:
-        """Return the predicted output tokens of each prompt, [n].
-
-        Raises UsageError where it reads text and there is none.
-        """
-        if self.reads_text and texts is None:
-            raise UsageError(
-                "predictor: classifier was trained on prompt texts, and this trace holds none; "
-                "use a trace with text, or train on one without"
-            )
-        rows = features_of(prompt_tokens, texts if self.reads_text else None)
-        scores = np.empty((len(rows), NUM_CLASSES))
-        for index, row in enumerate(rows):
-            scores[index] = self.bias + self.weights[:, list(row)] @ np.array(list(row.values()))
-        return self.classes.tokens(scores.argmax(axis=1))
-
-
-def fit_classifier(
-    prompt_tokens: Ints,
-    output_tokens: Ints,
-    texts: Sequence[str] | None,
-    *,
-    strength: float = 1.0,
-    trained_on: dict[str, Any] | None = None,
-) -> Classifier:
-    """Fit a logistic regression to the classes of these outputs. Needs scikit-learn (`predict`).
-
-    `strength` is the inverse of the regularisation. Raises UsageError where all outputs are of one
-    class.
-    """
-    require_package("sklearn", "training a predictor", "scikit-learn")
-    from scipy.sparse import csr_matrix
-    from sklearn.linear_model import LogisticRegression
-
-    classes = LengthClasses.of(output_tokens)
-    labels = classes.class_of(output_tokens)
-    if len(set(labels.tolist())) == 1:
-        raise UsageError("all outputs of the training set are of one length class; nothing to fit")
-    rows = features_of(prompt_tokens, texts)
-    width = 1 + LENGTH_BINS + (WORD_BINS if texts is not None else 0)
-    values = [value for row in rows for value in row.values()]
-    columns = [index for row in rows for index in row]
-    starts = np.cumsum([0, *map(len, rows)])
-    matrix = csr_matrix((values, columns, starts), shape=(len(rows), width))
-    model = LogisticRegression(C=strength, max_iter=1000).fit(matrix, labels)
-    weights, bias = np.zeros((NUM_CLASSES, width)), np.full(NUM_CLASSES, NEVER)
-    known = model.classes_[-len(model.coef_) :]  # of two classes, the first is the score 0
-    bias[model.classes_] = 0.0
-    weights[known], bias[known] = model.coef_, model.intercept_
-    return Classifier(classes, weights, bias, texts is not None, trained_on or {})
-
-
-def save_classifier(classifier: Classifier, path: Path) -> None:
-    """Write a classifier as JSON: numbers and nothing that could run."""
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
-        "reads_text": classifier.reads_text,
-        "trained_on": classifier.trained_on,
-        "edges": classifier.classes.edges.tolist(),
-        "means": classifier.classes.means.tolist(),
-        "bias": classifier.bias.tolist(),
-        "weights": [[float(f"{w:.6g}") for w in row] for row in classifier.weights.tolist()],
-    }
-    write_whole(path, json.dumps(document))
-
-
-def load_classifier(path: Path) -> Classifier:
-    """Read what `save_classifier` wrote. Raises UsageError for anything else, pickles included."""
-    try:
-        if path.stat().st_size > MOST_FILE_BYTES:
-            raise UsageError(f"predictor {path}: over {MOST_FILE_BYTES >> 20} MiB; refused")
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"predictor {path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError):
-        document = None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise UsageError(f"predictor {path}: not a file of evenflow traces predict; refused")
-    if document.get("version") != VERSION:
-        raise UsageError(
-            f"predictor {path}: version {document.get('version')!r}, this is version {VERSION}; "
-            "train it again with evenflow traces predict"
-        )
-    try:
-        return _checked(document)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"predictor {path}: damaged ({error}); train it again") from None
-
-
-def _checked(document: dict[str, Any]) -> Classifier:
-    reads_text, trained_on = document["reads_text"], document["trained_on"]
-    if not isinstance(reads_text, bool) or not isinstance(trained_on, dict):
-        raise ValueError("reads_text or trained_on")
-    width = 1 + LENGTH_BINS + (WORD_BINS if reads_text else 0)
-    edges = _numbers(document, "edges", (NUM_CLASSES - 1,))
-    means = _numbers(document, "means", (NUM_CLASSES,))
-    bias = _numbers(document, "bias", (NUM_CLASSES,))
-    weights = _numbers(document, "weights", (NUM_CLASSES, width))
-    if (np.diff(edges) < 0).any() or (means < 0).any():
-        raise ValueError("edges or means")
-    return Classifier(LengthClasses(edges, means), weights, bias, reads_text, trained_on)
-
-
-def _numbers(document: dict[str, Any], key: str, shape: tuple[int, ...]) -> Floats:
-    values = np.array(document[key], dtype=np.float64)
-    if values.shape != shape or not np.isfinite(values).all():
-        raise ValueError(key)
-    return values
-
-
-# -- the kinds of predictors, and training -------------------------------------------------------
-
-STRENGTHS = (0.1, 1.0, 10.0)
-FEWEST_ROWS = 50
+# -- the kinds of predictors ---------------------------------------------------------------------
 
 
 class Predictor(Protocol):
     """Says how many tokens each request of a run will produce, [n], at least 1.
 
-    It is given the true outputs too: an oracle reads them, a real predictor does not.
+    It is given the true outputs too: an oracle reads them, a real predictor does not. It takes
+    `per_token_s` for each prompt token, one prompt after the other, before a policy sees them.
     """
+
+    @property
+    def per_token_s(self) -> float: ...
 
     def predict(
         self, prompt_tokens: Ints, output_tokens: Ints, texts: Sequence[str] | None
@@ -275,6 +115,8 @@ class Predictor(Protocol):
 class Oracle:
     """Knows the true length."""
 
+    per_token_s: float = 0.0
+
     def predict(self, _prompt: Ints, output_tokens: Ints, _texts: Sequence[str] | None) -> Ints:
         return output_tokens
 
@@ -282,6 +124,8 @@ class Oracle:
 @dataclass(frozen=True, slots=True)
 class Mean:
     """Predicts the mean output of the run for every request."""
+
+    per_token_s: float = 0.0
 
     def predict(self, _prompt: Ints, output_tokens: Ints, _texts: Sequence[str] | None) -> Ints:
         return np.full(len(output_tokens), max(round(float(output_tokens.mean())), 1))
@@ -298,6 +142,7 @@ class Noisy:
 
     accuracy: float = 0.52
     seed: int = 0
+    per_token_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.accuracy, int | float) or not 0 <= self.accuracy <= 1:
@@ -323,27 +168,44 @@ def _another_class(true: Ints, rng: np.random.Generator) -> Ints:
     return np.where(another < NUM_CLASSES, another, true)
 
 
-@dataclass(frozen=True, slots=True)
-class Classified:
-    """Reads the prompts only: their text where the classifier was trained on text."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Classifier:
+    """Reads a prompt's text by an encoder; predicts the mean output of the class that it names.
 
-    classifier: Classifier
+    `vocabulary`: the words that it knows. `encoder`: one of `traces.encoder`. `trained_on` says on
+    what, for readers of the file. `per_token_s` was measured where it was trained.
+    """
 
-    def predict(self, prompt_tokens: Ints, _output: Ints, texts: Sequence[str] | None) -> Ints:
-        return self.classifier.predict(prompt_tokens, texts)
+    classes: LengthClasses
+    vocabulary: Sequence[str]
+    encoder: Any
+    trained_on: Mapping[str, Any]
+    per_token_s: float = 0.0
+
+    def predict(self, _prompt: Ints, _output: Ints, texts: Sequence[str] | None) -> Ints:
+        """Return the predicted output tokens of each text, [n]; UsageError where there is none."""
+        from evenflow.traces.encoder import classes_of, ids_of
+
+        if texts is None:
+            raise UsageError(
+                "predictor: classifier reads prompt texts, and this trace holds none; "
+                "use a trace with text, or {kind: noisy, accuracy: ...}"
+            )
+        return self.classes.tokens(classes_of(self.encoder, ids_of(texts, self.vocabulary)))
 
 
-def _classified(path: str) -> Classified:
+def _classifier(path: str, per_token_s: float | None = None) -> Classifier:
     if not isinstance(path, str):
         raise ValueError(f"path is {path!r}; expected the path of a stored classifier")
-    return Classified(load_classifier(Path(path)))
+    stored = load_classifier(Path(path))
+    return stored if per_token_s is None else replace(stored, per_token_s=per_token_s)
 
 
 PREDICTORS: Mapping[str, Callable[..., Predictor]] = {
     "oracle": Oracle,
     "mean": Mean,
     "noisy": Noisy,
-    "classifier": _classified,
+    "classifier": _classifier,
 }
 """The kinds of predictors by name; their parameters are their options."""
 
@@ -358,9 +220,11 @@ def make_predictor(spec: str | Mapping[str, Any]) -> Predictor:
     if not isinstance(kind, str) or kind not in PREDICTORS:
         raise UsageError(f'predictor "{kind}" is unknown; {instead_of(kind, PREDICTORS)}')
     try:
-        return PREDICTORS[kind](**options)
+        made = PREDICTORS[kind](**options)
     except (TypeError, ValueError) as error:
         raise UsageError(f"predictor {kind}: {error}") from error
+    require_not_negative(f"predictor {kind}", per_token_s=made.per_token_s)
+    return made
 
 
 def with_predictions(
@@ -376,58 +240,147 @@ def with_predictions(
     ]
 
 
-def train(trace: Trace, seed: int = 0) -> tuple[Classifier, dict[str, Any]]:
-    """Train a classifier on 60 % of a trace; return it with its scores, ready for JSON.
+# -- a classifier's file and its training --------------------------------------------------------
 
-    Another 20 % choose the strength of the regularisation, the last 20 % are tested on. Scores are
-    the class accuracy and the accumulated error by group size (TD-Pipe, figure 14). Beside them are
-    those of the training set's mean, and of the best single class. The rows are shuffled with
-    `seed`. Needs scikit-learn.
+
+class ClassifierFile(BaseModel):
+    """What the file of a classifier says beside its weights; the keys are those of a Classifier."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    edges: list[float] = Field(min_length=NUM_CLASSES - 1, max_length=NUM_CLASSES - 1)
+    means: list[float] = Field(min_length=NUM_CLASSES, max_length=NUM_CLASSES)
+    vocabulary: list[str]
+    trained_on: dict[str, Any]
+    per_token_s: float = Field(ge=0)
+
+
+def save_classifier(classifier: Classifier, path: Path) -> None:
+    """Write a classifier as safetensors: numbers and words, and nothing that could run."""
+    from safetensors.torch import save
+
+    told = ClassifierFile(
+        edges=classifier.classes.edges.tolist(),
+        means=classifier.classes.means.tolist(),
+        vocabulary=list(classifier.vocabulary),
+        trained_on=dict(classifier.trained_on),
+        per_token_s=classifier.per_token_s,
+    )
+    write_whole(path, save(classifier.encoder.state_dict(), {FORMAT: told.model_dump_json()}))
+
+
+def load_classifier(path: Path) -> Classifier:
+    """Read what `save_classifier` wrote. Raises UsageError for anything else, pickles included."""
+    try:
+        require_file(path)
+        if path.stat().st_size > MOST_FILE_BYTES:
+            raise UsageError(f"predictor {path}: over {MOST_FILE_BYTES >> 20} MiB; refused")
+        told, weights = _read(path)
+    except OSError as error:
+        raise UsageError(f"predictor {path}: cannot be read ({error.strerror})") from error
+    if told is None:
+        raise UsageError(f"predictor {path}: not a file of evenflow traces predict; refused")
+    try:
+        return _checked(ClassifierFile.model_validate_json(told), weights)
+    except ValidationError as error:
+        words = f"{error.errors()[0]['loc']}: {error.errors()[0]['msg']}"
+    except ValueError as error:
+        words = str(error)
+    raise UsageError(f"predictor {path}: damaged ({words}); train it again")
+
+
+def _read(path: Path) -> tuple[str | None, dict[str, Any]]:
+    """Return what a file says and its weights; None and nothing for one of another kind."""
+    _require_torch(f"predictor {path}")
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            told = (file.metadata() or {}).get(FORMAT)
+            return told, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError:
+        return None, {}
+
+
+def _checked(told: ClassifierFile, weights: Mapping[str, Any]) -> Classifier:
+    from evenflow.traces.encoder import restored
+
+    classes = LengthClasses(np.array(told.edges), np.array(told.means))
+    if (np.diff(classes.edges) < 0).any() or (classes.means < 0).any():
+        raise ValueError("edges or means")
+    encoder = restored(weights, len(told.vocabulary), NUM_CLASSES)
+    return Classifier(classes, told.vocabulary, encoder, told.trained_on, told.per_token_s)
+
+
+def _require_torch(who: str) -> None:
+    for package in ("torch", "safetensors"):
+        require_package(package, who, "torch safetensors")
+
+
+def split(count: int, seed: int) -> list[Ints]:
+    """Return the rows to train on, 60 %, to validate on and to test on, 20 % each, drawn."""
+    order = random_stream(seed, "split").permutation(count)
+    return np.split(order, [count * 6 // 10, count * 8 // 10])
+
+
+def train(trace: Trace, seed: int = 0) -> tuple[Classifier, dict[str, Any]]:
+    """Train a classifier on 60 % of a trace with texts; return it and its scores, ready for JSON.
+
+    Another 20 % say when to end, the last 20 % are tested on. Scores are the class accuracy, the
+    accumulated error by group size (TD-Pipe, figure 14), and the seconds that it takes. Beside them
+    are those of the training set's mean, and of the best single class. Needs torch.
     """
     if len(trace) < FEWEST_ROWS:
         raise UsageError(
             f"trace {trace.name}: {len(trace)} requests; training needs {FEWEST_ROWS} or more"
         )
-    order = random_stream(seed, "split").permutation(len(trace))
-    cuts = [len(trace) * 6 // 10, len(trace) * 8 // 10]
-    training, validation, test = (_rows(trace, rows) for rows in np.split(order, cuts))
-    origin = {"trace": trace.name, "sha256": trace.sha256, "requests": cuts[0], "seed": seed}
-    candidates = [
-        fit_classifier(*training, strength=strength, trained_on=origin | {"strength": strength})
-        for strength in STRENGTHS
-    ]
-    classifier = max(candidates, key=lambda one: _accuracy(one, *validation))
-    return classifier, _report(trace, classifier, training[1], test, seed)
+    if trace.texts is None:
+        raise UsageError(
+            f"trace {trace.name}: has no prompt texts to learn from; "
+            "predictor: {kind: noisy, accuracy: ...} takes an accuracy of yours"
+        )
+    _require_torch("training a predictor")
+    training, validation, test = split(len(trace), seed)
+    classifier = _fitted(trace, trace.texts, training, validation, seed)
+    begun = time.perf_counter()
+    predicted = classifier.predict(test, test, [trace.texts[row] for row in test.tolist()])
+    took_s = time.perf_counter() - begun
+    timed = replace(classifier, per_token_s=took_s / float(trace.prompt_tokens[test].sum()))
+    mean = np.full(len(test), round(float(trace.output_tokens[training].mean())))
+    return timed, _report(trace, timed, {"classifier": predicted, "mean": mean}, test, seed)
 
 
-Rows = tuple[Ints, Ints, Sequence[str] | None]
+def _fitted(
+    trace: Trace, texts: Sequence[str], training: Ints, validation: Ints, seed: int
+) -> Classifier:
+    from evenflow.traces import encoder
 
-
-def _rows(trace: Trace, rows: Ints) -> Rows:
-    texts = None if trace.texts is None else [trace.texts[row] for row in rows.tolist()]
-    return trace.prompt_tokens[rows], trace.output_tokens[rows], texts
-
-
-def _accuracy(one: Classifier, prompts: Ints, outputs: Ints, texts: Sequence[str] | None) -> float:
-    named = one.classes.class_of(one.predict(prompts, texts))
-    return float((named == one.classes.class_of(outputs)).mean())
+    classes = LengthClasses.of(trace.output_tokens[training])
+    labels = classes.class_of(trace.output_tokens)
+    if len(set(labels[training].tolist())) == 1:
+        raise UsageError("all outputs of the training set are of one length class; nothing to fit")
+    words = encoder.vocabulary_of([texts[row] for row in training.tolist()])
+    ids = encoder.ids_of(texts, words)
+    known, held = (
+        encoder.Sample([ids[row] for row in rows.tolist()], labels[rows])
+        for rows in (training, validation)
+    )
+    fitted = encoder.fitted(len(words), NUM_CLASSES, known, held, seed)
+    origin = {"trace": trace.name, "sha256": trace.sha256, "requests": len(training), "seed": seed}
+    return Classifier(classes, words, fitted, origin)
 
 
 def _report(
-    trace: Trace, classifier: Classifier, trained_outputs: Ints, test: Rows, seed: int
+    trace: Trace, classifier: Classifier, predictions: Mapping[str, Ints], test: Ints, seed: int
 ) -> dict[str, Any]:
-    prompts, outputs, texts = test
-    classes = classifier.classes
-    mean = np.full(len(outputs), round(float(trained_outputs.mean())))
+    classes, outputs = classifier.classes, trace.output_tokens[test]
     labels = np.bincount(classes.class_of(outputs), minlength=NUM_CLASSES)
-    predictions = {"classifier": classifier.predict(prompts, texts), "mean": mean}
     return {
         "trace": trace.name,
-        "requests": {"train": len(trained_outputs), "test": len(outputs)},
-        "features": "text and length" if classifier.reads_text else "length",
+        "requests": {"train": classifier.trained_on["requests"], "test": len(test)},
         "class_edges_tokens": classes.edges.tolist(),
         "class_means_tokens": classes.means.tolist(),
         "largest_class_share": float(labels.max() / len(outputs)),
+        "seconds_per_prompt_token": classifier.per_token_s,
         **{
             name: score(predicted, outputs, classes, random_stream(seed, "groups"))
             for name, predicted in predictions.items()

@@ -112,7 +112,12 @@ def _print_model(spec: ModelSpec) -> None:
     kept = sum(count * kind.state_bytes() for kind, count in spec.kinds().items())
     echo(f"KV: {spec.kv_bytes_per_token():,} bytes a token, {kept:,} a request.")
     own = f"{8 * spec.dtype_bytes} bits"
-    parts = "experts" if spec.quantized_experts_only else "matrices of layers"
+    parts = {
+        (False, False): "matrices of layers",
+        (True, False): "MLPs",
+        (False, True): "attention and experts",
+        (True, True): "experts",
+    }[spec.plain_attention, spec.plain_mlp]
     experts = f"experts {spec.expert_quantization}, " if spec.expert_quantization else ""
     weights = f"{experts}{parts} {spec.quantization}, all else {own}" if spec.quantization else own
     echo(f"Precision: {weights}; keys and values {spec.kv_dtype or own}.")

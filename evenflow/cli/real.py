@@ -54,7 +54,9 @@ def serve_command(
     host: Annotated[str, typer.Option("--host", help="Where to listen.")] = "127.0.0.1",
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option("--allowed-host", help="A name by which clients call it; repeatable."),
+        typer.Option(
+            "--allowed-host", help="A name or address by which clients call it; repeatable."
+        ),
     ] = None,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="0: one that is free.")

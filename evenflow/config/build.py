@@ -41,6 +41,7 @@ from evenflow.user_code import user_code
 
 if TYPE_CHECKING:
     from evenflow.engines.pools import PooledWorld
+    from evenflow.traces.predict import Predictor
 
 __all__ = ["Built", "Workload", "build", "load_workload", "reads_text"]
 
@@ -188,12 +189,12 @@ def _build_world(
         costs = _launched(costs, hardware.placed, overheads, config)
     if speculative is not None:
         costs = speculative.drafted(costs, config.costs, hardware)
-    predicted = partial(_predicted, scheduler=scheduler, seed=config.workload.seed, beside=beside)
+    predictor = _predictor(scheduler, config.workload.seed, beside)
     known = with_own_prefixes if config.kv.prefix_cache else list
     engines = config.virtual_engines
     engines = config.num_stages if engines is True else int(engines) or 1
     world = World(
-        requests=known(predicted(requests, texts)),
+        requests=known(_predicted(requests, texts, predictor)),
         make_scheduler=make,
         costs=costs,
         depth=config.num_stages,
@@ -203,7 +204,7 @@ def _build_world(
         max_in_flight=_cap(config, scheduler),
         virtual_engines=engines if groups == 1 else groups,
         pipelined_chunks=config.pipelined_chunks,
-        overheads=overheads,
+        overheads=_charged(overheads, predictor),
         link=link,
         hop_links=hop_links,
         concurrency=config.workload.concurrency,
@@ -212,7 +213,7 @@ def _build_world(
         router="round_robin" if config.replicas is None else config.replicas.router,
         prefix_cache=config.kv.prefix_cache,
         kv=SwapCache if config.kv.swap else KvCache,
-        before=tuple(known(predicted(part, None)) for part in before),
+        before=tuple(known(_predicted(part, None, predictor)) for part in before),
         **_loop(config, engines, EngineRules.of(scheduler)),
     )
     facts = _deployment_facts(world, placed)
@@ -394,18 +395,12 @@ def _scheduler_maker(
     return make
 
 
-def _predicted(
-    requests: list[Request],
-    texts: Sequence[str] | None,
-    scheduler: Scheduler,
-    seed: int,
-    beside: Path,
-) -> list[Request]:
-    """Return the requests with the output lengths that the policy's predictor predicts."""
+def _predictor(scheduler: Scheduler, seed: int, beside: Path) -> Predictor | None:
+    """Return the predictor that a policy names; None where it names none."""
     spec = rules_of(scheduler).predictor
-    if spec is None or not requests:
-        return requests
-    from evenflow.traces.predict import make_predictor, with_predictions
+    if spec is None:
+        return None
+    from evenflow.traces.predict import make_predictor
 
     if isinstance(spec, Mapping):
         spec = dict(spec)
@@ -413,8 +408,25 @@ def _predicted(
             spec.setdefault("seed", seed)
         if isinstance(spec.get("path"), str):
             spec["path"] = find(spec["path"], beside)
-    texts = None if texts is None else texts[: len(requests)]
-    return with_predictions(requests, make_predictor(spec), texts)
+    return make_predictor(spec)
+
+
+def _predicted(
+    requests: list[Request], texts: Sequence[str] | None, predictor: Predictor | None
+) -> list[Request]:
+    """Return the requests with the output lengths that are predicted, if any are."""
+    if predictor is None or not requests:
+        return requests
+    from evenflow.traces.predict import with_predictions
+
+    return with_predictions(requests, predictor, None if texts is None else texts[: len(requests)])
+
+
+def _charged(overheads: RuntimeOverheads, predictor: Predictor | None) -> RuntimeOverheads:
+    """Return CPU time whose front end also waits for what a predictor takes to read a prompt."""
+    if predictor is None:
+        return overheads
+    return replace(overheads, tokenize_s=overheads.tokenize_s + predictor.per_token_s)
 
 
 def _cap(config: RunConfig, scheduler: Scheduler) -> int | None:

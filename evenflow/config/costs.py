@@ -18,7 +18,6 @@ from evenflow.costs import (
     AffineCost,
     DraftedCost,
     Fabric,
-    GraphCost,
     RanksCost,
     RooflineCost,
     ScaledCost,
@@ -121,10 +120,6 @@ class MadeCosts(NamedTuple):
         return {**self.origin, "extrapolated_share": round(self.tables.extrapolated_share, 6)}
 
 
-def _with_graphs(made: MadeCosts, sizes: list[int] | None) -> MadeCosts:
-    return made if sizes is None else made._replace(cost=GraphCost(made.cost, sizes))
-
-
 class AffineCosts(Keys):
     """Every stage takes `base_s + per_token_s * tokens` seconds."""
 
@@ -135,16 +130,12 @@ class AffineCosts(Keys):
     """Seconds of a micro-batch on a stage, however many tokens it has."""
     per_token_s: NonNegative
     """Seconds for each of its tokens."""
-    cuda_graph_sizes: list[Count] | None = None
-    """Token numbers, to the next of which a micro-batch of decodes alone is padded; null: no CUDA
-    graphs.
-    """
 
     def make(self, hardware: Hardware) -> MadeCosts:
         spec = hardware.spec
         crossing = 0 if spec is None else spec.hidden_size * spec.dtype_bytes
         affine = AffineCost(self.base_s, self.per_token_s, hardware.depth, crossing)
-        return _with_graphs(MadeCosts(affine), self.cuda_graph_sizes)
+        return MadeCosts(affine)
 
 
 class RooflineCosts(Keys):
@@ -161,36 +152,15 @@ class RooflineCosts(Keys):
     """
     expert_imbalance: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     """The load of the busiest expert-parallel GPU over the mean, a ratio."""
-    cuda_graph_sizes: list[Count] | None = None
-    """Token numbers, to the next of which a micro-batch of decodes alone is padded; null: no CUDA
-    graphs.
-    """
-    graph_layer_overhead_s: NonNegative | None = None
-    """Seconds a layer in a CUDA graph, in place of the GPU's `per_layer_overhead_s`; null: the
-    same.
-    """
-
-    @model_validator(mode="after")
-    def _overhead_of_what(self) -> Self:
-        if self.graph_layer_overhead_s is not None and self.cuda_graph_sizes is None:
-            raise needed("costs.graph_layer_overhead_s", '"costs.cuda_graph_sizes"')
-        return self
 
     def make(self, hardware: Hardware) -> MadeCosts:
         deployment, apart = hardware.deployment, hardware.deployment.data_parallel > 1
         if deployment.gpus:
             return self._of_unlike(deployment, hardware)
-        own: Part = "own" if apart else "all"
-        eager = self._roofline(deployment, hardware, own)
-        made = MadeCosts(eager)
+        made = MadeCosts(self._roofline(deployment, hardware, "own" if apart else "all"))
         if apart:
             made = made._replace(experts=self._roofline(deployment, hardware, "experts"))
-        overhead_s = self.graph_layer_overhead_s
-        if self.cuda_graph_sizes is None or overhead_s is None:
-            return _with_graphs(made, self.cuda_graph_sizes)
-        launched = replace(deployment.gpu, per_layer_overhead_s=overhead_s)
-        captured = self._roofline(replace(deployment, gpu=launched), hardware, own)
-        return made._replace(cost=GraphCost(eager, self.cuda_graph_sizes, captured))
+        return made
 
     def _of_unlike(self, deployment: Deployment, hardware: Hardware) -> MadeCosts:
         """Return costs in which each stage takes the time of its GPU."""
@@ -245,8 +215,6 @@ class ProfileCosts(Keys):
     """Estimate the operators that the file lacks with the GPU's efficiencies; null: refuse it."""
     all_reduce: NameOrAllReduce | None = None
     """As of `costs: roofline`, for what is estimated."""
-    cuda_graph_sizes: list[Count] | None = None
-    """As of `costs: roofline`, in tokens."""
 
     def make(self, hardware: Hardware) -> MadeCosts:
         from evenflow.costs.profile.cost import (
@@ -278,8 +246,7 @@ class ProfileCosts(Keys):
             "filled_in": missing_operators(profile, hardware.model, ranks) if fill else [],
         }
         origin |= {key: header[key] for key in MEASURED_WITH}
-        made = MadeCosts(cost, cost, origin, hop_of(profile), host_of(profile))
-        return _with_graphs(made, self.cuda_graph_sizes)
+        return MadeCosts(cost, cost, origin, hop_of(profile), host_of(profile))
 
 
 class SiliconCosts(Keys):
@@ -302,8 +269,6 @@ class SiliconCosts(Keys):
     """
     all_reduce: NameOrAllReduce | None = None
     """The link or points in place of the measured all-reduces; null: those."""
-    cuda_graph_sizes: list[Count] | None = None
-    """As of `costs: roofline`, in tokens."""
 
     def make(self, hardware: Hardware) -> MadeCosts:
         from evenflow.costs.silicon.cost import silicon_cost, silicon_source
@@ -319,7 +284,7 @@ class SiliconCosts(Keys):
         made = MadeCosts(cost, cost, source.facts())
         if apart:
             made = made._replace(experts=silicon_cost(deployment, source, fabric, "experts", most))
-        return _with_graphs(made, self.cuda_graph_sizes)
+        return made
 
 
 class EngineCosts(Keys):
@@ -332,8 +297,6 @@ class EngineCosts(Keys):
     """Whose steps."""
     version: str | None = None
     """The framework's version; null: the one that the package calls current."""
-    cuda_graph_sizes: list[Count] | None = None
-    """As of `costs: roofline`, in tokens."""
 
     def make(self, hardware: Hardware) -> MadeCosts:
         from evenflow.costs.aiconfigurator.cost import engine_cost, facts
@@ -344,7 +307,7 @@ class EngineCosts(Keys):
         made = MadeCosts(cost, cost, facts(deployment, *asked))
         if apart:
             made = made._replace(experts=engine_cost(deployment, *asked, "experts"))
-        return _with_graphs(made, self.cuda_graph_sizes)
+        return made
 
 
 MEASURED_COSTS = ("silicon", "aiconfigurator")

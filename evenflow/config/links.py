@@ -82,11 +82,10 @@ class LinkConfig(LinkKeys):
     """
 
 
-def _is_pair(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2
-
-
-Point = Annotated[list[Positive], expect(_is_pair, "a pair [bytes, microseconds]")]
+Point = Annotated[
+    list[Positive],
+    expect(lambda v: isinstance(v, list) and len(v) == 2, "a pair [bytes, microseconds]"),
+]
 
 
 class AllReduceConfig(LinkKeys):

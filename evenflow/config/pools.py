@@ -13,7 +13,8 @@ from pydantic import BaseModel, Field
 from evenflow import schedulers
 from evenflow.config.costs import AffineCosts, Costs
 from evenflow.config.links import LinkKeys, link_spec
-from evenflow.config.run import Gpu, Policy, RunConfig, SchedulerConfig, with_
+from evenflow.config.parts import Policy, SchedulerConfig
+from evenflow.config.run import Gpu, RunConfig, with_
 from evenflow.config.yaml_file import Document, checked
 from evenflow.engines.pools import TransferLink
 from evenflow.errors import UsageError, is_count
@@ -162,9 +163,6 @@ def _flat(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield prefix + key, field.default.written
         else:
             yield prefix + key, field.default
-
-
-# -- a run for each pool --------------------------------------------------------------------------
 
 
 class _Share(NamedTuple):

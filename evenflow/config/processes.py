@@ -6,14 +6,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from typing import Any
 
 from evenflow.config.files import make_importable
-from evenflow.config.run import ProcessConfig
+from evenflow.config.parts import ProcessConfig
 from evenflow.errors import UsageError, instead_of
-from evenflow.keys import expected, shown
+from evenflow.schedulers.limits import refuse
 from evenflow.user_code import imported
 
 READY = {
@@ -61,22 +59,9 @@ def _with(name: str, function: Callable[..., Any], params: Mapping[str, Any]) ->
     for key, each in known.items():
         if each.default is each.empty and key not in params:
             raise UsageError(f"process {name} needs a value of {key!r}")
-    _refuse(name, function, params)
-    return partial(function, **params) if params else function
-
-
-def _refuse(name: str, function: Callable[..., Any], params: Mapping[str, Any]) -> None:
-    """Raise UsageError for the first parameter that is not of its declared type."""
     try:
-        types = get_type_hints(function, include_extras=True)
-    except (NameError, TypeError):
-        return
-    config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
-    for key, value in params.items():
-        try:
-            TypeAdapter(types.get(key, Any), config=config).validate_python(value, strict=True)
-        except ValidationError as error:
-            words = " or ".join(dict.fromkeys(map(expected, error.errors(include_url=False))))
-            raise UsageError(
-                f"process {name}: {key} should be {words}, not {shown(value)}"
-            ) from None
+        if inspect.isfunction(function):
+            refuse(function, params)
+    except ValueError as error:
+        raise UsageError(f"process {name}: {error}") from None
+    return partial(function, **params) if params else function

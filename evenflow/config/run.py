@@ -7,14 +7,14 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from evenflow.config import yaml_file
-from evenflow.config.costs import MEASURED_COSTS, Costs, Hardware, RooflineCosts, SpeculativeConfig
+from evenflow.config.costs import MEASURED_COSTS, Costs, RooflineCosts, SpeculativeConfig
 from evenflow.config.links import (
     MachineConfig,
     NameOrLink,
@@ -24,11 +24,19 @@ from evenflow.config.links import (
     link_words,
 )
 from evenflow.config.nccl import with_points
+from evenflow.config.parts import (
+    MEMORY_OF,
+    AttentionDpConfig,
+    KvConfig,
+    NamedProcess,
+    Policy,
+    ReplicasConfig,
+    RuntimeConfig,
+    ScaleConfig,
+)
 from evenflow.config.workers import EmulatedWorkers, Workers
 from evenflow.config.workload import WorkloadConfig
-from evenflow.core.routing import Router
-from evenflow.costs import Fabric, StageCost, SwapCost
-from evenflow.engines.lock_step import PromptWait
+from evenflow.costs import Fabric
 from evenflow.errors import MOST, UsageError, is_count
 from evenflow.keys import (
     MOST_MODEL_LEN,
@@ -36,16 +44,12 @@ from evenflow.keys import (
     Count,
     Keys,
     NameOr,
-    NonNegative,
-    Pipes,
     Positive,
-    Share,
     expect,
     needed,
-    short_form,
 )
 from evenflow.results.metrics import Limit
-from evenflow.runtimes import EngineName, Holds, RuntimeName, RuntimeOverheads, runtimes
+from evenflow.runtimes import RuntimeName, RuntimeOverheads, runtimes
 from evenflow.specs.gpu import GpuSpec, gpu
 from evenflow.specs.memory import MemoryName
 
@@ -53,187 +57,6 @@ from evenflow.specs.memory import MemoryName
 def _is_layers(value: object) -> bool:
     return isinstance(value, list) and 0 < len(value) <= MOST_PIPES and all(map(is_count, value))
 
-
-class AttentionDpConfig(Keys):
-    """How prompts wait for those of the other groups, in the words of TensorRT-LLM's options."""
-
-    enable_balance: bool = False
-    """Whether they wait until all groups have one, so that fewer steps are as slow as a prompt."""
-    timeout_iters: Count = 50
-    """Steps after which they wait no longer."""
-    batching_wait_iters: Annotated[int, Field(ge=0)] = 10
-    """Steps that they wait for more of them once all groups have one."""
-
-    def make(self) -> PromptWait | None:
-        """Return the wait, if there is one."""
-        wait = PromptWait(self.timeout_iters, self.batching_wait_iters)
-        return wait if self.enable_balance else None
-
-
-class RuntimeConfig(Keys):
-    """CPU work around a micro-batch, of host, stages and front end."""
-
-    schedule_s: NonNegative = 0.0
-    """Seconds that the policy takes for a micro-batch."""
-    prepare_s: NonNegative = 0.0
-    """Seconds that a stage takes to prepare the inputs of a micro-batch."""
-    prepare_row_s: NonNegative = 0.0
-    """Seconds of that for each row of the micro-batch, on top."""
-    prepare_share: NonNegative = 0.0
-    """The same as a share of the micro-batch's execution time, on top."""
-    overlapped: bool = False
-    """Whether a stage prepares its inputs while it computes the micro-batch before."""
-    per_row_s: NonNegative = 0.0
-    """Seconds for each row of a micro-batch: a decode, or a chunk of a prompt."""
-    per_active_s: NonNegative = 0.0
-    """Seconds of a micro-batch for each request that is admitted, in flight or not."""
-    per_new_request_s: NonNegative = 0.0
-    """Seconds for each prompt that ends in a micro-batch."""
-    per_prompt_token_s: NonNegative = 0.0
-    """Seconds for each prompt token of a micro-batch."""
-    per_prefill_s: NonNegative = 0.0
-    """Seconds for a micro-batch that has prompt tokens."""
-    holds: Holds = "engine"
-    """What the host's time holds up: `engine` the micro-batch itself, `stage0` also whatever stage
-    0 could compute meanwhile, `nothing` shows only where it outlasts the micro-batch before.
-    """
-    front_end_s: NonNegative = 0.0
-    """Seconds of the front end for a request; requests queue for it."""
-    front_end_latency_s: NonNegative = 0.0
-    """Seconds of the front end for a request that delay no other request."""
-    tokenize_s: NonNegative = 0.0
-    """Seconds in which the front end makes a token of a prompt's text; requests queue for it."""
-    launch_s: NonNegative = 0.0
-    """Seconds from one kernel's launch to the next, where no CUDA graph replays them: of
-    micro-batches with prompts, and of all with `enforce_eager`.
-    """
-    graph_tokens: Annotated[int, Field(ge=0)] = 0
-    """Tokens up to which micro-batches with prompts are replayed from CUDA graphs, but for the
-    attention; 0: none (vLLM's max_cudagraph_capture_size, and 0 with FULL_DECODE_ONLY).
-    """
-    like: EngineName | None = None
-    """The engine that has the keys which are left out; null: they are as this table says."""
-
-    def make(self, num_stages: int) -> RuntimeOverheads:
-        if self.like is None:
-            return RuntimeOverheads(**self.model_dump(exclude={"like"}))
-        given = self.model_dump(exclude_unset=True, exclude={"like"})
-        return replace(runtimes()[self.like].on(num_stages), **given)
-
-
-class ScaleConfig(Keys):
-    """Factors on predicted seconds: what would it be if these were wrong?"""
-
-    costs: Positive = 1.0
-    """The ratio by which what a micro-batch takes on a stage is multiplied."""
-    host: Positive = 1.0
-    """The ratio by which the CPU time of `runtime` is multiplied."""
-
-
-class HostLinkConfig(Keys):
-    """The link of each GPU to its host."""
-
-    bandwidth_gb_s: Positive
-    """1e9 bytes a second, each way."""
-    latency_us: NonNegative = 0.0
-    """Microseconds for each request copied."""
-
-
-MEMORY_OF: Mapping[str, MemoryName] = {"vllm_v1": "vllm", "trtllm": "trtllm"}
-"""The engine that pages are counted as with its policy."""
-
-
-class KvConfig(Keys):
-    """Paged memory for keys and values."""
-
-    page_tokens: Count = 16
-    """Tokens of a page (vLLM's block size)."""
-    pages: Annotated[
-        int | Literal["auto"],
-        expect(
-            lambda v: v == "auto" or is_count(v),
-            f"auto or a whole number of at least 1 and at most {MOST}",
-        ),
-    ] = "auto"
-    """Pages of a pipeline's pool; auto: as many as fit beside the weights on the fullest stage."""
-    memory_utilization: Share = 0.9
-    """The share of each GPU's memory that weights, activations and pages may take; of `like:
-    trtllm`, the share of what the others leave that pages take (free_gpu_memory_fraction); of
-    `sglang`, the share of what is free at the start that weights and pages take
-    (mem_fraction_static)."""
-    like: MemoryName | None = None
-    """The engine that `pages: auto` is counted as: what it takes of each GPU besides weights and
-    pages, of the memory that the card shows. `plain`: none, of the nominal memory; null: `vllm`
-    for its policy `vllm_v1`, `trtllm` for that, else plain; commands that compare policies take one
-    for all.
-    """
-    prefix_cache: bool = False
-    """Whether requests share the pages of common prefixes."""
-    swap: bool = False
-    """Whether preempted requests are copied to the host and back, instead of recomputed."""
-    host_link: HostLinkConfig | None = None
-    """The link that `swap` copies over."""
-
-    @model_validator(mode="after")
-    def _swap_over_a_link(self) -> Self:
-        if self.swap and self.host_link is None:
-            raise needed("kv.swap", '"kv.host_link"')
-        if self.host_link is not None and not self.swap:
-            raise needed("kv.host_link", '"kv.swap: true"')
-        return self
-
-    def swapped(self, costs: StageCost, hardware: Hardware) -> StageCost:
-        """Return the costs plus copies of pages to the host and back, where pages are swapped."""
-        host = self.host_link
-        if host is None:
-            return costs
-        page_bytes = [self.page_tokens * size for size in hardware.kv_bytes_per_token()]
-        return SwapCost(costs, page_bytes, host.bandwidth_gb_s * 1e9, host.latency_us * 1e-6)
-
-
-class ReplicasConfig(Keys):
-    """Pipelines of one kind side by side, and a router in front of them."""
-
-    count: Pipes
-    """How many pipelines."""
-    router: Router = "round_robin"
-    """Which pipeline gets a request: each in turn, the one with the fewest requests that are not
-    done, or the one that was sent the longest part of its prefix.
-    """
-
-
-class SchedulerConfig(BaseModel):
-    """A policy's name, or `module:Class`, and its parameters, which the policy itself checks."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    name: Annotated[str, Field(min_length=1)]
-    params: dict[str, Any] = {}
-
-    @property
-    def written(self) -> dict[str, Any]:
-        """The name and the parameters, as a RUN.yaml has them."""
-        return {"name": self.name, **self.params}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gather_params(cls, data: object) -> object:
-        if not isinstance(data, dict) or set(data) <= {"name", "params"}:
-            return data
-        return {
-            "params": {str(key): value for key, value in data.items() if key != "name"},
-            **({"name": data["name"]} if "name" in data else {}),
-        }
-
-
-Policy = Annotated[SchedulerConfig, short_form("name")]
-
-
-class ProcessConfig(SchedulerConfig):
-    """A process of your own, module:function, and its parameters."""
-
-
-NamedProcess = Annotated[ProcessConfig, short_form("name")]
 
 InMilliseconds = Annotated[
     Limit, expect(lambda v: v in get_args(Limit), f"{', '.join(get_args(Limit))}, in milliseconds")

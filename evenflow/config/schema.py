@@ -191,8 +191,6 @@ def _names() -> dict[str, list[str]]:
     }
 
 
-# -- the reference, which knows no key -------------------------------------------------------------
-
 HEAD = """# RUN.yaml and SWEEP.yaml: every key
 
 `make reference` writes this page, [run.schema.json](run.schema.json) and

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -18,16 +19,10 @@ def edited(text: str, dotted: str, value: Any) -> str:
     keys = dotted.split(".")
     wanted = assign(document_of(text, "the run"), keys, value, dotted).data
     for changed in _changes(text, keys, value):
-        if _read(changed) == wanted:
-            return changed
+        with suppress(yaml.YAMLError):
+            if yaml.load(changed, Loader) == wanted:
+                return changed
     return yaml.safe_dump(wanted, sort_keys=False, default_flow_style=None, width=100)
-
-
-def _read(text: str) -> Any:
-    try:
-        return yaml.load(text, Loader)
-    except yaml.YAMLError:
-        return None
 
 
 def _changes(text: str, keys: Sequence[str], value: Any) -> Iterator[str]:

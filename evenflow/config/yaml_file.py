@@ -308,8 +308,6 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-# -- what a schema says of a document -------------------------------------------------------------
-
 Schema = TypeVar("Schema", bound=BaseModel)
 
 

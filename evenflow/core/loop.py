@@ -88,7 +88,7 @@ class Loop:
         return reason
 
     def _add(self, request: Request) -> str | None:
-        return min(self.engines, key=_num_live).add(request)
+        return min(self.engines, key=num_live).add(request)
 
     def returned(self, now_s: float, stopped: Collection[int] = ()) -> None:
         """Take back the micro-batch that was sent first, in which requests `stopped` early."""
@@ -157,7 +157,7 @@ class Loop:
     @property
     def outstanding(self) -> int:
         """Requests that were admitted and have not ended."""
-        return sum(map(_num_live, self.engines))
+        return sum(map(num_live, self.engines))
 
     def flush(self, more: Block) -> None:
         """Flush the columns of the recorder, and `more`, to where it keeps them."""
@@ -177,7 +177,8 @@ class Loop:
         return {name: [*chain(*(getattr(one, name) for one in queues))] for name in names}
 
 
-def _num_live(engine: Batcher) -> int:
+def num_live(engine: Batcher) -> int:
+    """Return how many requests of an engine have not ended."""
     return len(engine.queues.live)
 
 

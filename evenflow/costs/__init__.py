@@ -12,7 +12,7 @@ from evenflow.costs.estimates import (
     estimates,
     token_budget_for,
 )
-from evenflow.costs.modifiers import DraftedCost, GraphCost, RanksCost, ScaledCost, SwapCost
+from evenflow.costs.modifiers import DraftedCost, RanksCost, ScaledCost, SwapCost
 from evenflow.costs.roofline import RooflineCost
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "BatchShape",
     "DraftedCost",
     "Fabric",
-    "GraphCost",
     "RanksCost",
     "Ring",
     "RooflineCost",

@@ -38,9 +38,8 @@ class Ring:
     Over direct links the fastest of that and of what engines launch for messages up to some MB
     (vLLM's custom all-reduce): one shot, in which every rank reads all of the others' data, and two
     shots, in which each reads and then shares its part: 2 and 4 latencies, a barrier a transfer.
-    Known error: trees beat the ring on small messages. Direct, against aiconfigurator-core's A100
-    and H100 at 4 and 8 ranks: 10 us where 5 were measured (up to 64 KiB), 0.8 to 1.1 times at 1 MB,
-    half of the measured at 8 MB and 0.7 times at 512 MB, as links do not reach their nominal rate.
+    Known error: trees beat the ring on small messages; direct links do not reach their nominal
+    rate, so 8 MB and more come out up to twice too fast.
     """
 
     link: LinkSpec

@@ -14,16 +14,12 @@ from evenflow.specs.deployment import Deployment
 from evenflow.specs.model import ModelSpec
 
 LAUNCH_S = 28e-6
-"""Seconds from one launch of an engine in Python to the next, with what leads to it. Eager decode
-steps of one row, over the kernels counted here: GPT-2 on H200 with vLLM 28 us and with SGLang 30
-(github.com/deepspeedai/DeepSpeed, pull request 8352), Llama-3-8B on H100 with SGLang 25 and 29 us
-(github.com/sgl-project/sglang, pull request 1401)."""
+"""Seconds from one launch of an engine in Python to the next, with what leads to it."""
 
 LATENT, EXPERTS = 7, 6
 """What a layer with latents and one with experts take beyond their kernels, in launches: Python of
-the router, of the fused experts, of joins and views. Eager steps: Qwen3-30B-A3B on 4 RTX 4090D with
-vLLM 33.9 ms, so 6 (issue 45709); DeepSeek-Coder-V2-Lite on H100 with SGLang 25 ms (pull request
-1401) and DeepSeek-V3 on 8 GPUs with SGLang 82.6 ms (12160), so 5 and 9 more."""
+the router, of the fused experts, of joins and views. Both, and LAUNCH_S, are from eager steps of
+others (docs/costs-errors.md, launches of kernels)."""
 
 PIECE = 3
 """Launches of a layer whose kernels are replayed but for the attention: the rest, as one graph, the
@@ -91,7 +87,8 @@ def layer_kernels(kind: ModelSpec, ranks: int, *, narrow: bool = False) -> int:
     if kind.num_experts:
         count += 7 + has_mlp + EXPERTS
     if narrow:
-        count += sum(map(kind.is_quantized, shapes)) + 2 * (kind.num_experts > 0)
+        count += sum(kind.is_quantized(shape, ranks) for shape in shapes)
+        count += 2 * (kind.num_experts > 0)
     if ranks > 1:
         count += 1 if kind.parallel_attention else 2
     return count

@@ -1,19 +1,16 @@
-"""Wrappers of a cost model: CUDA graphs, drafts, copies to the host, ranks that step together.
+"""Wrappers of a cost model: drafts, copies to the host, ranks that step together.
 
 Knows the numbers of a micro-batch and another cost model; which rows it holds is not asked.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from evenflow.core.batch import Span, Work
 from evenflow.costs.base import BatchShape, StageCost, decode_work
-from evenflow.errors import UsageError, require_counts
 from evenflow.sums import plain_sum
 
 
@@ -66,38 +63,6 @@ class StagesCost:
     def transfer_bytes(self, batch: BatchShape) -> float:
         """Return the bytes that cross from one stage to the next."""
         return self._costs[0].transfer_bytes(batch)
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class GraphCost(Modified):
-    """Decode steps replayed from captured CUDA graphs: a decode-only micro-batch costs as much as
-    the next captured size, everything else as `costs` says.
-
-    `sizes` are the captured numbers of tokens, ascending. A decode-only micro-batch up to the
-    largest is computed with as many tokens as the next size says, and by `captured`, the same
-    hardware without the launches that a graph saves (None: `costs`, nothing saved). Padding rows
-    attend to nothing and are not sampled or sent. A larger micro-batch, or one with a prompt, is
-    not replayed (vLLM's and SGLang's rule). UsageError unless the sizes ascend. Does not know: the
-    memory that graphs hold, and captured prefills.
-    """
-
-    sizes: Sequence[int]
-    captured: StageCost | None = None
-
-    def __post_init__(self) -> None:
-        for size in self.sizes:
-            require_counts("costs: cuda_graph_sizes", size=size)
-        if not self.sizes or any(one >= other for one, other in pairwise(self.sizes)):
-            raise UsageError(
-                f"costs: cuda_graph_sizes: {list(self.sizes)} must be numbers of tokens that ascend"
-            )
-
-    def times(self, batch: BatchShape) -> list[float]:
-        if batch.prefill_tokens or batch.decode_tokens > self.sizes[-1]:
-            return self.costs.times(batch)
-        padded = self.sizes[bisect_left(self.sizes, batch.decode_tokens)]
-        work = Work((), 0, padded, batch.decode_context, batch.sampled_rows)
-        return (self.captured or self.costs).times(work)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

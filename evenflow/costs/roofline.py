@@ -21,6 +21,8 @@ from evenflow.specs.model import QK_NORM_BYTES, ModelSpec, Split, parameters
 from evenflow.specs.precision import Arithmetic
 from evenflow.sums import plain_sum
 
+LEAST_TILE = 16
+"""Rows of the smallest tile that tensor cores multiply (mma.m16n8k16)."""
 WEIGHT_ONLY_TILE = 16
 """Rows of a tile of the kernels that widen weights as they read them (Marlin in vLLM)."""
 
@@ -52,13 +54,14 @@ def linear_s(
 
     Operations: 2 x inputs x outputs x tokens, tokens rounded up to whole tiles because a partly
     filled tile takes as long as a full one (the steps in the measured L20 curves; Sarathi-Serve,
-    section 4.3). Bytes: the matrix (`matrix_bytes` where it is quantised), its input and its
-    output, once each.
+    section 4.3). Fewer tokens have a smaller tile, a power of two. Bytes: the matrix
+    (`matrix_bytes` where it is quantised), its input and its output, once each.
     Known error: below one tile the kernel changes with the tokens, so real times creep up where
     this is flat. On L20: 15 % too slow up to 16 tokens, right at 17-64, 2-7 % too fast at 65-128.
     """
     inputs, outputs = shape
-    padded = -(-tokens // tile_tokens) * tile_tokens
+    tile = min(tile_tokens, max(LEAST_TILE, 1 << (tokens - 1).bit_length()))
+    padded = -(-tokens // tile) * tile
     compute_s = 2 * inputs * outputs * padded / rates.flops_per_s
     if matrix_bytes is None:
         matrix_bytes = inputs * outputs * dtype_bytes
@@ -240,7 +243,7 @@ def experts_s(
     pairs = tokens * model.experts_per_token * share
     active = active_experts(tokens, model.num_experts, model.experts_per_token) / split.ranks
     operations = 2 * parameters(shapes) * pairs
-    weights = sum(model.matrix_bytes(shape, expert=True) for shape in shapes)
+    weights = sum(model.matrix_bytes(shape, model.expert_format) for shape in shapes)
     moved_bytes = active * weights + pairs * sum(map(sum, shapes)) * model.dtype_bytes
     product_s = max(operations / rates.flops_per_s, moved_bytes / rates.bytes_per_s)
     columns = shapes[-1][0]
@@ -428,11 +431,12 @@ class RooflineCost:
         """Return the seconds of a product of a model's layers, in the format of its matrix."""
         tile = self.tile_tokens
         weight_only = self.deployment.arithmetic == "16-bit"
-        if not model.is_quantized(shape):
+        if not model.is_quantized(shape, self.deployment.tensor_parallel):
             return linear_s(tokens, shape, model.dtype_bytes, tile, self._rates)
         if weight_only:
             tile = min(tile, WEIGHT_ONLY_TILE)
-        weights, rates = model.matrix_bytes(shape), self._product_rates
+        weights = model.matrix_bytes(shape, model.quantization)
+        rates = self._product_rates
         product_s = linear_s(tokens, shape, model.dtype_bytes, tile, rates, matrix_bytes=weights)
         if weight_only:
             return product_s

@@ -9,7 +9,7 @@ from typing import ClassVar
 from evenflow.compiled import mypyc_attr
 from evenflow.core.batch import MicroBatch
 from evenflow.core.batcher import UNCAPPED, Batcher
-from evenflow.core.loop import Loop, Owner, Pipeline
+from evenflow.core.loop import Loop, Owner, Pipeline, num_live
 from evenflow.core.request import Request
 from evenflow.engines.queues import EngineQueues
 from evenflow.engines.rules import EngineRules
@@ -166,4 +166,4 @@ class EngineLoop(Loop):
     @property
     def outstanding(self) -> int:
         """Requests that were admitted and have not ended."""
-        return super().outstanding + len(self.unseen)
+        return len(self.unseen) + sum(map(num_live, self.engines))

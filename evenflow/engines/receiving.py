@@ -138,7 +138,7 @@ class ReceivingView(EngineView):
                 seq.request.prompt_tokens,
                 group.generated_by(seq),
                 seq.request.output_limit,
-                seq.request.max_new_tokens is None,
+                exact=seq.request.max_new_tokens is None,
             )
             for seq in group.sequences()
         ]

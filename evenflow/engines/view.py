@@ -59,17 +59,17 @@ class Active(NamedTuple):
     kv_tokens: int
 
 
-class DecodeRow(NamedTuple):
+class DecodeRow:
     """A row of a decode, with the output tokens so far and those allowed.
 
     `exact`: the client asks for as many as it allows.
     """
 
-    request_id: int
-    prompt_tokens: int
-    generated: int
-    output_limit: int
-    exact: bool
+    def __init__(
+        self, request_id: int, prompt_tokens: int, generated: int, output_limit: int, *, exact: bool
+    ) -> None:
+        self.request_id, self.prompt_tokens = request_id, prompt_tokens
+        self.generated, self.output_limit, self.exact = generated, output_limit, exact
 
     @property
     def tokens(self) -> int:
@@ -88,7 +88,7 @@ class EngineView(View):
     @property
     def running(self) -> int:
         """Requests that were admitted and hold pages."""
-        return super().running + len(self._engine.leaving)
+        return len(self._engine.admitted) + len(self._engine.leaving)
 
     @property
     def waiting(self) -> abc.Iterator[EnginePrompt]:
@@ -188,9 +188,9 @@ class EngineView(View):
             DecodeRow(
                 seq.request.request_id,
                 seq.request.prompt_tokens,
-                generated - late[seq.request.request_id],
+                generated - late.get(seq.request.request_id, 0),
                 seq.request.output_limit,
-                seq.request.max_new_tokens is None,
+                exact=seq.request.max_new_tokens is None,
             )
             for seq, generated in members
         ]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from evenflow.config.run import KvConfig, RunConfig, SchedulerConfig
+from evenflow.config.parts import KvConfig, SchedulerConfig
+from evenflow.config.run import RunConfig
 from evenflow.config.schema import below_keys
 from evenflow.config.workload import WorkloadConfig
 from evenflow.runtimes import runtimes

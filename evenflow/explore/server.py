@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, suppress
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from evenflow.errors import UsageError
 from evenflow.explore.document import MOST_SIDES, Given, question_of
 from evenflow.explore.page import live_page
 from evenflow.explore.workers import Task, WorkerPool, line
+from evenflow.runtime.http.limits import body_of, configured, own_hosts
 from evenflow.runtime.http.live import listening
-from evenflow.runtime.http.server import AllowedHosts, BodyLimits, FewerWords, HttpConnection
 
 MOST_VALUES = 25
 """Values of a slider's sweep."""
@@ -41,41 +42,42 @@ HEADERS = {
 }
 
 
-def make_app(given: Given, token: str, tells: Tells) -> FastAPI:
+def make_app(given: Given, token: str, tells: Tells) -> Starlette:
     """Return the application; `tells` yields the messages of a task."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
     def check(said: str | None) -> None:
         if said is None or not secrets.compare_digest(said.encode(), token.encode()):
             raise HTTPException(403, "the token is missing or wrong; open the printed address")
 
-    @app.get("/")
     async def page(request: Request) -> Response:
         check(request.query_params.get("token"))
         return HTMLResponse(live_page(given), headers=HEADERS)
 
-    @app.post("/simulate")
     async def simulate(request: Request) -> Response:
         check(request.headers.get("x-token"))
         return _Streamed(_simulated(tells, await _json(request)))
 
-    @app.post("/sweep")
     async def sweep(request: Request) -> Response:
         check(request.headers.get("x-token"))
         return _Streamed(_swept(tells, await _json(request)))
 
-    @app.exception_handler(HTTPException)
-    async def refused(_: Request, error: HTTPException) -> Response:
-        return PlainTextResponse(f"{error.detail}\n", error.status_code)
+    routes = [
+        Route("/", page),
+        Route("/simulate", simulate, methods=["POST"]),
+        Route("/sweep", sweep, methods=["POST"]),
+    ]
+    refusals = {HTTPException: _refused}
+    return Starlette(routes=routes, middleware=[own_hosts()], exception_handlers=refusals)
 
-    app.add_middleware(BodyLimits, failure=lambda: None)
-    app.add_middleware(AllowedHosts, hosts=())
-    return app
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return PlainTextResponse(f"{error.detail}\n", error.status_code)
 
 
 async def _json(request: Request) -> Any:
     try:
-        data = json.loads(await request.body())
+        data = json.loads(await body_of(request))
         question_of(data["question"])
         return data
     except (ValueError, KeyError, TypeError, RecursionError, UsageError):
@@ -149,17 +151,10 @@ async def _merged(tells: Tells, several: Iterable[Task]) -> AsyncGenerator[bytes
 
 def serve(given: Given, port: int, opened: Callable[[str], None]) -> None:
     """Serve a page on loopback until Ctrl-C; `opened` is called with its address."""
-    logging.getLogger("uvicorn.error").addFilter(FewerWords())
     token = secrets.token_urlsafe(16)
     processes = WorkerPool(given)
     with listening("127.0.0.1", port) as bound, suppress(KeyboardInterrupt):
-        config = uvicorn.Config(
-            make_app(given, token, processes.lines),
-            log_level="warning",
-            access_log=False,
-            http=HttpConnection,
-            timeout_graceful_shutdown=1,
-        )
+        config = configured(make_app(given, token, processes.lines))
         processes.start()
         opened(f"http://127.0.0.1:{bound.getsockname()[1]}/?token={token}")
         try:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evenflow.results.bubbles import CAUSES
+from evenflow.results.metrics import quantiles
 from evenflow.results.outcome import Outcome
 from evenflow.results.run import Floats, Ints, RunResult
 
@@ -63,7 +64,7 @@ def cumulative(values: Floats, points: int = 150) -> tuple[Floats, Floats]:
     if not len(known):
         return known, known
     shares = np.linspace(0.0, 1.0, min(points, len(known)))
-    return np.quantile(known, shares), shares
+    return quantiles(known, shares), shares
 
 
 def binned(at_s: Floats, values: Floats | Ints, stop_s: float, bins: int = 300) -> Binned:
@@ -108,13 +109,10 @@ def shares_by_stage(run: Outcome) -> Floats:
 
     Of replicas, those of their time together.
     """
-    times = np.sum([_times_by_stage(part) for part in run.parts.values()], axis=0)
+    parts = [(part.result, part.idle.stage_totals()) for part in run.parts.values()]
+    columns = [np.column_stack([np.sum(r.end_s - r.start_s, axis=0), idle]) for r, idle in parts]
+    times = np.sum(columns, axis=0)
     return np.asarray(times / np.maximum(times.sum(axis=1, keepdims=True), 1e-300))
-
-
-def _times_by_stage(run: Outcome) -> Floats:
-    computing = np.sum(run.result.end_s - run.result.start_s, axis=0)
-    return np.column_stack([computing, run.idle.stage_totals()])
 
 
 def shares_over_time(run: Outcome, edges: Floats) -> Floats:

@@ -44,13 +44,9 @@ def staged(
             yield scratch
             manifest.move(scratch, folder, adds=adds)
         finally:
-            if not _moves_from(scratch):
+            found = manifest.read(folder)
+            if found is None or found.moving != scratch.name:
                 manifest.remove(scratch)
-
-
-def _moves_from(scratch: Path) -> bool:
-    found = manifest.read(scratch.parent)
-    return found is not None and found.moving == scratch.name
 
 
 @contextmanager
@@ -203,7 +199,8 @@ def check_folder(folder: Path, *, force: bool = False, reads: Iterable[Path] = (
         if folder.exists():
             raise UsageError(f"{folder}: is a file; give a folder with --out")
         return
-    ours = written_files(folder)
+    known = manifest.read(folder)
+    ours = {} if known is None else {MANIFEST: None, **manifest.unchanged(folder, known.files)}
     for path in reads:
         if path.resolve() in {(folder / name).resolve() for name in ours}:
             raise UsageError(
@@ -217,15 +214,6 @@ def check_folder(folder: Path, *, force: bool = False, reads: Iterable[Path] = (
             f"{folder}: holds what evenflow did not write or what was changed since "
             f"({others[0]}{more}); give another folder with --out, or --force to write beside it"
         )
-
-
-def written_files(folder: Path) -> dict[str, str | None]:
-    """Return the files in a folder that evenflow wrote, unchanged since, with their hashes.
-
-    UsageError for a manifest that cannot be read, or names what does not lie in the folder.
-    """
-    found = manifest.read(folder)
-    return {} if found is None else {MANIFEST: None, **manifest.unchanged(folder, found.files)}
 
 
 def _others(folder: Path, root: Path, ours: Collection[str]) -> Iterator[str]:

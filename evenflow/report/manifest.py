@@ -105,11 +105,9 @@ def inside(folder: Path, name: str) -> Path:
 
 def unchanged(folder: Path, files: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return the files that exist with their known content."""
-    return {name: known for name, known in files.items() if _is_same(inside(folder, name), known)}
-
-
-def _is_same(path: Path, known: str | None) -> bool:
-    return path.is_file() and known in (None, _digest(path))
+    paths = {name: inside(folder, name) for name in files}
+    there = [name for name, path in paths.items() if path.is_file()]
+    return {name: files[name] for name in there if files[name] in (None, _digest(paths[name]))}
 
 
 def _digest(path: Path) -> str | None:
@@ -117,9 +115,6 @@ def _digest(path: Path) -> str | None:
         return None
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# -- scratch folders ------------------------------------------------------------------------------
 
 
 def scratch_in(folder: Path) -> Path:
@@ -177,9 +172,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# -- the move -------------------------------------------------------------------------------------
 
 
 def move(scratch: Path, folder: Path, *, adds: bool) -> None:

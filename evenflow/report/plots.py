@@ -1,20 +1,7 @@
 """The one place that draws with matplotlib: how our pictures look, and how they are saved.
 
-What to call:
-
-    figure, (left, right) = panels(2, 4.2, 3.4)
-    whiskers(left, range(3), means, reach, 0, label="sarathi")
-    finish(left, "Search")
-    figure.legend() or key(left)
-    save(figure, folder / "rates")       # rates.png and rates.svg
-
-- `panels(count, width, height)`: a figure and its axes, `columns` of them in a row;
-- `whiskers`, `front`, `stage_time`: what more than one picture shows;
-- `draw_comparison(runs)`: tokens per micro-batch, and where stage time goes;
-- `finish(axes, title)`: light lines, no box; `key(axes)`: a plain legend;
-  `plain_decades(axis)`: a logarithmic axis that says 1, 2, 5, 10;
-- `save(figure, path)` writes both kinds of file, `svg(figure, name)` returns one for a page.
-  Equal figures give equal bytes.
+`panels` gives a figure and its axes, `finish` and `key` their look, `save` writes it: equal figures
+give equal bytes.
 
 Colours are those of `evenflow.report.style`. Import it late: it loads matplotlib.
 """

@@ -182,7 +182,12 @@ def _work(lines: Mapping[str, Outcome]) -> list[str]:
         _beside("two", tokens(lines)),
         _section("Stages at work"),
         _cause_key(lines, {"computing": PARTS["computing"]} | BLOCKS),
-        *_stages_at_work(lines),
+        *(
+            timeline(
+                f"timeline-{n}", timeline_data(run, TIMELINE_BATCHES), f"<b>{escape(name)}</b>"
+            )
+            for n, (name, run) in enumerate(lines.items())
+        ),
     ]
 
 
@@ -204,14 +209,10 @@ def _marks(runs: Mapping[str, Outcome]) -> Iterator[str]:
         marks = run.result.marks
         if marks and marks not in seen:
             seen.add(marks)
-            rows = "".join(
-                f"<tr><td>{mark.time_s:,.3f}</td><td>{escape(mark.kind)}</td>"
-                f"<td>{escape(mark.text)}</td></tr>"
-                for mark in marks[:MARKS]
-            )
+            rows = [[f"{each.time_s:,.3f}", each.kind, each.text] for each in marks[:MARKS]]
             more = f" The first {MARKS} of {len(marks):,}." if len(marks) > MARKS else ""
             yield section("Marks", f"What processes did to {escape(name)}, by seconds.{more}")
-            yield f"<table><tr><th>s</th><th>kind</th><th>what</th></tr>{rows}</table>"
+            yield html_table(["s", "kind", "what"], rows)
 
 
 def _kv(lines: Mapping[str, Outcome]) -> list[str]:
@@ -255,7 +256,12 @@ def _cause_key(runs: Mapping[str, Outcome], others: Mapping[str, str]) -> str:
 
 def _line_key(runs: Mapping[str, Outcome]) -> str:
     """A legend of the lines of runs below it."""
-    return key({escape(name): _stroke(index) for index, name in enumerate(runs)})
+    looks = (
+        f'stroke="{colour(index)}" stroke-width="3" stroke-dasharray="{dash(index)}"'
+        for index in range(len(runs))
+    )
+    lines = (f'<svg width="36" height="4"><path d="M0 2H36" {look}/></svg>' for look in looks)
+    return key(dict(zip(map(escape, runs), lines, strict=True)))
 
 
 def key(marks: Mapping[str, str]) -> str:
@@ -265,17 +271,6 @@ def key(marks: Mapping[str, str]) -> str:
 
 def swatch(shade: str) -> str:
     return f'<i style="background:{shade}"></i>'
-
-
-def _stroke(index: int) -> str:
-    look = f'stroke="{colour(index)}" stroke-width="3" stroke-dasharray="{dash(index)}"'
-    return f'<svg width="36" height="4"><path d="M0 2H36" {look}/></svg>'
-
-
-def _stages_at_work(runs: Mapping[str, Outcome]) -> Iterator[str]:
-    for index, (name, run) in enumerate(runs.items()):
-        data = timeline_data(run, TIMELINE_BATCHES)
-        yield timeline(f"timeline-{index}", data, f"<b>{escape(name)}</b>")
 
 
 def causes(runs: Mapping[str, Outcome]) -> dict[str, Any]:
@@ -329,7 +324,8 @@ def tokens(runs: Mapping[str, Outcome]) -> list[Drawn]:
         stretches.append(_token_bars(result, batches, batches))
         stretches[-1].axis("x", "steady state: micro-batch number")
     for column in (wholes, stretches):
-        top = max((_height(drawing) for drawing in column), default=1.0)
+        heights = (np.sum([bars["y"] for bars in each.data], axis=0) for each in column)
+        top = max((float(np.max(height, initial=0.0)) for height in heights), default=1.0)
         for drawing in column:
             drawing.axis("y", "tokens", range=[0, 1.05 * top or 1.0])
     parts: list[Drawn] = []
@@ -341,11 +337,6 @@ def tokens(runs: Mapping[str, Outcome]) -> list[Drawn]:
             (f"tokens-{row}-steady", stretches[row].figure, "&nbsp;"),
         ]
     return parts
-
-
-def _height(drawing: PlotlyFigure) -> float:
-    """Return how high the highest of the stacked bars are."""
-    return float(np.max(np.sum([bars["y"] for bars in drawing.data], axis=0), initial=0.0))
 
 
 def _token_bars(result: RunResult, edges: Ints, places: Floats | Ints) -> PlotlyFigure:
@@ -397,7 +388,7 @@ def _gaps(result: RunResult) -> Floats:
     order = np.argsort(result.gap_s, kind="stable")
     stops = np.cumsum(result.gap_count[order])
     count = int(stops[-1]) if len(stops) else 0
-    ranks = np.unique(np.linspace(0, count - 1, min(count, MOST_GAPS)).astype(np.int64))
+    ranks = np.linspace(0, count - 1, min(count, MOST_GAPS)).astype(np.int64)
     return result.gap_s[order][np.searchsorted(stops, ranks, side="right")]
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from evenflow.report.data import shares_over_time, span_s, steady
 from evenflow.results.outcome import Outcome
-from evenflow.results.run import Floats, Ints
 
 BINS = 240
 """Parts in which a run is shown where its micro-batches are not."""
@@ -69,7 +68,7 @@ def _segments(run: Outcome, stage: int, rows: slice) -> Mapping[str, Any]:
     since_s, until_s = _span(run, stage, rows)
     inside = (starts_s >= since_s) & (starts_s < until_s)
     order = np.argsort(starts_s[inside], kind="stable")
-    edges = _microseconds(np.append(starts_s[inside][order], until_s))
+    edges = np.rint(1e6 * np.append(starts_s[inside][order], until_s)).astype(np.int64)
     return {
         "from_s": float(edges[0]) * 1e-6,
         "lengths": packed(np.diff(edges), "u4"),
@@ -83,7 +82,3 @@ def _span(run: Outcome, stage: int, rows: slice) -> tuple[float, float]:
     opens = run.idle.window[0] if rows.start == 0 else float(start_s[rows.start])
     ends = run.idle.window[1] if rows.stop == len(start_s) else float(start_s[rows.stop])
     return opens, ends
-
-
-def _microseconds(times_s: Floats) -> Ints:
-    return np.rint(np.asarray(times_s) * 1e6).astype(np.int64)

@@ -56,7 +56,9 @@ class Shown:
         parts = list(self.told())
         lines = [shortened(visible(part)) for part in parts if isinstance(part, str)]
         tables = [part for part in parts if isinstance(part, Table)]
-        html = [f"<p>{escape(line)}</p>" for line in _cut(lines, MOST_LINES)]
+        html = [f"<p>{escape(line)}</p>" for line in lines[:MOST_LINES]]
+        more = len(lines) - MOST_LINES
+        html += [f"<p>... and {more} more</p>"] if more > 0 else []
         left = MOST_ROWS
         for table in tables:
             rows = [_short(row) for row in table.rows[:left]]
@@ -67,11 +69,6 @@ class Shown:
 
 def _short(cells: Sequence[str]) -> list[str]:
     return [shortened(visible(cell), MOST_OF_A_CELL) for cell in cells[:MOST_COLUMNS]]
-
-
-def _cut(lines: Sequence[str], most: int) -> list[str]:
-    more = len(lines) - most
-    return [*lines[:most], *([f"... and {more} more"] if more > 0 else [])]
 
 
 def _hidden(tables: Sequence[Table]) -> list[str]:

@@ -6,22 +6,15 @@ dark page, as `tests/report/test_palette.py` measures. Does not know what is dra
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 PREFILL, DECODE, BUSY, GRID = "#E69F00", "#56B4E9", "#D5DAE1", "#E9ECF0"
 SCHEDULER_COLOURS = ("#0072B2", "#D55E00", "#8BD18B", "#74465D", "#A2B9FF", "#A22E2E", "#8B8B8B")
-CAUSE_COLOURS = {
-    "fill_drain": "#A28B74",
-    "starvation": "#8BE8A2",
-    "kv_limited": "#D174A2",
-    "policy": "#9030A8",
-    "uneven_prefill": "#1A601A",
-    "prefill_decode": "#0000FF",
-    "uneven_decode": "#2E74FF",
-    "uneven_stages": "#747400",
-    "link": "#5D5D46",
-    "cpu": "#8B4674",
-    "outage": "#FF875A",
-    "slow_stage": "#D2E178",
-}
+_TEXT = Path(__file__).with_name("causes.csv").read_text(encoding="utf-8")
+CAUSE_LOOKS = {row["cause"]: row for row in csv.DictReader(_TEXT.splitlines())}
+"""The colour of each cause of idle time, its words and what it means."""
+CAUSE_COLOURS = {cause: row["colour"] for cause, row in CAUSE_LOOKS.items()}
 BAND = 0.05
 """The share by which a prediction may be off within the grey band of a picture."""
 

@@ -1,19 +1,5 @@
 """The one place that writes tables and facts: to files, to a terminal, as Markdown and as HTML.
 
-What to call:
-
-- `write_table(path, table)`: CSV or Parquet of equally long columns, a mapping or a DataFrame;
-- `read_table(folder, name, columns)`: columns of that file, in either format;
-- `check_format(name)`: whether tables can be written so;
-- `write_rows(path, rows)`: CSV of mappings, the rows; `columns_of(rows)`: those rows as columns;
-- `write_summaries(path, label, summaries)`: CSV of the numbers of several summaries;
-- `write_json(path, facts)`: a mapping, numbers of numpy's included;
-- `print_table(heads, rows)` for words and `print_numbers(heads, rows, title)` for numbers;
-- `markdown_table(heads, rows)` and `html_table(heads, rows)`: the table as text;
-- `as_given(cell)`: a cell of a CSV, without the apostrophe before a formula;
-- `number(value)`, `percent(share)`: a cell; `is_number(value)`, `is_metric(value)`: what a table
-  of numbers takes.
-
 Cells are text where people read them, and values in a file. Loads nothing but what is called for.
 Knows no run and no study.
 """

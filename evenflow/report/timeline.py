@@ -200,13 +200,9 @@ def _marks(result: RunResult, window: Window) -> Iterator[list[str]]:
     marks = [mark for mark in result.marks or () if window[0] <= mark.time_s <= window[1]]
     if marks:
         at = _nanoseconds(np.array([mark.time_s for mark in marks]))
-        names = np.array([_in_json(f"{mark.kind}: {mark.text}") for mark in marks], dtype=object)
+        words = [json.dumps(f"{mark.kind}: {mark.text}")[1:-1] for mark in marks]
+        names = np.array(words, dtype=object)
         yield _event("i", at, (PIPELINE, "0"), names, ',"s":"g"')
-
-
-def _in_json(text: str) -> str:
-    """Return a text as it is between quotes in JSON."""
-    return json.dumps(text)[1:-1]
 
 
 def _counters(result: RunResult) -> Iterator[list[str]]:
@@ -232,7 +228,8 @@ def _counter(name: str, at_ns: Ints, **values: Ints) -> Iterator[list[str]]:
 def _level(enter_s: Floats, leave_s: Floats) -> tuple[Ints, Ints]:
     """How many are inside after each instant (nanoseconds) at which one enters or leaves."""
     enter, leave = _nanoseconds(enter_s), _nanoseconds(leave_s[~np.isnan(leave_s)])
-    instants = np.unique(np.concatenate([enter, leave]))
+    instants = np.sort(np.concatenate([enter, leave]))
+    instants = instants[np.diff(instants, prepend=-1) > 0]
     return instants, present(enter, leave, instants)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evenflow.report.data import shares
+from evenflow.report.style import CAUSE_LOOKS
 from evenflow.report.tables import Html, html_table, is_number, number
 from evenflow.results.outcome import Outcome, Served
 
@@ -30,23 +31,7 @@ ALIKE = 0.02
 LEAST_SHARE = 0.005
 """Causes below this share of the stage time have no entry in a key, and no place over time."""
 
-CAUSE_WORDS = {
-    "fill_drain": ("fill and drain", "the pipeline is not full yet, or empties at the end"),
-    "starvation": ("nothing to run", "fewer requests than stages, all of them in flight"),
-    "kv_limited": ("KV-limited", "work waited, the free KV pages did not suffice"),
-    "policy": (
-        "held back",
-        "work waited, or sat in fewer micro-batches than stages: the scheduler's choice",
-    ),
-    "uneven_prefill": ("uneven prefill", "micro-batches differ in prefill tokens"),
-    "prefill_decode": ("prefill against decode", "a prefill and a decode step differ in time"),
-    "uneven_decode": ("uneven decode", "decode steps differ in rows or context"),
-    "uneven_stages": ("uneven stages", "one stage is slower than another"),
-    "link": ("link", "the activation was on its way"),
-    "cpu": ("CPU", "the CPU was scheduling or preparing inputs"),
-    "outage": ("outage", "another stage was stopped, or the pipeline had died"),
-    "slow_stage": ("slow stage", "another stage was slowed down"),
-}
+CAUSE_WORDS = {cause: (row["words"], row["meaning"]) for cause, row in CAUSE_LOOKS.items()}
 
 
 class Metric(NamedTuple):
@@ -164,7 +149,8 @@ def verdict(runs: Mapping[str, Outcome]) -> list[str]:
     """
     numbers = {name: figures_of(run) for name, run in runs.items()}
     arriving = all("overloaded" in run.summary for run in runs.values())
-    served = arriving and not any(map(_closed, runs.values()))
+    asked = [_config(run).get("workload", {}).get("arrivals", {}) for run in runs.values()]
+    served = arriving and all(each.get("kind") != "closed" for each in asked)
     summaries = {name: run.summary for name, run in runs.items()}
     pace = _load(summaries) if served else _throughput(numbers)
     lost = [f"{escape(line)}." for line in refusals({k: run.served for k, run in runs.items()})]
@@ -235,12 +221,6 @@ def slo(runs: Mapping[str, Outcome]) -> dict[str, float]:
 def _config(run: Outcome) -> Mapping[str, Any]:
     found: Mapping[str, Any] = run.result.provenance.get("config", {})
     return found
-
-
-def _closed(run: Outcome) -> bool:
-    """Say whether a request arrives when another one leaves, and so never too early."""
-    workload = _config(run).get("workload", {})
-    return bool(workload.get("arrivals", {}).get("kind") == "closed")
 
 
 def _load(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -6,6 +6,7 @@ import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 from evenflow.compiled import docstring
@@ -74,10 +75,13 @@ def policy(name: str) -> type[Scheduler]:
 
 def parameters(cls: type[Scheduler]) -> dict[str, inspect.Parameter]:
     """Return the constructor parameters of a policy that a user may set, by name."""
-    if cls.__init__ is object.__init__:
-        return {}
-    signature = inspect.signature(cls).parameters
-    return {name: signature[name] for name in signature if name not in GIVEN}
+    return {name: each for name, each in _signature(cls).items() if name not in GIVEN}
+
+
+@cache
+def _signature(cls: type[Scheduler]) -> Mapping[str, inspect.Parameter]:
+    """Return all parameters of a policy's constructor, by name."""
+    return {} if cls.__init__ is object.__init__ else inspect.signature(cls).parameters
 
 
 def create(
@@ -100,8 +104,7 @@ def create(
                 f"scheduler {name} has no parameter {key!r}{_hint(key, known)}; it has "
                 f"{', '.join(known) or 'none'}"
             )
-    accepted = inspect.signature(cls).parameters if known else {}
-    given = {key: value for key, value in facts.items() if key in accepted}
+    given = {key: value for key, value in facts.items() if key in _signature(cls)}
     given |= {key: value for key, value in params.items() if value is not None or key not in given}
     try:
         if not issubclass(cls, Policy):  # which refuses by itself

@@ -46,8 +46,8 @@ class Policy:
         return super().__new__(cls)
 
 
-def refuse(cls: type, params: Mapping[str, Any]) -> None:
-    """Raise ValueError for the first parameter that is not of the type that a policy declares.
+def refuse(cls: Any, params: Mapping[str, Any]) -> None:
+    """Raise ValueError for the first parameter not of the type that a policy or function declares.
 
     A parameter without a type, or with one that cannot be looked up, is left to the constructor.
     """
@@ -65,16 +65,17 @@ def refuse(cls: type, params: Mapping[str, Any]) -> None:
 @cache
 def declared(cls: Any) -> dict[str, Any]:
     """Return the types of a policy's parameters, as far as they are declared, by name."""
+    plain = isinstance(cls, type) and not is_dataclass(cls)
     try:
-        found = get_type_hints(cls if is_dataclass(cls) else cls.__init__, include_extras=True)
+        found = get_type_hints(cls.__init__ if plain else cls, include_extras=True)
     except NameError:
         return {}
-    for each in reversed(cls.__mro__):
+    for each in reversed(getattr(cls, "__mro__", ())):
         found |= own_annotations(each)
     return found
 
 
 @cache
-def _adapter(cls: type, name: str) -> TypeAdapter[Any]:
+def _adapter(cls: Any, name: str) -> TypeAdapter[Any]:
     config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
     return TypeAdapter(declared(cls)[name], config=config)

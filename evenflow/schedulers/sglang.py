@@ -397,8 +397,10 @@ class PrefillAdder:
     ends: list[tuple[float, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        rest = ((min(one.output_limit - one.generated, CLIP), one) for one in self.decodes)
-        self.reserved = self.planned + plain_sum(tokens * self.share(one) for tokens, one in rest)
+        rest = [
+            min(one.output_limit - one.generated, CLIP) * self.share(one) for one in self.decodes
+        ]
+        self.reserved = self.planned + plain_sum(rest)
 
     def walks(self, prompt: EnginePrompt) -> bool:
         return prompt.exact and not self.view.prefix_cache

@@ -155,10 +155,9 @@ class MachineSpec:
 def gpus() -> tuple[GpuSpec, ...]:
     """Return the table of GPUs (`gpus.csv`): those of the papers and their successors.
 
-    Peaks are of data sheets, dense. The efficiencies are fitted by `tools.calibrate silicon`, which
-    also gives mean and P95 error on models that it has not seen. They are of kernels back to back,
-    as CUDA graphs run them; L20's are of an engine without graphs. Peaks and memory of B200 and
-    later are as aiconfigurator-core states them (memory as nvidia-smi shows it).
+    Peaks are of data sheets, dense; of B200 and later they and the memory are as
+    aiconfigurator-core states them. Efficiencies are fits of `tools.calibrate`, of kernels back to
+    back but for L20's (docs/costs-errors.md).
     """
     return tuple(read_table("gpus", GpuSpec).values())
 

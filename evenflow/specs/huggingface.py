@@ -17,13 +17,13 @@ from typing import Any
 
 from evenflow.errors import UsageError, instead_of, is_count, once
 from evenflow.files import require_file
-from evenflow.specs.hybrids import READERS, layers_of
+from evenflow.specs.hybrids import READERS, layers_of, unlike_layers
 from evenflow.specs.precision import DTYPE_BYTES
 from evenflow.specs.quantization import (
     expert_format,
     kv_format,
     mapping,
-    spares_attention,
+    plain_parts,
     weights_format,
 )
 
@@ -56,6 +56,7 @@ FAMILIES = {
     "deepseek_v3": "deepseek",
     "kimi_k2": "deepseek",
     "glm4_moe_lite": "deepseek",
+    "mistral4": "deepseek",
     "glm4_moe": "glm4_moe",
     "qwen3_next": "qwen3_5",
     "qwen3_5_text": "qwen3_5",
@@ -108,6 +109,9 @@ OTHER_LAYERS = re.compile(
 
 BESIDE_TEXT = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype")
 """What holds for `text_config`, too, where it stands beside it."""
+
+MOST_LAYERS = 10_000
+"""Layers of a model: far more than any has, and few enough to list."""
 
 BESIDE = "hf_quant_config.json"
 """Where NVIDIA's older checkpoints say how they are quantised, and nowhere else."""
@@ -205,6 +209,11 @@ class _Config:
         right = f"a list of {layers}, one a layer{some}"
         return list(self._right(key, found, is_right, right))[:layers]
 
+    def plain_layers(self) -> list[Any]:
+        """Return the numbers of layers that have an MLP alone."""
+        said = self.get("mlp_only_layers", default=[])
+        return list(self._right("mlp_only_layers", said, isinstance(said, list), "a list"))
+
     def number(self, value: Any, key: str) -> float:
         is_above = type(value) in (int, float) and value > 0
         return float(self._right(key, value, is_above, "a number above 0"))
@@ -227,9 +236,14 @@ def read_config(
     config = _Config(Path(path))
     family = _family(config)
     shape = _falcon_shape(config) if family == "falcon" else _llama_shape(config, family)
-    shape |= _experts(config, family) | _windows(config, family, shape["num_layers"])
-    if family in READERS:
-        shape["layers"] = layers_of(family, config, shape["num_layers"], config.path)
+    shape |= _experts(config, family)
+    layers = shape["num_layers"]
+    if layers > MOST_LAYERS:
+        raise UsageError(f"{config.path}: {layers} layers; {MOST_LAYERS} at most are right")
+    shape["sliding_window"], full = _windows(config, family, layers)
+    unlike = unlike_layers(_with_experts(config, family, layers), full)
+    own = layers_of(family, config, layers, config.path) if family in READERS else [{}] * layers
+    shape["layers"] = [each | more for each, more in zip(own, unlike, strict=True)]
     heads, hidden = shape["num_heads"], config.count("hidden_size")
     vocabulary = config.count("vocab_size")
     config.require_all()
@@ -293,10 +307,12 @@ def _formats(
 ) -> dict[str, Any]:
     """Return the formats of weights, keys and values that the caller does not give."""
     said = config.get("quantization_config")
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = plain_parts(said, shape["num_layers"])
+    if _family(config) == "gpt_oss":
+        found = dict.fromkeys(("plain_attention", "plain_mlp"), True)
     if dtype is None:
-        layers, experts = shape["num_layers"], shape.get("num_experts", 0)
-        found["quantization"] = weights_format(said, layers, experts, config.path)
+        experts = shape.get("num_experts", 0)
+        found["quantization"] = weights_format(said, experts, config.path)
         own = expert_format(said) or ("mxfp4" if config.get("expert_dtype") == "fp4" else "")
         if experts and own not in ("", found["quantization"]):
             found["expert_quantization"] = own
@@ -337,9 +353,13 @@ def _llama_shape(config: _Config, family: str) -> dict[str, Any]:
 
 
 def _mtp_layers(config: _Config, family: str) -> int:
-    """Return the number of layers that predict further tokens; Nemotron's are not alike."""
+    """Return the number of layers that predict further tokens.
+
+    Nemotron's are not alike. MiniMax's files count some, of which no weights are published
+    (github.com/MiniMax-AI, MiniMax-M2.7 issue 16, MiniMax-M3 issue 13).
+    """
     said = config.whole("num_nextn_predict_layers") or config.whole("mtp_num_hidden_layers")
-    return 0 if family == "nemotron_h" else said
+    return 0 if family in ("nemotron_h", "minimax_m3") else said
 
 
 def _falcon_shape(config: _Config) -> dict[str, Any]:
@@ -399,16 +419,7 @@ def _experts(config: _Config, family: str) -> dict[str, Any]:
     number, columns, shared = MIXTURES.get(family, ("", "", ""))
     if not number or (family in MAYBE_DENSE and not config.get(number)):
         return {}
-    if (
-        config.get("mlp_only_layers", default=[])
-        or config.get("decoder_sparse_step", default=1) != 1
-    ):
-        raise UsageError(
-            f"{config.path}: some layers have no experts (mlp_only_layers, decoder_sparse_step), "
-            "not supported; all layers must be alike"
-        )
     several, few = (8, 2) if family == "mixtral" else (None, None)
-    said = config.get("quantization_config")
     tops = ("num_experts_per_tok", "experts_per_token", *TOPS)
     wide = config.count(columns)
     beside = config.whole(shared) if shared else 0
@@ -419,45 +430,45 @@ def _experts(config: _Config, family: str) -> dict[str, Any]:
         "shared_intermediate_size": beside * (wide if shared.endswith("shared_experts") else 1),
         "expert_hidden_size": config.whole("moe_latent_size")
         or config.whole("routed_expert_hidden_size"),
-        "quantized_experts_only": family == "gpt_oss" or spares_attention(said),
         "norm_topk_prob": config.flag(
             "norm_topk_prob", default=columns == "intermediate_size" or family == "deepseek_v4"
         ),
     }
-    experts["dense_layers"] = _first_dense(config) if family in FIRST_DENSE else 0
     return experts | (_latents(config) if family in LATENT else {})
 
 
 TOPS = ("num_experts_per_token", "top_k_experts", "moe_top_k")
 """Other spellings of how many experts a token is sent to."""
 
-FIRST_DENSE = ("deepseek", "glm4_moe")
-"""Families whose first layers have no experts, and whose layers are alike but for that."""
+FIRST_DENSE = ("deepseek", "deepseek_v32", "glm4_moe")
+"""Families whose first layers have no experts."""
+
+STEPPED = ("qwen2_moe", "qwen3_moe", "qwen3_5")
+"""Families whose every n-th layer has experts, save for layers that a list names."""
 
 
-def _first_dense(config: _Config) -> int:
-    """Return how many layers, the first, have no experts."""
-    frequency = config.count("moe_layer_freq", default=1)
-    if frequency != 1:
+def _with_experts(config: _Config, family: str, layers: int) -> list[bool]:
+    """Return which layers have experts, where any have; UsageError where none has."""
+    key, found = "first_k_dense_replace", [True] * layers
+    if family in STEPPED:
+        key, step = "decoder_sparse_step", config.count("decoder_sparse_step", default=1)
+        plain = config.plain_layers()
+        found = [(layer + 1) % step == 0 and layer not in plain for layer in range(layers)]
+    if family in FIRST_DENSE:
+        frequency = config.count("moe_layer_freq", default=1)
+        if frequency != 1:
+            raise UsageError(f'{config.path}: "moe_layer_freq" is {frequency}, not supported; 1 is')
+        dense = config.whole(key)
+        found = [layer >= dense for layer in range(layers)]
+        if config.get(key) is None and config.get("mlp_layer_types") is not None:
+            key, known = "mlp_layer_types", ("dense", "sparse")
+            found = [name == "sparse" for name in config.listed(key, known, layers)]
+    if layers > 1 and not any(found):
+        said = config.get(key)
         raise UsageError(
-            f'{config.path}: "moe_layer_freq" is {frequency}, not supported; dense layers come '
-            'first, "first_k_dense_replace" of them'
+            f'{config.path}: "{key}" is {said}; of {layers} layers some must have experts'
         )
-    layers, key = config.count("num_hidden_layers"), "mlp_layer_types"
-    said = config.get(key) is not None
-    types = config.listed(key, ("dense", "sparse"), layers) if said else []
-    leading = types.count("dense")
-    if "dense" in types[leading:]:
-        raise UsageError(
-            f'{config.path}: "mlp_layer_types" has dense layers after others, not supported'
-        )
-    dense = config.whole("first_k_dense_replace", leading)
-    if dense >= layers > 1:
-        raise UsageError(
-            f'{config.path}: "first_k_dense_replace" is {dense}; of {layers} layers some must have '
-            "experts"
-        )
-    return dense
+    return found
 
 
 def _latents(config: _Config) -> dict[str, Any]:
@@ -483,46 +494,29 @@ WINDOWED = {
 """Family -> every which layer attends to all where the file does not say; 0: none."""
 
 
-def _windows(config: _Config, family: str, layers: int) -> dict[str, Any]:
-    """Return the sliding window, and n where every n-th layer attends to all tokens."""
+def _windows(config: _Config, family: str, layers: int) -> tuple[int, list[bool]]:
+    """Return the sliding window, 0 for none, and which layers attend to all tokens besides."""
     window, types = config.whole("sliding_window"), config.get("layer_types")
+    none = 0, [False] * layers
     if family not in WINDOWED:
-        return {}
+        return none
     if family in ("qwen2", "qwen3"):
         # Their files name a window that is not used.
         first = config.whole("max_window_layers", default=28) if types is None else 0
         if first >= layers or not config.flag("use_sliding_window", default=False):
-            return {}
-        if first:
-            raise UsageError(
-                f'{config.path}: "max_window_layers" is {first} of {layers} layers, not supported; '
-                '0 is right, or "layer_types" with "full_attention" at every n-th'
-            )
-    if not window:
-        if isinstance(types, list) and "sliding_attention" in types:
-            raise UsageError(
-                f'{config.path}: "layer_types" has "sliding_attention"; add its "sliding_window"'
-            )
-        return {}
-    every = config.whole("sliding_window_pattern", default=WINDOWED[family])
+            return none
+        full = [layer < first for layer in range(layers)]
+    else:
+        every = config.whole("sliding_window_pattern", default=WINDOWED[family])
+        full = [every > 0 and (layer + 1) % every == 0 for layer in range(layers)]
     if types is not None:
-        every = _period(config, types, layers)
-    # A window that is on no layer, or on each, is none of a pattern.
-    return {} if every == 1 else {"sliding_window": window, "full_every": every}
-
-
-def _period(config: _Config, types: Any, layers: int) -> int:
-    """Return n where every n-th layer attends to all, 0 for none, or raise UsageError."""
-    full = [name == "full_attention" for name in types] if isinstance(types, list) else []
-    every = full.index(True) + 1 if True in full else 0
-    expected = [bool(every) and (layer + 1) % every == 0 for layer in range(layers)]
-    known = ("full_attention", "sliding_attention")
-    if full != expected or not all(name in known for name in types):
+        known = ("sliding_attention", "full_attention")
+        full = [name == known[1] for name in config.listed("layer_types", known, layers)]
+    if not window and types is not None and not all(full):
         raise UsageError(
-            f'{config.path}: "layer_types" is not supported; it must hold, for each of the '
-            f'{layers} layers, "sliding_attention", or "full_attention" at every n-th'
+            f'{config.path}: "layer_types" has "sliding_attention"; add its "sliding_window"'
         )
-    return every
+    return (window, full) if window and not all(full) else none
 
 
 def read_dtype(path: str | Path) -> str:

@@ -7,7 +7,7 @@ of Kimi-K3 of its published layout. What a layer says here replaces what the mod
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,13 +22,23 @@ STATE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 INDEX_SCALE_BYTES = 4
 """A float32 scale beside an indexer's key of 8 bits, as vLLM's and SGLang's caches have it."""
 
-NO_MLP: Layer = {
+NO_EXPERTS: Layer = {
     "num_experts": 0,
     "experts_per_token": 0,
     "expert_intermediate_size": 0,
     "shared_intermediate_size": 0,
-    "intermediate_size": 0,
 }
+NO_MLP: Layer = NO_EXPERTS | {"intermediate_size": 0}
+
+
+def unlike_layers(experts: Sequence[bool], full: Sequence[bool]) -> list[Layer]:
+    """Return in what layers of a mixture, or with a window, differ from those of its experts.
+
+    `experts`: whether each has any; `full`: whether each attends to all tokens.
+    """
+    whole: Layer = {"sliding_window": 0}
+    pairs = zip(experts, full, strict=True)
+    return [({} if has else NO_EXPERTS) | (whole if is_full else {}) for has, is_full in pairs]
 
 
 def layers_of(family: str, config: ConfigKeys, layers: int, where: Path) -> list[Layer]:
@@ -104,12 +114,7 @@ def _indexed(config: ConfigKeys, layers: int) -> list[Layer]:
         index_bytes=size + INDEX_SCALE_BYTES,
     )
     types = config.get("indexer_types") or ["full"] * layers
-    dense = config.whole("first_k_dense_replace")
-    plain = _dense(config.count("intermediate_size"))
-    return [
-        (plain if layer < dense else {}) | ({"mixer": indexer} if kind == "full" else {})
-        for layer, kind in enumerate(types)
-    ]
+    return [{"mixer": indexer} if kind == "full" else {} for kind in types]
 
 
 def _compressed(config: ConfigKeys, layers: int) -> list[Layer]:

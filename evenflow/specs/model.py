@@ -24,7 +24,7 @@ from evenflow.errors import (
     require_counts,
     require_declared,
 )
-from evenflow.specs.huggingface import read_config
+from evenflow.specs.hybrids import unlike_layers
 from evenflow.specs.mixer import Mixer
 from evenflow.specs.precision import DTYPE_BYTES, FORMATS, KV_BYTES, Format
 from evenflow.specs.tables import read_rows
@@ -62,16 +62,14 @@ class ModelSpec:
     `num_experts` > 0: a mixture of experts. A router sends each token to `experts_per_token` MLPs
     of `expert_intermediate_size` columns each, with shares that `norm_topk_prob` makes add up to 1;
     beside them every token passes one shared MLP of `shared_intermediate_size` columns with a
-    separate gate, if that is above 0. `intermediate_size` is then that of the first `dense_layers`
-    layers, which have no experts.
+    separate gate, if that is above 0. `intermediate_size` is then that of layers without experts.
 
     `kv_lora_rank` > 0: multi-head latent attention (DeepSeek-V2, section 2.1). A token keeps one
     latent vector of that size and a rotated key of `qk_rope_head_dim`, for all heads; queries pass
     a latent of `q_lora_rank` (0: none). A head compares `head_dim` values without position and the
     rotated ones, and yields `v_head_dim`.
 
-    `sliding_window` > 0: tokens attend to that many last ones, except in every `full_every`-th
-    layer (0: in no layer), where they attend to all.
+    `sliding_window` > 0: tokens attend to that many last ones.
 
     `mtp_layers` > 0: after its layers it has that many to predict further tokens (`mtp`).
     `is_mtp`: its layers are such modules, which first project a hidden state and a token's
@@ -81,12 +79,12 @@ class ModelSpec:
     come with as many gates of the outputs (Qwen3.5). `values_are_keys`: both are of one projection
     (Gemma 4). `expert_hidden_size` > 0: experts work on vectors of that size, not the hidden one.
 
-    `parts`: the kinds of layers, each as a model of such, where dense layers first and windows do
-    not say them; `pattern` has the part of each layer.
+    `parts`: the kinds of layers, each as a model of such, where layers are not alike (dense ones
+    before a mixture's, windows between global ones); `pattern` has the part of each layer.
 
     `quantization`: the format of the layers' matrices, a name of `FORMATS`; "": the model's dtype.
-    `quantized_experts_only`: all but the experts stay in the model's dtype (gpt-oss).
-    `expert_quantization`: that of the experts, where it is another (DeepSeek-V4).
+    `plain_attention`, `plain_mlp`: what stays in the model's dtype; in gpt-oss both, so that only
+    experts are quantised. `expert_quantization`: theirs, where it is another (DeepSeek-V4).
     `kv_dtype`: that of keys and values, a name of `KV_BYTES`; "": the model's.
 
     `source`: where the shape is from; of the table, the repository on huggingface.co whose
@@ -119,14 +117,13 @@ class ModelSpec:
     shared_intermediate_size: Whole = 0
     quantization: str = ""
     kv_dtype: str = ""
-    dense_layers: Whole = 0
     kv_lora_rank: Whole = 0
     q_lora_rank: Whole = 0
     qk_rope_head_dim: Whole = 0
     v_head_dim: Whole = 0
     sliding_window: Whole = 0
-    full_every: Whole = 0
-    quantized_experts_only: bool = False
+    plain_attention: bool = False
+    plain_mlp: bool = False
     mtp_layers: Whole = 0
     is_mtp: bool = False
     mixer: Mixer | None = None
@@ -169,15 +166,19 @@ class ModelSpec:
         Qwen2-MoE, Qwen3-MoE, gpt-oss, MiniMax-M2, DeepSeek-V2 and V3 and Kimi-K2. Formats that are
         given (`in_precision`) go before the file's. UsageError names the file and the key.
         """
+        from evenflow.specs.huggingface import read_config
+
         values = read_config(path, dtype, kv_dtype)
         layers = values.pop("layers", [])
         try:
-            return in_precision(cls(**values)._of(layers), dtype, kv_dtype)
+            return in_precision(cls(**values).of_layers(layers), dtype, kv_dtype)
         except UsageError as error:
             raise UsageError(f"{values['source']}: {error}") from None
 
-    def _of(self, layers: Sequence[Mapping[str, Any]]) -> Self:
+    def of_layers(self, layers: Sequence[Mapping[str, Any]]) -> Self:
         """Return the model with layers that differ from it in these fields, one after the other."""
+        if not any(layers):
+            return self
         unlike = [layer for i, layer in enumerate(layers) if layer not in layers[:i]]
         parts = tuple(replace(self, **layer) for layer in unlike)
         return replace(self, parts=parts, pattern=tuple(map(unlike.index, layers)))
@@ -189,13 +190,23 @@ class ModelSpec:
 
     def kinds(self, start: int = 0, stop: int | None = None) -> dict[Self, int]:
         """Return how many of the layers [start, stop) are of each kind: models of such layers."""
-        if self.parts:
-            parts = cast("tuple[Self, ...]", self.parts)
-            return dict(Counter(parts[part] for part in self.pattern[start:stop]))
-        layers = range(start, self.num_layers if stop is None else stop)
-        if not self.dense_layers and not self.full_every:
-            return {self: len(layers)}
-        return dict(Counter(map(self._kind, layers)))
+        stop = self.num_layers if stop is None else stop
+        if not self.parts:
+            return {self: stop - start}
+        parts = cast("tuple[Self, ...]", self.parts)
+        return dict(Counter(parts[part] for part in self.pattern[start:stop]))
+
+    @property
+    def dense_layers(self) -> int:
+        """Number of the first layers of a mixture that have no experts."""
+        experts = [self.parts[part].num_experts for part in self.pattern]
+        return next((layer for layer, count in enumerate(experts) if count), 0)
+
+    @property
+    def full_every(self) -> int:
+        """Number n where each n-th layer attends to all tokens, others to a window; 0: none."""
+        windows = [self.parts[part].sliding_window for part in self.pattern]
+        return windows.index(0) + 1 if any(windows) and 0 in windows else 0
 
     def kinds_by_stage(self, layers_per_stage: Sequence[int]) -> dict[Self, list[int]]:
         """Return how many layers of each kind every stage has."""
@@ -203,20 +214,6 @@ class ModelSpec:
         stages = [self.kinds(stop - count, stop) for stop, count in pairs]
         kinds = dict.fromkeys(kind for stage in stages for kind in stage)
         return {kind: [stage.get(kind, 0) for stage in stages] for kind in kinds}
-
-    def _kind(self, layer: int) -> Self:
-        kind = replace(self, dense_layers=0, full_every=0)
-        if self.full_every and (layer + 1) % self.full_every == 0:
-            kind = replace(kind, sliding_window=0)
-        if layer < self.dense_layers:
-            kind = replace(
-                kind,
-                num_experts=0,
-                experts_per_token=0,
-                expert_intermediate_size=0,
-                shared_intermediate_size=0,
-            )
-        return kind
 
     def kind_words(self) -> str:
         """Say what a layer of this kind is: what mixes its tokens, and its MLP."""
@@ -352,15 +349,18 @@ class ModelSpec:
     def layer_bytes(self, tensor_parallel: int = 1, split: Split | None = None) -> int:
         """Return the bytes of one layer's weights on one rank; `layer_parameters` says of which."""
         matrices = self._matrices(tensor_parallel, split)
-        held = sum(count * self.matrix_bytes(shape, expert=of) for shape, count, of in matrices)
+        held = sum(count * self.matrix_bytes(shape, stored) for shape, count, stored in matrices)
         return held + self._vectors(tensor_parallel) * self.dtype_bytes
 
-    def _matrices(self, ranks: int, split: Split | None) -> list[tuple[tuple[int, int], int, bool]]:
-        """Return a layer's matrices on one rank: how often each is there, whether of an expert."""
+    def _matrices(self, ranks: int, split: Split | None) -> list[tuple[tuple[int, int], int, str]]:
+        """Return a layer's matrices on one rank: how often each is there, and its format."""
         slices, over = split or (ranks, 1)
-        own = [(shape, 1, False) for shape in self.linear_shapes(ranks)]
-        experts = self.num_experts // over
-        return own + [(shape, experts, True) for shape in self.expert_shapes(slices)]
+        own = [
+            (shape, 1, self.quantization if self.is_quantized(shape, ranks) else "")
+            for shape in self.linear_shapes(ranks)
+        ]
+        experts, stored = self.num_experts // over, self.expert_format
+        return own + [(shape, experts, stored) for shape in self.expert_shapes(slices)]
 
     def _vectors(self, ranks: int) -> int:
         bias = self.linear_shapes(ranks)[0][1] if self.attention_bias else 0
@@ -376,18 +376,26 @@ class ModelSpec:
         """The format of the layers' matrices; None for the model's own dtype."""
         return FORMATS[self.quantization] if self.quantization else None
 
-    def matrix_bytes(self, shape: tuple[int, int], *, expert: bool = False) -> int:
-        """Return the bytes of one of the layers' matrices, with scales where it has any."""
-        if expert and self.expert_quantization:
-            return FORMATS[self.expert_quantization].matrix_bytes(shape)
-        if self.format is None or not (expert or self.is_quantized(shape)):
-            return shape[0] * shape[1] * self.dtype_bytes
-        return self.format.matrix_bytes(shape)
+    @property
+    def expert_format(self) -> str:
+        """The format of the experts, a name of `FORMATS`; "" for the model's own dtype."""
+        return self.expert_quantization or self.quantization
 
-    def is_quantized(self, shape: tuple[int, int]) -> bool:
-        """Say whether a matrix that every token passes is in the format; a router never is."""
-        plain = self.quantized_experts_only or shape[1] == self.num_experts
-        return bool(self.quantization) and not plain
+    def matrix_bytes(self, shape: tuple[int, int], stored: str) -> int:
+        """Return the bytes of a matrix in a format, with scales; in the model's dtype for ""."""
+        if not stored:
+            return shape[0] * shape[1] * self.dtype_bytes
+        return FORMATS[stored].matrix_bytes(shape)
+
+    def is_quantized(self, shape: tuple[int, int], ranks: int) -> bool:
+        """Say whether a matrix that every token passes is in the format; a router never is.
+
+        `shape` is that on one of `ranks` tensor-parallel ranks.
+        """
+        if not self.quantization or shape[1] == self.num_experts:
+            return False
+        plain = self.plain_mlp if shape in self.mlp_shapes(ranks) else self.plain_attention
+        return not plain
 
     @property
     def kv_value_bytes(self) -> int:
@@ -496,15 +504,44 @@ def models() -> Mapping[str, ModelSpec]:
     Each is in its repository's format. Llama-3.1-100B is the 405B cut to 30 of its 126 layers,
     which gives the size that the gLLM paper names.
     """
-    return {row["name"]: _of_row(**row) for row in read_rows("models", ModelSpec)}
+    return {name: _in_table(name) for name in _rows()}
+
+
+@cache
+def _rows() -> Mapping[str, Mapping[str, Any]]:
+    return {row["name"]: row for row in read_rows("models", ModelSpec)}
+
+
+@cache
+def _in_table(name: str) -> ModelSpec:
+    return _of_row(**_rows()[name])
 
 
 def _of_row(name: str, source: str, **shape: Any) -> ModelSpec:
-    """Return the model of a row; one with a source alone has its config.json beside the table."""
+    """Return the model of a row; one with a source alone has its config.json beside the table.
+
+    Models of one shape share it.
+    """
     if shape:
-        return ModelSpec(name=name, source=source, **shape)
-    path = Path(__file__).with_name("configs") / f"{name}.json"
-    return ModelSpec.from_config_json(path).changed(name=name, source=source)
+        return of_shape(name=name, source=source, **shape)
+    return ModelSpec.from_config_json(kept_config(source)).changed(name=name, source=source)
+
+
+def of_shape(*, dense_layers: Any = 0, full_every: Any = 0, **shape: Any) -> ModelSpec:
+    """Return a model whose first `dense_layers` layers have no experts.
+
+    Every `full_every`-th (0: none) attends to all tokens, where others have a window.
+    """
+    spec, dense, every = ModelSpec(**shape), int(dense_layers), int(full_every)
+    layers = range(spec.num_layers)
+    experts = [layer >= dense for layer in layers]
+    full = [every > 0 and (layer + 1) % every == 0 for layer in layers]
+    return spec.of_layers(unlike_layers(experts, full))
+
+
+def kept_config(source: str) -> Path:
+    """Return where the table has the config.json of a repository."""
+    return Path(__file__).with_name("configs") / f"{source.rpartition('/')[2]}.json"
 
 
 def listed(name_or_path: str | Path) -> str | None:
@@ -513,13 +550,13 @@ def listed(name_or_path: str | Path) -> str | None:
     People write names with the organisation and the variant, `Qwen/Qwen3-32B-FP8`,
     `meta-llama/Llama-3.1-70B-Instruct`; a file or folder of that name goes first.
     """
-    wanted, table = str(name_or_path), models()
+    wanted, table = str(name_or_path), _rows()
     if wanted in table:
         return wanted
     if Path(wanted).exists():
         return None
-    by_shape = {_shape_name(name): name for name in table}
-    by_shape |= {_shape_name(spec.source): spec.name for spec in table.values()}
+    by_shape = {_shape_name(row["source"]): name for name, row in table.items()}
+    by_shape |= {_shape_name(name): name for name in table}
     return by_shape.get(_shape_name(wanted))
 
 
@@ -550,10 +587,10 @@ def model(
     """
     name = listed(name_or_path)
     if name is not None:
-        found = _quantized_as(str(name_or_path), models()[name])
+        found = _quantized_as(str(name_or_path), _in_table(name))
         return in_precision(found, dtype, kv_dtype)
     path = Path(name_or_path)
     if path.exists() or path.suffix == ".json":
         return ModelSpec.from_config_json(path, dtype, kv_dtype)
-    known = instead_of(str(name_or_path).rpartition("/")[2], models())
+    known = instead_of(str(name_or_path).rpartition("/")[2], _rows())
     raise UsageError(f'unknown model "{name_or_path}", and no such file; {known}')

@@ -44,12 +44,10 @@ FORMATS = {
     "mxfp4": Format(4, 1, (32, 1), "fp4"),
     "mxfp4_wo": Format(4, 1, (32, 1), "16-bit"),
 }
-"""As engines store them (vLLM 0.24): `fp8` with a float32 scale a matrix and one of its inputs, so
-that none is looked for when it runs; `fp8_block` with one for 128 x 128 (DeepSeek, Qwen3-FP8),
-`int8` with one a column, and inputs in INT8 too (W8A8),
-`int8_wo` and `fp8_wo` a 16-bit one a column, `int4_wo` a 16-bit one and a 4-bit zero for groups of
-128 (AWQ, GPTQ), `nvfp4` an 8-bit one for 16, `mxfp8` and `mxfp4` one for 32. `_wo`: inputs
-stay in 16 bits."""
+"""As engines store them (vLLM 0.24): with a scale a matrix and one of its inputs (`fp8`), a block
+(`fp8_block`), a column (`int8`, whose inputs are too, `int8_wo`, `fp8_wo`), 128 values, with a
+4-bit zero (`int4_wo`: AWQ, GPTQ), 16 (`nvfp4`) or 32 (`mxfp8`, `mxfp4`). `_wo`: inputs stay in
+16 bits."""
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a value in a model's own dtype."""

@@ -1,8 +1,8 @@
 """Read the formats of weights, keys and values that a checkpoint states.
 
 That is `quantization_config` of a config.json, or `quantization` of an hf_quant_config.json. One
-format for all layers is read, and another one of a mixture's experts; of what is left out of it,
-all of a mixture's attention. What is not read is refused with the format that stands in for it.
+format for all layers is read, and another one of a mixture's experts; attention and the MLPs beside
+experts may be left out of it. What is not read is refused with the format that stands in for it.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ PLAIN = "bfloat16"
 """What stands in where no width is said."""
 
 MODULES = {
-    "attention": re.compile(r"self_attn(\.([qkvo]|qkv)_proj)?[.*$]*$"),
-    "MLP": re.compile(r"mlp(\.(gate|up|down|gate_up)_proj)?[.*$]*$"),
+    "attention": re.compile(r"(self|linear)_attn(\.([qkvo]|qkv)_proj)?[.*$]*$"),
+    "mlp": re.compile(r"(mlp|shared_experts?)(\.(gate|up|down|gate_up)_proj)?[.*$]*$"),
 }
 """The matrices of a layer as the lists of what is left out name them, one of them or all."""
 
@@ -66,7 +66,7 @@ ones and the head."""
 
 PROBES = {
     "attention": ("model.layers.0.self_attn.q_proj",),
-    "MLP": ("model.layers.0.mlp.down_proj", "model.layers.0.mlp.experts.0.down_proj"),
+    "mlp": ("model.layers.0.mlp.down_proj", "model.layers.0.mlp.experts.0.down_proj"),
 }
 
 
@@ -83,7 +83,7 @@ def mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def weights_format(said: object, layers: int, experts: int, where: Path) -> str:
+def weights_format(said: object, experts: int, where: Path) -> str:
     """Return the format of the layers' matrices, "" where there is none.
 
     UsageError for what is not read: it names the `dtype` of a run that stands in.
@@ -97,8 +97,6 @@ def weights_format(said: object, layers: int, experts: int, where: Path) -> str:
         if read is None:
             raise _UnreadError(f"only {', '.join(METHODS)} are read")
         found = read(_beside_experts(given) if experts else given)
-        if found and not experts:
-            _require_whole(given, layers, found)
     except _UnreadError as error:
         stand_in = error.stand_in or _nearest(given)
         raise UsageError(
@@ -148,20 +146,15 @@ def kv_format(said: object, where: Path) -> str:
     )
 
 
-def spares_attention(said: object) -> bool:
-    """Return whether the quantisation leaves out the attention of layers."""
-    given = mapping(said)
+def plain_parts(said: object, layers: int) -> dict[str, bool]:
+    """Return which parts of most layers the quantisation leaves out, as fields of a ModelSpec."""
+    given, untargeted = mapping(said), _untargeted(mapping(said))
     if expert_format(given):
-        return False
-    return bool(_layers_left_out(given, "attention", 1)) or "attention" in _untargeted(given)
-
-
-def _require_whole(said: dict[str, Any], layers: int, found: str) -> None:
-    """Raise _UnreadError where a dense model's attention or MLP is not in the format."""
-    for part in MODULES:
-        left_out = _layers_left_out(said, part, layers)
-        if part in _untargeted(said) or 2 * left_out > layers:
-            raise _UnreadError(f"{part} is left out, and all of a layer is read as one", found)
+        return {}
+    return {
+        f"plain_{part}": part in untargeted or 2 * _layers_left_out(given, part, layers) > layers
+        for part in MODULES
+    }
 
 
 def _layers_left_out(said: dict[str, Any], part: str, layers: int) -> int:

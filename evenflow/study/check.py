@@ -89,19 +89,20 @@ class Checked(Shown):
     baseline: dict[str, Benchmark]
     fail_if: Sequence[FailIf]
 
-    @property
+    @cached_property
     def benchmarks(self) -> dict[str, Benchmark]:
         """The numbers of the runs, as a baseline has them."""
-        return {
-            (name := f"{run.label}: {metric.key}"): Benchmark(
-                name=name,
+        found = [
+            Benchmark(
+                name=f"{run.label}: {metric.key}",
                 unit=(re.findall(r"\((.+)\)$", metric.words) or [metric.words.split(",")[0]])[0],
                 value=run.summary[metric.key],
                 extra=f"config {run.result.provenance['config_sha256'][:12]}",
             )
             for run, metric in product(self.outcomes, metrics())
             if is_number(run.summary.get(metric.key))
-        }
+        ]
+        return {each.name: each for each in found}
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -109,13 +110,11 @@ class Checked(Shown):
 
         NaN where there is none; a change from 0 is infinite.
         """
+        known = {name: each.value for name, each in self.baseline.items()}
         rows = {
-            (run.label, metric.key): (
-                run.summary[metric.key],
-                getattr(self.baseline.get(f"{run.label}: {metric.key}"), "value", None),
-            )
-            for run, metric in product(self.outcomes, metrics())
-            if metric.key in run.summary
+            (run.label, m.key): (run.summary[m.key], known.get(f"{run.label}: {m.key}"))
+            for run, m in product(self.outcomes, metrics())
+            if m.key in run.summary
         }
         index = pd.MultiIndex.from_tuples(rows, names=["run", "metric"])
         table = pd.DataFrame([*rows.values()], index, ["value", "before"], dtype=float)
@@ -157,13 +156,16 @@ class Checked(Shown):
         return cast("float", self.table.at[(run, metric), column])
 
     def _unlike(self) -> Iterator[str]:
-        now, before = self.benchmarks, self.baseline
-        other = (name for name in now if name in before and now[name].extra != before[name].extra)
-        for run in dict.fromkeys(name.rpartition(": ")[0] for name in other):
-            yield f"{NOT_FAIR}{run}: another configuration than the baseline's"
-        gone = {name.rpartition(": ")[0] for name in before} - {run.label for run in self.outcomes}
-        for run in sorted(gone):
-            yield Aside(f"{run}: in the baseline only")
+        """Yield what the baseline has of another configuration, or of no run."""
+        for run in self.outcomes:
+            of_run = (
+                now for name, now in self.benchmarks.items() if name.startswith(f"{run.label}: ")
+            )
+            if any(now.extra != self.baseline.get(now.name, now).extra for now in of_run):
+                yield f"{NOT_FAIR}{run.label}: another configuration than the baseline's"
+        before = {name.rpartition(": ")[0] for name in self.baseline}
+        for label in sorted(before - {run.label for run in self.outcomes}):
+            yield Aside(f"{label}: in the baseline only")
 
     def write(self, path: Path) -> None:
         """Write the numbers as a baseline, in the place of one or of nothing."""

@@ -54,7 +54,7 @@ POLL_S = 0.1
 SAME_S = 1e-6
 """Arrivals closer than this are the same."""
 
-PER_REQUEST = {"mean_ttft_ms": "ttft", "mean_tpot_ms": "tpot", "mean_e2el_ms": "e2el"}
+LATENCIES = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "completion_s")
 
 
@@ -270,12 +270,11 @@ class Saved:
     @cached_property
     def latencies(self) -> pd.DataFrame:
         """TTFT, TPOT and E2EL of each request by id, in ms; NaN where it has none."""
-        assert self.requests is not None
-        rows = self.requests
+        rows = pd.DataFrame(columns=COLUMNS) if self.requests is None else self.requests
         ttft, e2el = (rows[end] - rows["arrival_s"] for end in ("first_token_s", "completion_s"))
         steps = (rows["output_tokens"] - 1).where(rows["output_tokens"] > 1)
-        columns = {"ttft": ttft.where(e2el.notna()), "tpot": (e2el - ttft) / steps, "e2el": e2el}
-        return 1e3 * pd.DataFrame(columns)
+        columns = (ttft.where(e2el.notna()), (e2el - ttft) / steps, e2el)
+        return 1e3 * pd.concat(columns, axis=1, keys=LATENCIES)
 
 
 @dataclass(frozen=True, repr=False)
@@ -286,13 +285,25 @@ class Difference(Shown):
     b: Saved
 
     def told(self) -> Iterator[str | Table]:
-        yield from dict.fromkeys([*self.refusals, *marked(self.warnings)])
+        lost = refusals({run.name: Served.of(run.summary) for run in (self.a, self.b)})
+        yield from dict.fromkeys([*lost, *marked(self.warnings)])
         yield from dict.fromkeys(run.provenance.get("setup", "") for run in (self.a, self.b))
-        for (heads, rows), none in (
-            (config_rows(self), "the configurations are equal"),
-            (metric_rows(self), "all numbers are equal"),
-        ):
-            yield Table(heads, rows) if rows else none
+        heads = ["", self.a.name, self.b.name]
+        keys = [[str(key), *map(_value, values)] for key, *values in self.config.itertuples()]
+        yield Table(["key", *heads[1:]], keys) if keys else "the configurations are equal"
+        how = "per request" if self.paired else "unpaired"
+        rows = list(self._metric_rows())
+        yield Table([*heads, "change", f"{how}, 95 %"], rows) if rows else "all numbers are equal"
+
+    def _metric_rows(self) -> Iterator[list[str]]:
+        """Yield rows of the numbers that differ and that tables show."""
+        for metric in metrics():
+            if metric.key in self.metrics.index:
+                a, b = (run.summary.get(metric.key) for run in (self.a, self.b))
+                share = "" if not a else "-" if b is None else percent((b - a) / a, 1)
+                of = self.interval(metric.key)
+                told = "" if of is None else signed(of)
+                yield [metric.words, metric.cell(a), metric.cell(b), share, told]
 
     @cached_property
     def config(self) -> pd.DataFrame:
@@ -301,9 +312,8 @@ class Difference(Shown):
         keys = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
         keys = [key for key in keys if not any(other.startswith(f"{key}.") for other in keys)]
         rows = [(ours.get(key), theirs.get(key)) for key in keys]
-        return pd.DataFrame(
-            rows, index=pd.Index(keys, name="key"), columns=["a", "b"], dtype=object
-        )
+        index = pd.Index(keys, name="key")
+        return pd.DataFrame(rows, index=index, columns=["a", "b"], dtype=object)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -325,13 +335,12 @@ class Difference(Shown):
 
     def interval(self, key: str) -> Interval | None:
         """Return by how much a mean latency is longer in b; None if no request has it."""
-        if key not in PER_REQUEST or self.a.requests is None or self.b.requests is None:
+        if key not in LATENCIES:
             return None
-        sides = [run.latencies[PER_REQUEST[key]] for run in (self.b, self.a)]
+        sides = [run.latencies[key] for run in (self.b, self.a)]
         if self.paired:
-            both = pd.concat(sides, axis=1, join="inner").dropna()
-            ours, theirs = (both.iloc[:, side].tolist() for side in (0, 1))
-            return paired_difference(ours, theirs) if ours else None
+            both = pd.concat(sides, axis=1, join="inner").dropna().to_numpy()
+            return paired_difference(*both.T.tolist()) if len(both) else None
         ours, theirs = (side.dropna().tolist() for side in sides)
         return unpaired_difference(ours, theirs) if ours and theirs else None
 
@@ -347,16 +356,11 @@ class Difference(Shown):
         )
 
     @property
-    def refusals(self) -> list[str]:
-        """Sentences on requests that were not completed, marked where their number is unfair."""
-        return refusals({run.name: Served.of(run.summary) for run in (self.a, self.b)})
-
-    @property
     def warnings(self) -> list[str]:
         """Sentences on what makes the comparison unfair, or weak."""
         runs = (self.a, self.b)
-        lost = (line for line in self.refusals if line.startswith(NOT_FAIR))
-        told = [line.removeprefix(NOT_FAIR) for line in lost]
+        lost = refusals({run.name: Served.of(run.summary) for run in runs})
+        told = [line.removeprefix(NOT_FAIR) for line in lost if line.startswith(NOT_FAIR)]
         first, second = (run.provenance.get("trace", {}) for run in runs)
         if first.get("sha256") != second.get("sha256"):
             told.append(f"other traces: {first.get('name')} and {second.get('name')}")
@@ -373,19 +377,16 @@ class Difference(Shown):
 
 def diff(a: str | Path | Outcome, b: str | Path | Outcome) -> Difference:
     """Compare two runs, each a saved folder or an object; UsageError for a folder without a run."""
-    first, second = (_saved(each, name) for each, name in ((a, "a"), (b, "b")))
-    return Difference(first, second)
+    return Difference(_saved(a, "a"), _saved(b, "b"))
 
 
 def _saved(run: str | Path | Outcome, name: str) -> Saved:
     if isinstance(run, Outcome):
         return Saved(name, run.summary, run.result.provenance, _by_id(run.requests))
-    folder = Path(run)
-    with reading(folder):
+    with reading(folder := Path(run)):
         summary = _summary(folder)
         rows = read_table(folder, "requests", ["request_id", *COLUMNS])
-    requests = None if rows is None else _by_id(rows)
-    return Saved(str(run), summary, summary["provenance"], requests)
+    return Saved(str(run), summary, summary["provenance"], None if rows is None else _by_id(rows))
 
 
 def _summary(folder: Path) -> dict[str, Any]:
@@ -411,26 +412,5 @@ def _by_id(requests: pd.DataFrame) -> pd.DataFrame:
     return columns.sort_index()
 
 
-def config_rows(found: Difference) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of what differs in the configuration."""
-    rows = [[str(key), _value(a), _value(b)] for key, a, b in found.config.itertuples()]
-    return ["key", found.a.name, found.b.name], rows
-
-
 def _value(value: object) -> str:
     return value if isinstance(value, str) else "-" if value is None else json.dumps(value)
-
-
-def metric_rows(found: Difference) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of the numbers that differ and that tables show."""
-    rows = []
-    for metric in metrics():
-        if metric.key in found.metrics.index:
-            values = (run.summary.get(metric.key) for run in (found.a, found.b))
-            a, b = (math.nan if value is None else float(value) for value in values)
-            each = found.interval(metric.key)
-            share = percent((b - a) / a, 1) if a else ""
-            told = "" if each is None else signed(each)
-            rows.append([metric.words, metric.cell(a), metric.cell(b), share, told])
-    how = "per request" if found.paired else "unpaired"
-    return ["", found.a.name, found.b.name, "change", f"{how}, 95 %"], rows

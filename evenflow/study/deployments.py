@@ -213,19 +213,22 @@ def dispatch_of(scheduler: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
-    """An engine's command, and its flags by what they say; engines.yaml explains each key."""
+    """An engine's command, and its words by what they say; engines.yaml explains each key."""
 
     name: str
     command: str
-    flags: Mapping[str, str]
+    words: Mapping[str, str]
     policies: Mapping[str, Mapping[str, str]]
-    switches: Mapping[str, str]
-    layers: str = ""
-    kv_dtypes: Mapping[str, str] = field(default_factory=dict)
+    layers: str
     per_node: str = ""
-    fixed: Mapping[str, str] = field(default_factory=dict)
     file: str = ""
     own: bool = False
+
+    def says(self, fact: str, value: Any) -> str | None:
+        """Return the words for a fact of a run; None where there are none."""
+        if flag := self.words.get(fact):
+            return f"{flag} {value}"
+        return self.words.get(f"{fact}={value}")
 
     def line(self, words: Sequence[str]) -> str:
         """Return a command of words; what is no flag goes into the engine's file."""
@@ -305,9 +308,42 @@ def _command(
     engine: EngineCommand, config: RunConfig, layers: Sequence[int], length: int | None
 ) -> tuple[str, list[str]]:
     """Return an engine's command for one replica, and what of the run it does not express."""
+    facts = _facts(config, length)
+    spec = models().get(config.model or "")  # on the Hugging Face Hub; else what the user wrote
+    name = config.model or "" if spec is None or " " in spec.source else spec.source
+    command = engine.command.format(model=shlex.quote(name))
+    flags, left_out = _policy(engine, config)
+    said = [engine.says(fact, value) for fact, value in facts.items()]
+    words = [*filter(None, said), *flags]
+    if len(set(layers)) > 1:
+        divided = engine.layers.format(layers=",".join(map(str, layers)))
+        words += [] if "=" in divided else [divided]
+        command = divided + command if "=" in divided else command
+    return f"{command} {engine.line(words)}", [*left_out, *_unsaid(engine, config, facts)]
+
+
+def _unsaid(engine: EngineCommand, config: RunConfig, facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what of a run's deployment an engine's words do not express."""
+    for fact, value in facts.items():
+        if fact == "unlike_nodes":
+            yield f"nodes {_machines(config)}, with {config.pipeline_gpus} GPUs not as many on each"
+        elif engine.says(fact, value) is None:
+            yield fact if value is True else f"{fact} {value}"
+    if config.max_model_len and facts["length"] < config.max_model_len:
+        yield f"max_model_len {config.max_model_len}; no more fits the model and the pages"
+    if "nodes" in facts and engine.per_node:
+        yield f"what differs from node to node: {engine.per_node}"
+    if len({*config.gpus}) > 1:
+        yield f"the GPU of each stage: {', '.join(spec.name for spec in config.gpus)}"
+    if config.dtype not in (None, "bfloat16", "float16"):
+        yield f"dtype {config.dtype}; name a checkpoint whose weights are in it"
+
+
+def _facts(config: RunConfig, length: int | None) -> dict[str, Any]:
+    """Return what engines have to know of a run, in the order of their words."""
     nodes = _machines(config)
     unlike = nodes is not None and config.pipeline_gpus % nodes > 0  # engines have as many on each
-    values = {
+    facts = {
         "tensor_parallel": config.tensor_parallel,
         "data_parallel": config.data_parallel if config.data_parallel > 1 else None,
         "stages": config.num_stages,
@@ -315,32 +351,14 @@ def _command(
         "page": config.kv.page_tokens,
         "length": length or config.max_model_len,
         "nodes": None if unlike else nodes,
+        "prefix_cache": None if config.kv.prefix_cache else False,
+        "expert_parallel": config.expert_parallel or None,
+        "unlike_nodes": unlike or None,
+        "enforce_eager": config.enforce_eager or None,
+        "kv_dtype": config.kv_dtype,
+        "speculative": None if config.speculative is None else True,
     }
-    spec = models().get(config.model or "")  # on the Hugging Face Hub; else what the user wrote
-    name = config.model or "" if spec is None or " " in spec.source else spec.source
-    words = [f"{flag} {values[key]}" for key, flag in engine.flags.items() if values[key]]
-    chosen = {
-        "no_cache": not config.kv.prefix_cache,
-        "experts": config.expert_parallel,
-        "unlike_nodes": unlike,
-        "eager": config.enforce_eager,
-    }
-    words += [flag for key, flag in engine.switches.items() if chosen[key]]
-    if spelled := engine.kv_dtypes.get(config.kv_dtype or ""):
-        words.append(spelled)
-    flags, left_out = _policy(engine, config)
-    words += flags
-    left_out += _unsaid(engine, config, values)
-    if unlike:
-        left_out.append(f"nodes {nodes}, with {config.pipeline_gpus} GPUs not as many on each")
-    if config.dtype not in (None, "bfloat16", "float16"):
-        left_out.append(f"dtype {config.dtype}; name a checkpoint whose weights are in it")
-    command = engine.command.format(model=shlex.quote(name))
-    if len(set(layers)) > 1:
-        said = engine.layers.format(layers=",".join(map(str, layers)))
-        words += [] if "=" in said else [said]
-        command = said + command if "=" in said else command
-    return f"{command} {engine.line(words)}", left_out
+    return {fact: value for fact, value in facts.items() if value is not None}
 
 
 def _machines(config: RunConfig) -> int | None:
@@ -350,44 +368,21 @@ def _machines(config: RunConfig) -> int | None:
     return -(-config.pipeline_gpus // config.nodes.gpus)
 
 
-def _unsaid(engine: EngineCommand, config: RunConfig, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what of a run's deployment an engine's flags do not express."""
-    for key, value in values.items():
-        if value and key not in engine.flags:
-            yield f"{key} {value}"
-    if config.max_model_len and values["length"] < config.max_model_len:
-        yield f"max_model_len {config.max_model_len}; no more fits the model and the pages"
-    if values["nodes"] and engine.per_node:
-        yield f"what differs from node to node: {engine.per_node}"
-    if config.kv_dtype and config.kv_dtype not in engine.kv_dtypes:
-        yield f"kv_dtype {config.kv_dtype}"
-    if len({*config.gpus}) > 1:
-        yield f"the GPU of each stage: {', '.join(spec.name for spec in config.gpus)}"
-    if config.expert_parallel and "experts" not in engine.switches:
-        yield "expert_parallel"
-    if config.enforce_eager and "eager" not in engine.switches:
-        yield "enforce_eager"
-    if config.speculative is not None:
-        yield "speculative"
-
-
 def _policy(engine: EngineCommand, config: RunConfig) -> tuple[list[str], list[str]]:
     """Return the flags of a run's policy, or of the engine's own with the same budget."""
     name, own = config.scheduler.name, next(iter(engine.policies))
     given = {**defaults(name), **config.scheduler.params}
-    flags = engine.policies.get(name)
     left_out = []
-    if flags is None:
+    if name not in engine.policies:
         left_out.append(f"the policy {name}; this is {engine.name}'s own with the same budget")
-        flags = engine.policies[own]
-        theirs, ours = budget_key(given), budget_key(flags)
+        theirs, ours = budget_key(given), budget_key(engine.policies[own])
         given, name = {**defaults(own), **({str(ours): given[theirs]} if theirs else {})}, own
-    elif unsaid := [key for key in config.scheduler.params if key not in flags]:
+    elif unsaid := [key for key in config.scheduler.params if key not in engine.policies[name]]:
         left_out.append(", ".join(f"{key} {given[key]}" for key in unsaid))
-    said = {key: flag for key, flag in flags.items() if given.get(key) is not None}
     words = [
-        f"{flag} {given[key]}"
-        for key, flag in said.items()
+        flag if key == "name" else f"{flag} {given[key]}"
+        for key, flag in engine.policies[name].items()
+        if key == "name" or given.get(key) is not None
         if flag.startswith("-") or key in config.scheduler.params
     ]
-    return [*words, *([engine.fixed[name]] if name in engine.fixed else [])], left_out
+    return words, left_out

@@ -6,17 +6,20 @@ Knows the table `errors.csv`, made of measured runs by `tools.interval_errors`; 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import groupby
+from pathlib import Path
 from typing import NamedTuple
 
-from evenflow.config.run import RunConfig, RuntimeConfig
+import pandas as pd
+
+import evenflow.specs
+from evenflow.config.parts import RuntimeConfig
+from evenflow.config.run import RunConfig
 from evenflow.results.student import student_quantile
-from evenflow.specs.tables import read_rows
 
 LEVEL = 0.9
+ERRORS = Path(evenflow.specs.__file__).with_name("errors.csv")
 
 KEPT: Mapping[str, Sequence[str]] = {
     "the engine, GPU, kind of model and ranks": ("engine", "gpu", "model", "ranks"),
@@ -38,23 +41,6 @@ class Likeness(NamedTuple):
     gpu: str
     model: str
     ranks: int
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredSet:
-    """Measured runs that are alike: how many, and ln(measured / simulated) of a latency."""
-
-    engine: str
-    gpu: str
-    model: str
-    ranks: int
-    metric: str
-    runs: int
-    mean: float
-    sd: float
-
-    def agrees(self, like: Likeness, kept: Sequence[str]) -> bool:
-        return all(getattr(self, name) == getattr(like, name) for name in kept)
 
 
 class Deviation(NamedTuple):
@@ -81,52 +67,52 @@ def likeness(config: RunConfig, model: str) -> Likeness:
 
 
 @cache
-def measured_sets() -> tuple[MeasuredSet, ...]:
-    """Return the measured runs of `errors.csv`."""
-    return tuple(MeasuredSet(**row) for row in read_rows("errors", MeasuredSet))
+def measured_sets() -> pd.DataFrame:
+    """Return `errors.csv`: a row for measured runs that are alike, and for a latency.
+
+    Columns: the fields of Likeness, `metric`, the number of `runs`, and the `mean` and standard
+    deviation `sd` of ln(measured / simulated).
+    """
+    return pd.read_csv(ERRORS, keep_default_na=False)
 
 
-def deviation(
-    like: Likeness, metric: str, sets: Iterable[MeasuredSet] | None = None
-) -> Deviation | None:
+def alike(sets: pd.DataFrame, like: Likeness, kept: Sequence[str]) -> pd.Series[bool]:
+    """Say of each set whether it has the facts `kept` of a run."""
+    return (sets[list(kept)] == [getattr(like, name) for name in kept]).all(axis=1)
+
+
+def deviation(like: Likeness, metric: str, sets: pd.DataFrame | None = None) -> Deviation | None:
     """Return how far a latency of a run may be off, by the nearest sets that were measured.
 
     Of one set with its facts, Student's interval of a further run. Else the sets nearest to it are
     draws of one kind: their runs' variance, and that between all sets at this distance. None for a
     metric that was not measured.
     """
-    known = [each for each in (measured_sets() if sets is None else sets) if each.metric == metric]
+    known = measured_sets() if sets is None else sets
+    known = known[known["metric"] == metric]
     for distance, kept in KEPT.items():
-        found = [each for each in known if each.agrees(like, kept)]
-        if found:
-            return _of_sets(found, known, distance)
+        found = known[alike(known, like, kept)]
+        if len(found):
+            low, high = _interval(found, known, kept)
+            return Deviation(low, high, distance, int(found["runs"].sum()))
     return None
 
 
-def _of_sets(found: list[MeasuredSet], known: list[MeasuredSet], distance: str) -> Deviation:
-    runs, kept = sum(each.runs for each in found), KEPT[distance]
-    mean = math.fsum(each.mean for each in found) / len(found)
-    within = math.fsum(each.runs * each.sd**2 for each in found) / runs
+def _interval(found: pd.DataFrame, known: pd.DataFrame, kept: Sequence[str]) -> tuple[float, float]:
+    runs, middle = int(found["runs"].sum()), float(found["mean"].mean())
+    variance = float((found["runs"] * found["sd"] ** 2).sum()) / runs
     if len(kept) == len(Likeness._fields):
-        half = student_quantile((1 + LEVEL) / 2, max(runs - 1, 1)) * math.sqrt(
-            within * (1 + 1 / runs)
-        )
+        variance, degrees = variance * (1 + 1 / runs), max(runs - 1, 1)
     else:
-        spread = within + between(known, kept) * (1 + 1 / len(found))
-        half = student_quantile((1 + LEVEL) / 2, len(known) - 1) * math.sqrt(spread)
-    return Deviation(mean - half, mean + half, distance, runs)
+        variance += _between(known, kept) * (1 + 1 / len(found))
+        degrees = len(known) - 1
+    half = student_quantile((1 + LEVEL) / 2, degrees) * math.sqrt(variance)
+    return middle - half, middle + half
 
 
-def between(known: list[MeasuredSet], kept: Sequence[str]) -> float:
+def _between(known: pd.DataFrame, kept: Sequence[str]) -> float:
     """Return the variance of the means of sets that have the facts `kept` in common."""
-
-    def facts(each: MeasuredSet) -> tuple[object, ...]:
-        return tuple(getattr(each, name) for name in kept)
-
-    squares = freedom = 0.0
-    for _, group in groupby(sorted(known, key=facts), facts):
-        means = [each.mean for each in group]
-        middle = math.fsum(means) / len(means)
-        squares += math.fsum((mean - middle) ** 2 for mean in means)
-        freedom += len(means) - 1
+    means = known.assign(all="").groupby([*kept] or ["all"])["mean"]
+    freedom = len(known) - means.ngroups
+    squares = float(((known["mean"] - means.transform("mean")) ** 2).sum())
     return squares / freedom if freedom else 0.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,13 +24,12 @@ from evenflow.study import decision
 from evenflow.study.decision import DecisionRecord, Margin, basis, breaks, margins
 from evenflow.study.decision_page import ALTERNATIVES, CHANGES, NEAREST, draw, write_page
 from evenflow.study.deployments import run_yaml
+from evenflow.study.early import MISSED
 from evenflow.study.fair import interval, require_served
 from evenflow.study.plan_prepare import prepare
 from evenflow.study.plan_question import CHANGE, Ask, PlanQuestion, name_of
-from evenflow.study.plan_rates import at_rates, missed_at, up_to
-from evenflow.study.plan_remedies import nearest, remedies
-from evenflow.study.plan_search import climb, equals, ranked, search
-from evenflow.study.rates import RateFound, TriedRate, rate_found
+from evenflow.study.plan_search import climb, equals, nearest, ranked, remedies, search
+from evenflow.study.rates import Probe, RateFound, TriedRate, rate_found
 from evenflow.study.slo import Condition, completed_per_s, costs, levels_of, service_levels
 from evenflow.study.trials import How, Simulator, Study, Trial, run, table, unfair
 from evenflow.study.uncertainty import METRICS, Prediction, predicted
@@ -46,9 +46,8 @@ class Planned(Shown):
     """A plan: all simulated points; `kept` are the points that keep the SLO, the best first.
 
     `misses` are the nearest points where none does, and `changed` these with changes, the
-    best first. `rates`: up to how many requests/s a point keeps the SLO. `seconds`: how long it
-    took. `calm`: the plan without the processes that were asked for. `prediction`: how far the
-    numbers of the best may be off, where that was asked.
+    best first. `seconds`: how long it took. `calm`: the plan without the processes that were asked
+    for. `prediction`: how far the numbers of the best may be off, where that was asked.
     """
 
     question: PlanQuestion
@@ -56,7 +55,6 @@ class Planned(Shown):
     kept: Sequence[Trial] = ()
     misses: Sequence[Trial] = ()
     changed: Sequence[Trial] = ()
-    rates: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     calm: Planned | None = None
     prediction: Prediction | None = None
@@ -95,19 +93,41 @@ class Planned(Shown):
         """What the best point is simulated on, with what was not chosen marked."""
         return configured(self.winner).setup()
 
+    @cached_property
+    def at_rates(self) -> list[TriedRate]:
+        """All rates at which points of the plan were simulated to the end, on all requests."""
+        question = self.question
+        whole = [each for each in self.trials if each.labels["requests"] == question.requests]
+        done = [each for each in whole if CHANGE not in each.labels and not each.is_missed]
+        return [] if question.rate is None else list(map(question.tried, done))
+
+    @cached_property
+    def rates(self) -> dict[str, float]:
+        """The highest rate at which each point was seen to keep the SLO, in requests/s, by name."""
+        kept = sorted((each for each in self.at_rates if each.passes), key=lambda each: each.rate)
+        return {name_of(each.trial): each.rate for each in kept}
+
     @property
     def tried(self) -> list[TriedRate]:
         """The best point at all rates at which it was simulated."""
-        question, name = self.question, name_of(self.best)
-        if question.rate is None:
-            return []
-        return [each for each in at_rates(question, self.trials) if name_of(each.trial) == name]
+        name = name_of(self.best)
+        return [each for each in self.at_rates if name_of(each.trial) == name]
+
+    @property
+    def missed(self) -> list[Probe]:
+        """The rates at which runs of the best point ended early, with the limit missed."""
+        name, rate_of = name_of(self.best), self.question.rate_of
+        runs = [each for each in self.trials if each.is_missed and name_of(each) == name]
+        limits = [each.records[0].values[MISSED] for each in runs]
+        return [
+            Probe(rate_of(each), (limit,), 0.0, each.labels["requests"])
+            for each, limit in zip(runs, limits, strict=True)
+        ]
 
     @property
     def breaking(self) -> RateFound | None:
         """Up to which rate the best point keeps the SLO, and what breaks first above it."""
-        missed = missed_at(self.question, self.trials, name_of(self.best))
-        return rate_found([*self.tried, *missed]) if self.tried else None
+        return rate_found([*self.tried, *self.missed]) if self.tried else None
 
     @property
     def decision(self) -> DecisionRecord:
@@ -191,15 +211,12 @@ def answered(question: PlanQuestion, who: Simulator) -> Planned:
         every = (*trials, *missed, *tried)
         changed = [each for each in tried if CHANGE in each.labels and not each.errors]
         changed.sort(key=lambda each: (question.excess(each), each.labels["gpus"]))
-        return Planned(question, every, (), misses, changed, up_to(question, tried))
+        return Planned(question, every, (), misses, changed)
     more = run(study, who, climb(question, equals(question, trials)))
     climbed = list({str(each.labels): each for each in [*trials, *more]}.values())
-    kept = ranked(question, climbed)
-    if question.rate is None:
-        return Planned(question, climbed, kept)
-    rates = up_to(question, climbed)
-    kept = sorted(kept, key=lambda t: (t.labels["gpus"], -rates[name_of(t)], -question.margin(t)))
-    return Planned(question, climbed, kept, rates=rates)
+    found = Planned(question, climbed, ranked(question, climbed))
+    highest = sorted(found.kept, key=lambda each: -found.rates.get(name_of(each), 0.0))
+    return replace(found, kept=sorted(highest, key=lambda each: each.labels["gpus"]))
 
 
 def facts_of(planned: Planned, trial: Trial) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from evenflow.errors import UsageError
 from evenflow.results.outcome import Served
 from evenflow.study.bounds import Refuted
 from evenflow.study.deployments import Candidate, Layout, budget_key
-from evenflow.study.rates import rate_patch, rounded
+from evenflow.study.rates import TriedRate, rate_patch, rounded, tried
 from evenflow.study.slo import (
+    KEEPS_UP,
     Condition,
     allowed,
     checked_price,
@@ -38,6 +39,9 @@ TOLERANCE = 0.05
 
 CHANGE = "change"
 """The label of what is not of the plan: a change that would be needed."""
+
+RATE = "requests_per_s"
+"""The label of a rate that is not the one asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,37 +160,46 @@ class PlanQuestion:
         setting: Setting,
         count: int,
         part: Stretch | None = None,
-        patch: Patch | None = None,
+        rate: float | None = None,
         *,
         ends: bool = False,
     ) -> Variant:
-        """Return a point on a part of the requests (None: all), with other keys changed too.
+        """Return a point on a part of the requests (None: all), at another rate if one is given.
 
         `ends`: the run ends once the SLO cannot be kept; never with several seeds, of which the
         mean counts.
         """
         part = part or self.parts[-1]
         limits = allowed(self.slo, self.requests) if ends and self.ask.replications == 1 else ()
-        labels = {
+        labels: dict[str, Any] = {
             "setting": setting.name,
             "replicas": count,
             "gpus": count * setting.gpus,
             "requests": part.requests,
-            **(patch or {}),
         }
         of_part = {"workload.requests": part.requests, "workload.skip": part.skip}
-        return Variant(labels, {**setting.patch(count), **of_part, **(patch or {})}, limits)
+        patch = {**setting.patch(count), **of_part}
+        if rate is not None:
+            assert self.rate is not None  # there is another to put in its place
+            labels[RATE] = rate
+            patch |= rate_patch(self.config.workload.arrivals, rate, self.rate)
+        return Variant(labels, patch, limits)
 
-    def at_rate(
-        self, setting: Setting, count: int, step: int, part: Stretch | None = None, *, ends: bool
-    ) -> Variant:
-        """Return a point at a rate `step` steps above the one asked for."""
-        patch = None
-        if step:
-            assert self.rate is not None  # there are steps of it only
-            rate = rounded(self.rate * (1 + TOLERANCE) ** step)
-            patch = rate_patch(self.config.workload.arrivals, rate, self.rate)
-        return self.case(setting, count, part, patch, ends=ends)
+    def at_step(self, setting: Setting, count: int, step: int, part: Stretch) -> Variant:
+        """Return a point at a rate `step` steps above the one asked for, until it is missed."""
+        rate = self.rate and step and rounded(self.rate * (1 + TOLERANCE) ** step)
+        return self.case(setting, count, part, rate or None, ends=True)
+
+    def rate_of(self, trial: Trial) -> float:
+        """Return the rate that a trial was simulated at, in requests/s."""
+        assert self.rate is not None
+        return float(trial.labels.get(RATE, rounded(self.rate)))
+
+    def tried(self, trial: Trial) -> TriedRate:
+        """Return what a trial says of its rate: refusing more than others do breaks a limit."""
+        found = tried(trial, self.rate_of(trial), (*self.slo, KEEPS_UP))
+        lost = trial.served.failed > self.served.failed
+        return replace(found, failed=(*found.failed, "failed")) if lost else found
 
     def point(self, trial: Trial) -> tuple[Setting, int]:
         """Return the setting of a trial, and how many replicas of it there were."""
@@ -194,7 +207,7 @@ class PlanQuestion:
 
     def is_planned(self, trial: Trial) -> bool:
         """Say whether a trial is of a point of the plan, at the rate that is asked."""
-        return set(trial.labels) == {"setting", "replicas", "gpus", "requests"}
+        return trial.labels.keys().isdisjoint((RATE, CHANGE))
 
     def is_whole(self, trial: Trial) -> bool:
         """Say whether a trial is of a point of the plan on all requests."""

@@ -81,6 +81,11 @@ class Point:
     allowed: tuple[Allowed, ...] = ()
 
     @property
+    def workload(self) -> Workload:
+        """Its requests, as `loaded`."""
+        return loaded(self.config, self.beside)
+
+    @property
     def key(self) -> str:
         """The SHA-256 of all that the result depends on but the code, as hexadecimal digits."""
         resolved = self.config.resolved()
@@ -123,7 +128,7 @@ def simulate_point(point: Point) -> Record:
     """Simulate one point; a point that fails gives a record that says why, and raises nothing."""
     try:
         watch = EarlyEnd(point.allowed) if point.allowed else None
-        job = Job(point.config, workload_of(point), point.beside)
+        job = Job(point.config, point.workload, point.beside)
         outcome = run_job(job, whole=point.measure not in OF_REQUESTS, watch=watch)
         values = point.measure(outcome, **dict(point.more))
         source = outcome.result.provenance.get("cost_source", {})
@@ -137,73 +142,50 @@ def simulate_point(point: Point) -> Record:
 
 
 class Store:
-    """A folder of records by key, written one whole file at a time, of one version of the code.
+    """A folder of records by key, a file each, which is written whole or not at all.
 
-    Where other code's records lie in `folder`, they stay, and ours go beside it, into a folder of
-    its name and the digest of our code. Folders of several machines merge by copying them into one.
-    Raises UsageError for a folder that cannot be written.
+    Results of other versions of the code lie beside ours, in another folder of it. Folders of
+    several machines merge by copying them into one. UsageError for one that cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._header = code_version() | {"code_sha256": code_digest()}
-        self.folder = folder
-        header = folder / HEADER
-        found = _read_json(header) if header.exists() else self._header
-        if any(found.get(key) != self._header[key] for key in ("schema_version", "code_sha256")):
-            self.folder = folder.with_name(f"{folder.name}-{self._header['code_sha256'][:12]}")
-        if not (self.folder / HEADER).exists():
-            above = (self.folder, *self.folder.absolute().parents)
-            nearest = next(path for path in above if path.exists())
-            if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
-                raise UsageError(f"{self.folder}: cannot write there; choose another folder")
-            return  # it is made with the first record
-        self._remove_stale()
+        self.folder, self._code = folder, code_digest()[:12]
+        ours = (folder / self._code).absolute()
+        nearest = next(path for path in (ours, *ours.parents) if path.exists())
+        if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+            raise UsageError(f"{folder}: cannot write there; choose another folder")
+        for path in folder.rglob(".*.partial"):  # killed processes had begun to write them
+            if is_begun(path) and path.stat().st_mtime < time.time() - STALE_S:
+                path.unlink(missing_ok=True)
 
     def get(self, key: str) -> Record | None:
         """Return the record of a key; None when there is none; UsageError for half of one."""
         path = self._path(key)
-        return _read_record(path, key) if path.exists() else None
+        if not path.exists():
+            return None
+        with suppress(OSError, ValidationError):
+            if (record := RECORD.validate_json(path.read_bytes())).key == key:
+                return record
+        raise UsageError(f"{path}: is no record of a point; remove it")
 
     def put(self, record: Record) -> None:
         """Keep a record."""
-        path = self._path(record.key)
+        path, header = self._path(record.key), self.folder / HEADER
         try:
-            for file, data in ((self.folder / HEADER, self._header), (path, asdict(record))):
-                if file == path or not file.exists():
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    write_whole(file, json.dumps(data, indent=1))
+            path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"{self.folder}: cannot write there: {error.strerror}") from None
+        if not header.exists():
+            write_whole(header, json.dumps(code_version(), indent=1))
+        write_whole(path, json.dumps(asdict(record), indent=1))
+
+    def clear(self) -> None:
+        """Remove the records of this code; UsageError where one lies behind a link."""
+        for path in self.folder.glob(f"{self._code}/{HEX * 2}/{HEX * 64}.json"):
+            self._path(path.stem).unlink()
 
     def _path(self, key: str) -> Path:
-        return inside(self.folder, f"{key[:2]}/{key}.json")
-
-    def _remove_stale(self) -> None:
-        """Remove files older than STALE_S that killed processes had begun to write."""
-        records = self.folder.glob(f"{HEX * 2}/.{HEX * 64}.json.*")
-        for path in (*self.folder.glob(f".{HEADER}.*"), *records):
-            with suppress(OSError):
-                if is_begun(path) and path.stat().st_mtime < time.time() - STALE_S:
-                    path.unlink()
-
-
-def _read_record(path: Path, key: str) -> Record:
-    data = _read_json(path)
-    with suppress(ValidationError):
-        if (record := RECORD.validate_python(data)).key == key:
-            return record
-    raise UsageError(f"{path}: is no record of a point; remove it")
-
-
-def remove_records(folder: Path) -> None:
-    """Remove the records of a store's folder, and its header; whatever else is there stays.
-
-    UsageError where one lies behind a link.
-    """
-    records = sorted(folder.glob(f"{HEX * 2}/{HEX * 64}.json"))
-    names = [f"{folder.name}/{path.relative_to(folder).as_posix()}" for path in records]
-    for path in [inside(folder.parent, name) for name in (*names, f"{folder.name}/{HEADER}")]:
-        path.unlink(missing_ok=True)
+        return inside(self.folder, f"{self._code}/{key[:2]}/{key}.json")
 
 
 def simulated(points: Sequence[Point], executor: Executor) -> Iterator[Record]:
@@ -259,11 +241,6 @@ def _digest_at(path: Path, modified_ns: int, size: int) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def workload_of(point: Point) -> Workload:
-    """Return a point's requests, as `loaded`."""
-    return loaded(point.config, point.beside)
-
-
 def loaded(config: RunConfig, beside: Path) -> Workload:
     """Load a run's requests, once for all runs that have the same, while its files are as they are.
 
@@ -277,16 +254,6 @@ def loaded(config: RunConfig, beside: Path) -> Workload:
 @lru_cache(maxsize=4)
 def _loaded(keys: str, beside: Path, files: tuple[str, ...], *, keep_text: bool) -> Workload:
     return WorkloadConfig.model_validate_json(keys).load(beside, keep_text=keep_text)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: cannot be read as JSON ({error}); remove it") from None
-    if not isinstance(data, dict):
-        raise UsageError(f"{path}: should hold a JSON object; remove it")
-    return data
 
 
 @contextmanager
@@ -378,28 +345,22 @@ def _start_worker(start: Callable[..., None] | None, arguments: tuple[Any, ...])
 @contextmanager
 def _dask_client(address: str, workers: int) -> Iterator[Any]:
     require_package("distributed", "--executor dask:", "dask distributed")
-    from distributed import Client, LocalCluster
+    from distributed import Client
 
     # A cluster that goes away is told in one line; the client would log its attempts to reconnect.
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
-    if not address:
-        with (
-            LocalCluster(
-                n_workers=1, threads_per_worker=workers, processes=False, dashboard_address=":0"
-            ) as cluster,
-            Client(cluster) as client,
-        ):
-            yield client
-        return
+    own = {"n_workers": 1, "threads_per_worker": workers, "processes": False}
+    where = {"address": address} if address else {**own, "dashboard_address": ":0"}
     try:
-        client = Client(address, timeout=CONNECT_LIMIT_S)
+        client = Client(**where, timeout=CONNECT_LIMIT_S)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"--executor dask:{address}: no Dask scheduler answers there "
             f"({type(error).__name__}); start one, or use --executor process"
         ) from None
     with client:
-        _check_workers(client, f"--executor dask:{address}")
+        if address:
+            _check_workers(client, f"--executor dask:{address}")
         yield client
 
 

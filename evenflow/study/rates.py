@@ -7,15 +7,15 @@ and what a trial says of one; simulates nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from evenflow.config.yaml_file import Patch
 from evenflow.errors import UsageError
 from evenflow.study import searches
 from evenflow.study.slo import KEEPS_UP, Condition
-from evenflow.study.trials import Trial, Variant
+from evenflow.study.trials import Search, Trial, Variant
 from evenflow.traces import AnyArrivals, Replay
 from evenflow.types import Request
 
@@ -90,7 +90,6 @@ def keeps(trial: Trial, condition: Condition) -> bool:
     return condition.holds({key: trial.mean(key) for key in ("completed", condition.metric)})
 
 
-ProbeT = TypeVar("ProbeT", bound=Probe)
 Status = Literal["found", "never", "too_short"]
 
 
@@ -116,22 +115,19 @@ def bisect(
     start: float,
     tolerance: float,
     case: Callable[[float], Variant],
-    probe: Callable[[Trial], ProbeT],
+    probe: Callable[[Trial], Probe],
     *,
     width: int = 1,
-    probes: Sequence[ProbeT] = (),
-) -> Generator[Sequence[Variant], list[Trial], list[ProbeT]]:
+) -> Search:
     """Find the largest rate that passes: bracket it by doubling, then narrow the bracket.
 
-    Up to `width` rates are probed at once; `probes` are known before. Returns all probes. It
-    assumes that what fails at one rate fails at all higher ones; where that is not so, it finds one
-    that passes just below one that fails.
+    Up to `width` rates are probed at once. It assumes that what fails at one rate fails at all
+    higher ones; where that is not so, it finds one that passes just below one that fails.
     """
-    known = list(probes)
+    known: list[Probe] = []
     while rates := next_rates(known, start, tolerance, width):
         trials = yield list(map(case, rates))
         known += map(probe, trials)
-    return known
 
 
 def next_rates(
@@ -144,22 +140,19 @@ def next_rates(
     """
     low, high = _bracket(probes)
     steps = range(1, width + 1)
-    if low is None and high is None:
-        rates = [start * 2 ** (step - 1) for step in steps]
-    elif low is None:
-        assert high is not None
-        rates = [] if high.idle else [high.rate / 2**step for step in steps]
-    elif low.crowded:
+    if low is None:
+        if high is None:
+            rates = [start * 2 ** (step - 1) for step in steps]
+        else:
+            rates = [] if high.idle else [high.rate / 2**step for step in steps]
+    elif low.crowded or (high is not None and high.rate <= low.rate * (1 + tolerance)):
         rates = []
     elif high is None:
         rates = [low.rate * 2**step for step in steps]
-    elif high.rate <= low.rate * (1 + tolerance):
-        rates = []
     else:
         ratio = high.rate / low.rate
         rates = [low.rate * ratio ** (step / (width + 1)) for step in steps]
-    known = {probe.rate for probe in probes}
-    return [rate for rate in sorted({rounded(rate) for rate in rates}) if rate not in known]
+    return sorted({rounded(rate) for rate in rates} - {probe.rate for probe in probes})
 
 
 def rate_found(probes: Sequence[Probe]) -> RateFound:

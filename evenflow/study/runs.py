@@ -280,13 +280,9 @@ def write_results(
     """Write summary.json, with `more` in it; and unless only that is asked for, the requests and
     the wall clock."""
     folder.mkdir(parents=True, exist_ok=True)
-    summary = {
-        **outcome.summary,
-        "request_goodput": outcome.summary.get("request_goodput"),  # null where nothing is limited
-        **(more or {}),
-        "provenance": outcome.result.provenance,
-    }
-    write_json(folder / "summary.json", summary)
+    goodput = {"request_goodput": outcome.summary.get("request_goodput")}  # null: nothing limited
+    source = {"provenance": outcome.result.provenance}
+    write_json(folder / "summary.json", outcome.summary | goodput | {**(more or {})} | source)
     if save != "summary":
         _write_tables(folder, outcome.result.tables("requests", "transfers", "marks"), form)
         write_json(folder / "wall_clock.json", wall_clock(outcome.wall_s))

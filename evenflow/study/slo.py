@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -19,7 +20,7 @@ from evenflow.config.pools import runs_of_pools, system
 from evenflow.config.run import RunConfig
 from evenflow.errors import UsageError, instead_of
 from evenflow.keys import Keys
-from evenflow.report.tables import is_number
+from evenflow.report.tables import is_metric
 from evenflow.report.words import LOAD
 from evenflow.results.metrics import Limit, meets, request_metrics
 from evenflow.results.outcome import Outcome
@@ -157,7 +158,7 @@ def parse_slo(given: Sequence[str], max_median_queue_s: float | None = None) -> 
     Raises UsageError for a text of another form, a limit that is not a number above 0, and a metric
     that is there twice.
     """
-    conditions = [_condition(text) for text in given]
+    conditions = list(map(_condition, given))
     if max_median_queue_s is not None:
         if not 0 < max_median_queue_s < math.inf:
             raise UsageError(
@@ -166,42 +167,37 @@ def parse_slo(given: Sequence[str], max_median_queue_s: float | None = None) -> 
         conditions.append(Condition("median_queue_ms", 1e3 * max_median_queue_s))
     if not conditions:
         raise UsageError(f"--slo: no limit is given; give at least one, like {EXAMPLE}")
-    metrics = [condition.metric for condition in conditions]
-    for metric in metrics:
-        if metrics.count(metric) > 1:
+    counts = Counter(condition.metric for condition in conditions)
+    for metric, count in counts.items():
+        if count > 1:
             raise UsageError(f"--slo {metric}: limited twice; give one limit")
     return conditions
 
 
 def _condition(text: str) -> Condition:
-    metric, equals, number = (part.strip() for part in text.partition("="))
+    metric, _, number = (part.strip() for part in text.partition("="))
     try:
         limit = float(number)
     except ValueError:
         limit = math.nan
-    if not metric or not equals or not 0 < limit < math.inf:
+    if not metric or not 0 < limit < math.inf:
         raise UsageError(f"--slo {text}: should be METRIC=LIMIT, a limit above 0, like {EXAMPLE}")
     return Condition(metric, limit)
 
 
-def check_slo(
-    slo: Sequence[Condition], outcome: Outcome, config: RunConfig, objective: str | None = None
-) -> None:
-    """Raise UsageError for a metric of a limit or objective that `outcome`, one run, lacks."""
-    objectives = [] if objective is None else [objective]
-    known = service_levels(outcome, **dict(levels_of(slo, config, *objectives)))
-    numbers = [key for key, value in known.items() if value is None or is_number(value)]
-    limited = [each.metric for each in slo if each is not KEEPS_UP]
-    for metric in (*limited, *objectives):
-        option = "--slo" if metric in limited else "--objective"
-        if metric in OF_LIMITS and metric not in numbers:
-            raise UsageError(
-                f"{option} {metric}: needs limits of requests: give the run the key goodput, such "
-                "as goodput: {ttft: 1000}"
-            )
+def check_slo(slo: Sequence[Condition], outcome: Outcome, config: RunConfig) -> None:
+    """Raise UsageError for a metric of a limit that `outcome`, one run, lacks."""
+    known = service_levels(outcome, **dict(levels_of(slo, config)))
+    numbers = [key for key, value in known.items() if is_metric(value)]
+    for metric in (each.metric for each in slo if each is not KEEPS_UP):
         if metric not in numbers:
-            hint = instead_of(metric, numbers)
-            raise UsageError(f"{option} {metric}: a run has no such number; {hint}")
+            hint = f"a run has no such number; {instead_of(metric, numbers)}"
+            if metric in OF_LIMITS:
+                hint = (
+                    "needs limits of requests: give the run the key goodput, such as "
+                    "goodput: {ttft: 1000}"
+                )
+            raise UsageError(f"--slo {metric}: {hint}")
 
 
 def allowed(slo: Iterable[Condition], requests: int) -> tuple[Allowed, ...]:
@@ -231,12 +227,10 @@ def request_limits(slo: Sequence[Condition], goodput_ms: Mapping[Limit, float] |
     return tuple(sorted(limits.items()))
 
 
-def levels_of(
-    slo: Sequence[Condition], config: RunConfig, *metrics: str
-) -> tuple[tuple[str, Any], ...]:
-    """Return the arguments of `service_levels` for some metrics and all that an SLO limits."""
-    names = dict.fromkeys([*metrics, *(each.metric for each in slo)])
-    return (("metrics", tuple(names)), ("limits", request_limits(slo, config.goodput)))
+def levels_of(slo: Sequence[Condition], config: RunConfig) -> tuple[tuple[str, Any], ...]:
+    """Return the arguments of `service_levels` for all that an SLO limits."""
+    metrics = tuple(dict.fromkeys(each.metric for each in slo))
+    return (("metrics", metrics), ("limits", request_limits(slo, config.goodput)))
 
 
 def service_levels(outcome: Outcome, *, metrics: Sequence[str], limits: Limits) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,11 @@ from evenflow.config.yaml_file import Patch
 from evenflow.errors import DoesNotFitError, UsageError
 from evenflow.report.tables import write_json
 from evenflow.study import unseen
-from evenflow.study.points import HEADER, Store
+from evenflow.study.points import Store
 from evenflow.study.searches import Optuna, Score, identity, optuna, proposed
-from evenflow.study.sweep_file import Sweep, SweepConfig, check
-from evenflow.study.sweep_findings import answers
+from evenflow.study.sweep_file import Sweep, check
 from evenflow.study.sweep_page import write_findings
-from evenflow.study.sweep_words import Swept, replications_words, setting
+from evenflow.study.swept import Swept, answers, replications_words, setting
 from evenflow.study.trials import STORE, How, Search, Simulator, Trial, Variant, run
 
 
@@ -52,16 +50,14 @@ def run_sweep(asked: Sweep, simulator: Simulator, *, allow_refused: bool = False
 
     The findings depend on the sweep only, not on the executor nor on the store's contents.
     """
-    known = asked.known
-    tried = run(asked.study, simulator, _search(asked, known, allow_refused))
-    trials = list({identity(trial.labels): trial for trial in tried}.values())
-    default = asked.default
-    if default is None:
-        return Swept(asked, trials, None, allow_refused=allow_refused)
-    chosen = asked.chosen or [trial.labels for trial in tried[len(known) :]]
-    where = [identity(trial.labels) for trial in trials].index(identity(default))
-    extra = identity(default) not in map(identity, chosen)
-    return Swept(asked, trials, where, extra, allow_refused)
+    tried = run(asked.study, simulator, _search(asked, allow_refused))
+    trials = {identity(trial.labels): trial for trial in tried}
+    default, where, extra = asked.default, None, False
+    if default is not None:
+        chosen = asked.chosen or [trial.labels for trial in tried[len(asked.known) :]]
+        where = list(trials).index(identity(default))
+        extra = identity(default) not in map(identity, chosen)
+    return Swept(asked, list(trials.values()), where, extra, allow_refused)
 
 
 def checked(findings: Swept, simulator: Simulator) -> Swept:
@@ -73,33 +69,28 @@ def checked(findings: Swept, simulator: Simulator) -> Swept:
     return replace(findings, checks=checks)
 
 
-def _search(asked: Sweep, known: Sequence[Patch], allow_refused: bool) -> Search:
+def _search(asked: Sweep, allow_refused: bool) -> Search:
     """Ask for the points known beforehand, then for the points that Optuna proposes."""
     config, method = asked.config, asked.config.method
-    if known:
-        yield [Variant(patch, patch) for patch in known]
-    if isinstance(method, Optuna):
+    if asked.known:
+        yield [Variant(patch, patch) for patch in asked.known]
+    if not isinstance(method, Optuna):
+        return
 
-        def propose(asked: Any) -> Variant:
-            values = {name: proposed(asked, name, each) for name, each in config.parameters.items()}
-            return Variant(values, values)
+    def propose(trial: Any) -> Variant:
+        values = {name: proposed(trial, name, each) for name, each in config.parameters.items()}
+        return Variant(values, values)
 
-        def score(trial: Trial) -> Score:
-            if answers(trial, allow_refused):
-                return _score(config, trial)
+    def score(trial: Trial) -> Score:
+        if not answers(trial, allow_refused):
             return [math.nan] * len(config.objectives), {}
+        excess = {
+            name: max(each.excess(trial.mean(name)) for each in bounds.of(name))
+            for name, bounds in config.limits.items()
+        }
+        return [trial.mean(objective.metric) for objective in config.objectives], excess
 
-        goals = [objective.goal for objective in config.objectives]
-        yield from optuna(method, goals, propose, score)
-
-
-def _score(config: SweepConfig, trial: Trial) -> Score:
-    values = [trial.mean(objective.metric) for objective in config.objectives]
-    excess = {
-        name: max(each.excess(trial.mean(name)) for each in bounds.of(name))
-        for name, bounds in config.limits.items()
-    }
-    return values, excess
+    yield from optuna(method, [each.goal for each in config.objectives], propose, score)
 
 
 def dry_run(asked: Sweep, how: How, *, on_unseen: bool = False) -> list[str]:
@@ -108,33 +99,28 @@ def dry_run(asked: Sweep, how: How, *, on_unseen: bool = False) -> list[str]:
     UsageError for a mistake in the file, as `sweep`.
     """
     check(asked)
-    to_check = unseen.require_unseen(asked) if on_unseen else 0
     known, method = asked.known, asked.config.method
-    count, repeated = len(known), asked.config.replications
-    more = (
-        f", and up to {method.trials} that the search asks for"
-        if isinstance(method, Optuna)
-        else ""
-    )
-    stored = 0
-    if how.out is not None and how.resume and (how.out / STORE / HEADER).exists():
+    points, total = f"{len(known)} points", f"{asked.num_simulations} simulations"
+    if isinstance(method, Optuna):
+        points += f", and up to {method.trials} that the search asks for"
+    if on_unseen:
+        total += f", and up to {unseen.require_unseen(asked)} that check the best point"
+    if how.out is not None and how.resume and (how.out / STORE).exists():
         store = Store(how.out / STORE)
-        keys = {point.key for point in asked.study.points(known)}
-        stored = sum(store.get(key) is not None for key in keys)
-    lost: dict[str, list[int]] = {}
-    for index, patch in enumerate(known):
+        stored = {point.key for point in asked.study.points(known) if store.get(point.key)}
+        total += f", of which {len(stored)} are done" if stored else ""
+    lost: dict[str, list[Patch]] = {}
+    for patch in known:
         if why := _does_not_fit(asked, patch):
-            lost.setdefault(why, []).append(index)
-    done = f", of which {stored} are done" if stored else ""
-    total = f"{asked.num_simulations} simulations"
-    total += f", and up to {to_check} that check the best point" if to_check else ""
+            lost.setdefault(why, []).append(patch)
+    fitting = len(known) - sum(map(len, lost.values()))
     return [
-        f"{count} points{more}, {replications_words(repeated)}: {total}{done}",
-        f"{count - sum(map(len, lost.values()))} of the {count} fit in memory",
+        f"{points}, {replications_words(asked.config.replications)}: {total}",
+        f"{fitting} of the {len(known)} fit in memory",
         *(
-            f"{len(places)} not, such as point {places[0]} "
-            f"({setting(known[places[0]], asked.config.tied)}): {why}"
-            for why, places in lost.items()
+            f"{len(patches)} not, such as point {known.index(patches[0])} "
+            f"({setting(patches[0], asked.config.tied)}): {why}"
+            for why, patches in lost.items()
         ),
     ]
 

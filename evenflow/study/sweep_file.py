@@ -6,9 +6,9 @@ Knows which points there are and what is a mistake; simulates no more than a few
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -21,7 +21,7 @@ from evenflow.config.run import RunConfig
 from evenflow.config.yaml_file import Document, KeyPath, Patch, checked, find, flat
 from evenflow.errors import DoesNotFitError, PolicyError, UsageError, instead_of
 from evenflow.keys import Keys, expect, needed
-from evenflow.study.points import Point, workload_of
+from evenflow.study.points import Point
 from evenflow.study.searches import (
     Finite,
     Grid,
@@ -152,7 +152,7 @@ class Sweep:
         """The run with what is varied in it; a mistake in a value names its line of SWEEP.yaml."""
         parts = replications(self.config.replications, self.config.replicate)
         space, tied = self.config.parameters, self.config.tied
-        places = {key: self.place("parameters", key) for key in space}
+        places = {key: self.document.place(("parameters", key)) for key in space}
         for name in tied:
             places |= {key: places[name] for value in values_of(space[name]) for key in value}
         more = (("price", self.config.price),)
@@ -163,13 +163,23 @@ class Sweep:
         """The values of the parameters in the run as it is; None where it has none."""
         try:
             config = self.study.config({})
-        except UsageError:  # it may lack a key that is swept; a mistake shows in every point
-            return None
-        try:
             parameters = self.config.parameters.items()
-            return {name: _default(self, config, name, each) for name, each in parameters}
-        except KeyError:
+            return {name: self._own(config, name, each) for name, each in parameters}
+        except (UsageError, KeyError):  # a key that is swept is missing, or wrong in every point
             return None
+
+    def _own(self, config: RunConfig, name: str, parameter: Parameter) -> Any:
+        """Return the run's own value of a key; KeyError where there is none."""
+        for value in [] if isinstance(parameter, NumberRange) else parameter:
+            with suppress(UsageError):
+                if self.study.config({name: value}) == config:
+                    return value
+        outer, _, inner = name.partition(".")
+        if outer != "scheduler":
+            return flat(config.resolved())[name]
+        if not inner:
+            return {"name": config.scheduler.name, **config.scheduler.params}
+        return {**defaults(config.scheduler.name), **flat(config.scheduler.params)}[inner]
 
     @cached_property
     def chosen(self) -> list[Patch]:
@@ -194,10 +204,6 @@ class Sweep:
         trials = method.trials if isinstance(method, Optuna) else 0
         return (len(self.known) + trials) * self.config.replications
 
-    def place(self, *path: str | int) -> str:
-        """Return where something was written."""
-        return self.document.place(path)
-
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     """Read and check SWEEP.yaml, with `dotted.key=value` overrides applied first.
@@ -221,39 +227,21 @@ def sweep_of(document: Document, beside: Path, overrides: Sequence[str] = ()) ->
             "parameters; did you mean evenflow simulate?"
         )
     config = checked(SweepConfig, document)
-    run_document, beside = _run_document(document, config.run, beside)
-    run_document = yaml_file.overridden(run_document, of_run, below="run.")
-    make_importable([document.data, run_document.data], Path.cwd(), beside)
-    return Sweep(config, document, run_document, beside)
+    run, beside = _run_of(document, config.run, beside)
+    run = yaml_file.overridden(run, of_run, below="run.")
+    make_importable([document.data, run.data], Path.cwd(), beside)
+    return Sweep(config, document, run, beside)
 
 
-def _run_document(
-    document: Document, run_keys: str | dict[str, Any], folder: Path
-) -> tuple[Document, Path]:
-    if isinstance(run_keys, str):
-        path = Path(find(run_keys, folder))
+def _run_of(document: Document, run: str | dict[str, Any], folder: Path) -> tuple[Document, Path]:
+    if isinstance(run, str):
+        path = Path(find(run, folder))
         try:
             return yaml_file.read(path), path.parent
         except UsageError as error:
             raise UsageError(f"{document.place(('run',))}: run: {error}") from None
     places = {key[1:]: place for key, place in document.places.items() if key[:1] == ("run",)}
-    return Document(document.name, run_keys, places), folder
-
-
-def _default(sweep: Sweep, config: RunConfig, name: str, parameter: Parameter) -> Any:
-    """Return the run's own value of a key; KeyError where there is none."""
-    for value in [] if isinstance(parameter, NumberRange) else parameter:
-        try:
-            if sweep.study.config({name: value}) == config:
-                return value
-        except UsageError:
-            continue
-    outer, _, inner = name.partition(".")
-    if outer != "scheduler":
-        return flat(config.resolved())[name]
-    if not inner:
-        return {"name": config.scheduler.name, **config.scheduler.params}
-    return {**defaults(config.scheduler.name), **flat(config.scheduler.params)}[inner]
+    return Document(document.name, run, places), folder
 
 
 def check(sweep: Sweep) -> None:
@@ -262,53 +250,53 @@ def check(sweep: Sweep) -> None:
     A value that no run accepts is a mistake. A deployment that does not fit and a policy that
     breaks its promise are results: such points are recorded as failed.
     """
-    known = sweep.known
+    known, space = sweep.known, sweep.config.parameters
     sweep.study.points(known)
-    space = sweep.config.parameters
     if isinstance(sweep.config.method, Optuna):
         known = known or [{name: values_of(each)[0] for name, each in space.items()}]
-    right = _first_right(sweep, known, "")
+    right = _first_right(sweep, known)
     for name, parameter in space.items():
-        place = f"{sweep.place('parameters', name)}: {name}: "
         for value in values_of(parameter):
             with_value = distinct({**each, name: value} for each in known[:TRIED])
-            _first_right(sweep, with_value, place)
+            _first_right(sweep, with_value, name)
     point = sweep.study.points_of(right)[0]
     _check_metrics(sweep, point)
     _check_replications(sweep, point.config)
 
 
-def _first_right(sweep: Sweep, candidates: Sequence[Patch], place: str) -> Patch:
-    """Return the first of some patches that is no mistake; raise what is wrong with them."""
-    mistake: UsageError | None = None
-    for patch in islice(candidates, TRIED):
+def _first_right(sweep: Sweep, candidates: Sequence[Patch], name: str = "") -> Patch:
+    """Return the first of some patches that is no mistake; raise what is wrong with the first.
+
+    `name`: the parameter that has the same value in all.
+    """
+    mistakes = []
+    for patch in candidates[:TRIED]:
         try:
             sweep.study.build(patch)
         except (DoesNotFitError, PolicyError):
             return patch
         except UsageError as error:
-            mistake = mistake or error
+            mistakes.append(error)
         else:
             return patch
-    assert mistake is not None  # there is at least one candidate
-    raise UsageError(f"{place}{mistake}")
+    place = f"{sweep.document.place(('parameters', name))}: {name}: " if name else ""
+    raise UsageError(f"{place}{mistakes[0]}")
 
 
 def _check_metrics(sweep: Sweep, point: Point) -> None:
     try:
-        outcome = dry_run(point.config, workload_of(point), point.beside)
+        outcome = dry_run(point.config, point.workload, point.beside)
         summary = point.measure(outcome, **dict(point.more))
     except UsageError:  # a run that fails has none
         return
-    paths: list[tuple[str, KeyPath]] = [
-        (objective.metric, ("objectives", index, "metric"))
+    paths: dict[KeyPath, str] = {
+        ("objectives", index, "metric"): objective.metric
         for index, objective in enumerate(sweep.config.objectives)
-    ]
-    paths += [(name, ("limits", name)) for name in sweep.config.limits]
-    for metric, path in paths:
+    }
+    for path, metric in (paths | {("limits", name): name for name in sweep.config.limits}).items():
         if metric not in summary:
             hint = instead_of(metric, summary)
-            raise UsageError(f'{sweep.place(*path)}: unknown metric "{metric}"; {hint}')
+            raise UsageError(f'{sweep.document.place(path)}: unknown metric "{metric}"; {hint}')
 
 
 def _check_replications(sweep: Sweep, config: RunConfig) -> None:
@@ -319,5 +307,5 @@ def _check_replications(sweep: Sweep, config: RunConfig) -> None:
             other = "replicate: windows, or "
         elif seed_matters(config):
             other = "replicate: seeds (the same rows, other arrivals), or "
-        place = sweep.place("replications")
+        place = sweep.document.place(("replications",))
         raise UsageError(f"{place}: replications: {why}, or {other}replications: 1")

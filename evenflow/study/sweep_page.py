@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from html import escape
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pandas.api.types import is_object_dtype
-
 from evenflow.config.provenance import code_version
 from evenflow.report import plots
-from evenflow.report.page import (
-    figure,
-    in_words,
-    page,
-    parallel,
-    picture,
-    plotly_library,
-    section,
-)
+from evenflow.report.page import figure, in_words, page, parallel, picture, plotly_library, section
 from evenflow.report.tables import html_table, is_number, write_json, write_rows, write_table
 from evenflow.report.words import arrivals_words, metric_words
 from evenflow.study.points import code_digest
-from evenflow.study.sweep_findings import Findings, point_cells, summary_cells, trial_rows
 from evenflow.study.sweep_plots import pictures
-from evenflow.study.sweep_words import best_table, failures, label, marks, short_names, told
-from evenflow.study.unseen import facts as check_facts
+from evenflow.study.swept import Swept, as_json, label, short_names, trial_rows
 
 ALL_POINTS = (
     "A line is a point, the best in blue; hover for its values. An axis whose numbers span more "
@@ -60,46 +47,36 @@ LATENCIES = ("mean_ttft_ms", "mean_tpot_ms")
 """What the tables have beside the metrics that decide; that of all points has the GPUs, too."""
 
 
-def write_findings(folder: Path, found: Findings, title: str) -> None:
+def write_findings(folder: Path, found: Swept, title: str) -> None:
     """Write the tables, the pictures, the page and sweep.json.
 
-    points.parquet is there where pyarrow is installed, check.csv where unseen parts were simulated.
+    check.csv is there where unseen parts were simulated.
     """
-    cells = point_cells(found)
-    write_table(folder / "points.csv", cells)
-    write_table(folder / "summary.csv", summary_cells(found))
-    if find_spec("pyarrow") is not None:
-        frame = cells.infer_objects()
-        for name in frame.columns[frame.dtypes.map(is_object_dtype)]:  # numbers and texts
-            frame[name] = cells[name].fillna("").astype(str)
-        write_table(folder / "points.parquet", frame)
+    write_table(folder / "points.csv", found.point_cells(as_json))
+    write_table(folder / "summary.csv", found.summary_cells(as_json))
     if found.checks:
-        write_rows(folder / "check.csv", check_rows(found))
+        rows = (
+            {"unseen": check.kind, "point": name, **row}
+            for check in found.checks
+            for name, trial in (("best", check.best), ("default", check.default))
+            for row in trial_rows(trial, as_json)
+        )
+        write_rows(folder / "check.csv", rows)
     drawn = {name: plots.save(each, folder / name) for name, each in pictures(found).items()}
     source = facts(found)
-    (folder / "report.html").write_text(_page(found, title, drawn, source), encoding="utf-8")
+    text = page(title, list(_parts(found, drawn)), source, plotly_library())
+    (folder / "report.html").write_text(text, encoding="utf-8")
     write_json(folder / "sweep.json", source)
 
 
-def check_rows(found: Findings) -> list[dict[str, Any]]:
-    """Return a row for each unseen part, of the best point and of the default."""
-    return [
-        {"unseen": each.kind, "point": name, **row}
-        for each in found.checks
-        for name, trial in (("best", each.best), ("default", each.default))
-        for row in trial_rows(trial)
-    ]
-
-
-def facts(found: Findings) -> dict[str, Any]:
+def facts(found: Swept) -> dict[str, Any]:
     """Return where the findings come from, the same for every executor."""
-    asked = found.sweep
     records = [record for trial in found.trials for record in trial.records]
-    several = len(asked.config.objectives) > 1
+    several = len(found.config.objectives) > 1
     return {
         **code_version(),
         "code_sha256": code_digest(),
-        "sweep": asked.config.model_dump(mode="json") | {"run": asked.run.data},
+        "sweep": found.config.model_dump(mode="json") | {"run": found.sweep.run.data},
         "points": len(found.trials),
         "simulations": len({record.key for record in records}),
         "failed": sum(record.error is not None for record in records),
@@ -108,61 +85,53 @@ def facts(found: Findings) -> dict[str, Any]:
         "best": [] if several else found.ranked[:1],
         "pareto_front": found.ranked if several else [],
         **({"allow_refused": True} if found.allow_refused else {}),
-        **({"check": check_facts(found.checks, asked)} if found.checks else {}),
+        **({"check": {each.kind: each.facts for each in found.checks}} if found.checks else {}),
     }
 
 
-def _page(found: Findings, title: str, drawn: Mapping[str, str], source: Mapping[str, Any]) -> str:
-    parts = [
-        f'<p class="caption">{"<br>".join(map(escape, _about(found)))}</p>',
-        f'<div class="verdict"><p>{escape(" ".join(told(found)))}</p></div>',
-        "<h2>Best points</h2>",
-        html_table(*best_table(found, LATENCIES)),
-    ]
+def _parts(found: Swept, drawn: Mapping[str, str]) -> Iterator[str]:
+    yield f'<p class="caption">{"<br>".join(map(escape, _about(found)))}</p>'
+    yield f'<div class="verdict"><p>{escape(" ".join(found.sentences()))}</p></div>'
+    yield "<h2>Best points</h2>"
+    yield html_table(*found.best_table(LATENCIES))
     for name, caption in CAPTIONS.items():
         if name in drawn:
-            parts += [section(*caption), picture(drawn[name])]
-    parts += _all_points(found)
-    if lost := failures(found):
-        parts.append(f"<h2>{len(lost)} points failed</h2>")
-        parts.append(html_table(["point", *found.config.parameters, "error"], lost))
-    return page(title, parts, source, plotly_library())
+            yield section(*caption)
+            yield picture(drawn[name])
+    yield from _all_points(found)
+    if lost := found.failures:
+        yield f"<h2>{len(lost)} points failed</h2>"
+        yield html_table(["point", *found.config.parameters, "error"], lost)
 
 
-def _about(found: Findings) -> list[str]:
-    """Return lines: the setup of the first point shown, trace and arrivals, the limits."""
-    asked = found.sweep
-    config = asked.study.config(found.trials[(found.ranked or found.nearest or [0])[0]].labels)
-    workload = config.workload
-    arrivals = arrivals_words(workload.arrivals.model_dump())
-    lines = [config.setup(), f"{workload.trace}, {arrivals}"]
-    limits = [f"{metric_words(each.metric)} {each.words}" for each in asked.config.conditions]
-    return [*lines, *([f"limits: {', '.join(limits)}"] if limits else [])]
+def _about(found: Swept) -> Iterator[str]:
+    """Yield lines: the setup of the first point shown, trace and arrivals, the limits."""
+    first = found.trials[(found.ranked or found.nearest or [0])[0]]
+    config = found.sweep.study.config(first.labels)
+    yield config.setup()
+    yield f"{config.workload.trace}, {arrivals_words(config.workload.arrivals.model_dump())}"
+    if limits := [f"{metric_words(e.metric)} {e.words}" for e in found.config.conditions]:
+        yield f"limits: {', '.join(limits)}"
 
 
-def _all_points(found: Findings) -> list[str]:
-    """Return all points that were completed as parallel coordinates, and as a table that sorts."""
-    config, order = found.config, found.ranked
-    done = [index for index, trial in enumerate(found.trials) if not trial.errors]
-    if not done:
-        return []
-    metrics = list(dict.fromkeys([*config.metrics, *LATENCIES, "gpus"]))
-    heads = [*short_names(list(config.parameters)), *map(metric_words, metrics)]
-    cells = [
-        [
-            *(v if is_number(v) else label(v) for v in found.trials[index].labels.values()),
-            *(found.trials[index].mean(metric) for metric in metrics),
+def _all_points(found: Swept) -> Iterator[str]:
+    """Yield all points that were completed as parallel coordinates, and as a table that sorts."""
+    metrics = list(dict.fromkeys([*found.config.metrics, *LATENCIES, "gpus"]))
+    heads = [*short_names(list(found.config.parameters)), *map(metric_words, metrics)]
+    cells = {
+        index: [
+            *(v if is_number(v) else label(v) for v in trial.labels.values()),
+            *map(trial.mean, metrics),
         ]
-        for index in done
-    ]
-    columns = dict(zip(heads, zip(*cells, strict=True), strict=True))
-    best = [done.index(index) for index in (order if len(config.objectives) > 1 else order[:1])]
-    rows = [
-        [", ".join([str(index), *marks(found, index)]), *map(in_words, row)]
-        for index, row in zip(done, cells, strict=True)
-    ]
-    return [
-        section("All points", ALL_POINTS),
-        figure("parallel", parallel(columns, [f"point {index}" for index in done], best)),
-        html_table(["point", *heads], rows, sorts=True),
-    ]
+        for index, trial in enumerate(found.trials)
+        if not trial.errors
+    }
+    if not cells:
+        return
+    columns = dict(zip(heads, zip(*cells.values(), strict=True), strict=True))
+    shown = found.ranked if len(found.config.objectives) > 1 else found.ranked[:1]
+    best = list(map(list(cells).index, shown))
+    yield section("All points", ALL_POINTS)
+    yield figure("parallel", parallel(columns, [f"point {index}" for index in cells], best))
+    rows = [[found.name(index), *map(in_words, row)] for index, row in cells.items()]
+    yield html_table(["point", *heads], rows, sorts=True)

@@ -1,12 +1,12 @@
-"""What each parameter of a sweep does to its metrics, as panels, and as pictures."""
+"""Pictures of a sweep: what each parameter does to its metrics, and the Pareto front."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import product
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 from evenflow.report import plots
 from evenflow.report.tables import is_number
 from evenflow.report.words import metric_words
-from evenflow.study.sweep_findings import Findings, spread
-from evenflow.study.sweep_words import label, short_names
+from evenflow.study.swept import Swept, label, short_names, spread
 
 SHOWN = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "total_token_throughput")
 """The metrics of gLLM's sensitivity figure."""
@@ -31,8 +30,7 @@ LINE = 36
 NEUTRAL = "#9AA5B1"
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterPanel:
+class Panel(NamedTuple):
     """A parameter, its values in order, and for each metric its mean and half-width at each.
 
     `default` is the position of the run's own value. `scattered`: each point has its own value
@@ -43,104 +41,95 @@ class ParameterPanel:
     values: list[Any]
     default: int | None
     means: Mapping[str, pd.DataFrame]
-    scattered: bool = False
+    scattered: bool
 
 
-def sensitivity(found: Findings) -> list[ParameterPanel]:
+def sensitivity(found: Swept) -> list[Panel]:
     """Return a panel a parameter: metrics relative to the default, all other parameters as there.
 
     Ratios are taken within a replication. A parameter with no other value than the default is left
     out. There are no panels without a default, nor of points that are drawn or searched for: hardly
     any of those differ in one parameter only.
     """
-    default = found.default
     chosen = found.config.method.kind in ("grid", "one_at_a_time")
-    if not chosen or default is None or found.base is None:
+    if not chosen or found.base is None:
         return []
     ratios = {}
     for metric in dict.fromkeys((*SHOWN, *found.config.metrics)):
         runs = found.values(metric)
-        ratios[metric] = runs / runs.loc[default].replace(0, math.nan)
-    panels = []
-    for name in found.config.parameters:
-        near = _in_order(found, _beside_default(found, name), name)
-        if len(near) > 1:
-            values = [found.trials[index].labels[name] for index in near]
-            means = {metric: spread(ratio.loc[near]) for metric, ratio in ratios.items()}
-            panels.append(ParameterPanel(name, values, near.index(default), means))
-    return panels
+        ratios[metric] = runs / runs.loc[found.default].replace(0, math.nan)
+    panels = (_panel(found, k, _around(found, k), ratios) for k in found.config.parameters)
+    return [panel for panel in panels if len(panel.values) > 1]
 
 
-def main_effects(found: Findings, metric: str) -> list[ParameterPanel]:
-    """Return a panel a parameter: the metric's mean over all points with a value.
+def main_effects(found: Swept) -> list[Panel]:
+    """Return a panel a parameter: the mean of each metric that decides over points with a value.
 
     Points are averaged within a replication first: the interval is that of the replications. Of
-    a parameter with many values, each point by itself.
+    a parameter with many values, each point by itself. Means are fair over all points of a balanced
+    method, of `one_at_a_time` over those that differ from the default in nothing else; the run as
+    it is counts only if the method chose it.
     """
-    values = found.values(metric)
-    return [_main_effect(found, name, metric, values) for name in found.config.parameters]
+    values = {metric: found.values(metric) for metric in found.config.metrics}
+    alone = found.base is not None and found.config.method.kind == "one_at_a_time"
+    extra = found.default if found.default_is_extra else None
+    points = [index for index in found.answered if index != extra]
+    return [
+        _panel(found, name, _around(found, name) if alone else points, values, FEW_VALUES)
+        for name in found.config.parameters
+    ]
 
 
-def _main_effect(found: Findings, name: str, metric: str, values: pd.DataFrame) -> ParameterPanel:
-    points = _in_order(found, _compared(found, name), name)
-    labels = {index: found.trials[index].labels[name] for index in points}
-    keys = found.keys[name].loc[points]
-    scattered = keys.nunique() > FEW_VALUES and all(map(is_number, labels.values()))
-    by = pd.Series(points, points) if scattered else keys
-    groups = {part.index[0]: part for _, part in values.loc[points].groupby(by, sort=False)}
-    means = pd.DataFrame({first: part.mean(skipna=False) for first, part in groups.items()}).T
-    own = None if found.default is None else found.keys[name].loc[found.default]
-    default = next((place for place, first in enumerate(groups) if keys[first] == own), None)
-    of_each = [labels[first] for first in groups]
-    return ParameterPanel(name, of_each, default, {metric: spread(means)}, scattered)
-
-
-def _beside_default(found: Findings, name: str) -> list[int]:
+def _around(found: Swept, name: str) -> list[int]:
     """Return the points that answer, and differ from the default in no other parameter."""
     others = found.keys.drop(columns=name)
     alike = (others == others.loc[found.default]).all(axis=1)
     return [index for index in found.answered if alike[index]]
 
 
-def _compared(found: Findings, name: str) -> list[int]:
-    """Return the points that give fair means by a parameter's value: all, if balanced.
+def _panel(
+    found: Swept,
+    name: str,
+    points: list[int],
+    metrics: Mapping[str, pd.DataFrame],
+    most: float = math.inf,
+) -> Panel:
+    """Return the means of points with each value; of more than `most` numbers, of each point."""
+    labels = {index: found.trials[index].labels[name] for index in points}
+    numbers = all(map(is_number, labels.values()))
+    points = sorted(labels, key=labels.__getitem__) if numbers else points
+    keys = found.keys[name].loc[points]
+    scattered = numbers and keys.nunique() > most
+    by = pd.Series(points, points) if scattered else keys
+    values = [labels[index] for index in by.index[~by.duplicated()]]
+    own = None if found.default is None else found.keys.at[found.default, name]
+    default = next((at for at, key in enumerate(by.unique()) if key == own), None)
+    means = {
+        metric: spread(runs.loc[points].groupby(by, sort=False).agg(pd.Series.mean, skipna=False))
+        for metric, runs in metrics.items()
+    }
+    return Panel(name, values, default, means, scattered)
 
-    For one_at_a_time, points that differ in nothing else; the run as it is only if the method
-    chose it.
-    """
-    if found.base is not None and found.config.method.kind == "one_at_a_time":
-        return _beside_default(found, name)
-    extra = found.default if found.default_is_extra else None
-    return [index for index in found.answered if index != extra]
 
-
-def _in_order(found: Findings, points: Sequence[int], name: str) -> list[int]:
-    """Sort by a parameter where its values are numbers; else keep the order of the points."""
-    values = {index: found.trials[index].labels[name] for index in points}
-    numbers = all(map(is_number, values.values()))
-    return sorted(values, key=values.__getitem__) if numbers else list(points)
-
-
-def pictures(found: Findings) -> dict[str, Figure]:
+def pictures(found: Swept) -> dict[str, Figure]:
     """Draw main_effects, sensitivity and pareto_front, each where there is something to draw."""
-    config = found.config
     if not found.answered:
         return {}
-    drawn = {"main_effects": _draw_main_effects([main_effects(found, m) for m in config.metrics])}
+    drawn = {"main_effects": _draw_main_effects(main_effects(found))}
     if around := sensitivity(found):
         drawn["sensitivity"] = _draw_sensitivity(around)
-    if len(config.objectives) > 1 and found.ranked:
+    if len(found.config.objectives) > 1 and found.ranked:
         drawn["pareto_front"] = _draw_front(found)
     return drawn
 
 
-def _draw_sensitivity(around: Sequence[ParameterPanel]) -> Figure:
+def _draw_sensitivity(around: Sequence[Panel]) -> Figure:
     """Draw a panel a parameter: metrics relative to the default, as gLLM's figure 16."""
     figure, grid = plots.panels(len(around), 3.0, 3.4, columns=COLUMNS, sharey=True)
     for axes, panel in zip(grid, around, strict=True):
         axes.axhline(1.0, color=NEUTRAL, linewidth=0.8)
         for index, metric in enumerate(panel.means):
-            _draw_means(axes, panel, metric, index, metric_words(metric).partition(" (")[0])
+            _draw_means(axes, panel, metric, index)
         _finish(axes, panel)
     grid[0].set_ylabel("relative to the default")
     handles, labels = grid[0].get_legend_handles_labels()
@@ -149,22 +138,19 @@ def _draw_sensitivity(around: Sequence[ParameterPanel]) -> Figure:
     return figure
 
 
-def _draw_main_effects(rows: Sequence[Sequence[ParameterPanel]]) -> Figure:
+def _draw_main_effects(effects: Sequence[Panel]) -> Figure:
     """Draw a row a metric and a panel a parameter: the mean over all points with a value."""
-    width = len(rows[0])
-    figure, grid = plots.panels(len(rows) * width, 3.1, 2.9, columns=width, sharey="row")
-    for index, row in enumerate(rows):
-        (metric,) = row[0].means
-        words = metric_words(metric)
-        cells = grid[index * width : (index + 1) * width]
-        for axes, panel in zip(cells, row, strict=True):
-            _draw_means(axes, panel, metric, index, words)
-            _finish(axes, panel)
-        cells[0].set_ylabel(words)
+    metrics, width = list(effects[0].means), len(effects)
+    figure, grid = plots.panels(len(metrics) * width, 3.1, 2.9, columns=width, sharey="row")
+    for axes, (metric, panel) in zip(grid, product(metrics, effects), strict=True):
+        _draw_means(axes, panel, metric, metrics.index(metric))
+        _finish(axes, panel)
+        if panel is effects[0]:
+            axes.set_ylabel(metric_words(metric))
     return figure
 
 
-def _draw_front(found: Findings) -> Figure:
+def _draw_front(found: Swept) -> Figure:
     """Draw all points by the first two objectives; those on the Pareto front in colour."""
     x, y = (objective.metric for objective in found.config.objectives[:2])
     figure, (axes,) = plots.panels(1, 6.4, 4.4)
@@ -176,15 +162,15 @@ def _draw_front(found: Findings) -> Figure:
     return figure
 
 
-def _draw_means(axes: Axes, panel: ParameterPanel, metric: str, index: int, words: str) -> None:
+def _draw_means(axes: Axes, panel: Panel, metric: str, index: int) -> None:
     at = panel.values if panel.scattered else range(len(panel.values))
-    means = panel.means[metric]
-    reach = 0 * means.half_width if panel.scattered else means.half_width
+    means, words = panel.means[metric], metric_words(metric).partition(" (")[0]
+    reach = 0 * means["half_width"] if panel.scattered else means["half_width"]
     joined = not panel.scattered and all(map(is_number, panel.values))
     plots.whiskers(axes, at, means["mean"], reach, index, joined=joined, label=words)
 
 
-def _finish(axes: Axes, panel: ParameterPanel) -> None:
+def _finish(axes: Axes, panel: Panel) -> None:
     if panel.scattered:
         if 0 < panel.values[0] < panel.values[-1] / 10:
             axes.set_xscale("log")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -32,10 +33,8 @@ from evenflow.study.points import (
     Record,
     Store,
     executor_of,
-    remove_records,
     simulated,
     summary,
-    workload_of,
 )
 from evenflow.study.runs import Job, run_job
 from evenflow.study.slo import keeps_up
@@ -54,7 +53,6 @@ class Replication(NamedTuple):
 
 Parts: TypeAlias = Callable[[RunConfig], Sequence[Replication]]
 """The parts that a run is simulated on; as many of every run of a study."""
-
 
 Redrawn: TypeAlias = Literal["seeds", "windows"]
 """What each replication draws: what a seed draws, or also the next rows of the trace."""
@@ -91,7 +89,14 @@ def why_alike(
     if count == 1:
         return None
     if redrawn(config, asked) == "seeds":
-        return None if seed_matters(config) else _all_alike(config)
+        return (
+            None
+            if seed_matters(config)
+            else (
+                f"all would be alike, as the seed draws nothing of trace {own.trace} with "
+                f"{own.arrivals.kind} arrivals; give random arrivals, such as poisson"
+            )
+        )
     wanted = None if own.requests is None else count * own.requests
     rows = len(own.rows(beside, wanted))
     if wanted is not None and (own.is_drawn or rows >= wanted):
@@ -172,11 +177,11 @@ class Trial:
 
         `overloaded` is that of most of them; {} of runs that have none.
         """
-        told = [each.values for each in self.records if "overloaded" in each.values]
-        sure = [values for values in told if values["overloaded"] is not None]
+        *rates, verdict = LOAD
+        told = [each.values for each in self.records if verdict in each.values]
         if not told:
             return {}
-        *rates, verdict = LOAD
+        sure = [values for values in told if values[verdict] is not None]
         load: dict[str, Any] = {key: fmean(each[key] for each in sure or told) for key in rates}
         return load | {verdict: round(fmean(each[verdict] for each in sure)) if sure else None}
 
@@ -219,7 +224,7 @@ class Study:
     def build(self, patch: Patch) -> None:
         """Build a patch's first point, which finds what is wrong with it; simulates nothing."""
         point = self.points_of(patch)[0]
-        build(point.config, workload_of(point).requests, point.beside)
+        build(point.config, point.workload.requests, point.beside)
 
     def points(self, patches: Iterable[Patch]) -> list[Point]:
         """Return the points of patches, part by part: those of one part share their requests."""
@@ -258,13 +263,13 @@ class Simulator:
         UsageError; so is an input that changes meanwhile.
         """
         keys = [point.key for point in points]
-        stored = {key: record for key in keys if (record := self.store.get(key)) is not None}
-        records = {key: rec for key, rec in stored.items() if not (self._retry and rec.error)}
-        missing = {key: at for key, at in zip(keys, points, strict=True) if key not in records}
-        copies = Counter(keys)
+        copies, by_key = Counter(keys), dict(zip(keys, points, strict=True))
+        known = {key: record for key in by_key if (record := self.store.get(key)) is not None}
+        records = {key: each for key, each in known.items() if not (self._retry and each.error)}
+        missing = [point for key, point in by_key.items() if key not in records]
         self._tell(sum(copies[key] for key in records))
-        for record in simulated(list(missing.values()), self._executor):
-            if record.key not in missing:
+        for record in simulated(missing, self._executor):
+            if record.key not in by_key:
                 raise UsageError(
                     "a file that results depend on has changed while they were made: a trace, a "
                     "profile, or code; run the same command again"
@@ -290,19 +295,20 @@ class Simulator:
         """Simulate rows of equally many points, part by part; return a trial of each row."""
         columns = zip(*(points for _, points in rows), strict=True)
         records = self.records([point for column in columns for point in column])
-        trials = []
-        for index, (labels, points) in enumerate(rows):
-            workloads = [point.config.workload for point in points]
-            parts = tuple(Replication(each.seed, each.skip) for each in workloads)
-            of_row = tuple(records[index :: len(rows)])
-            trials.append(Trial(labels, of_row, parts, points[0].config))
-        return trials
+        return [
+            Trial(
+                labels,
+                tuple(records[index :: len(rows)]),
+                tuple(Replication(p.config.workload.seed, p.config.workload.skip) for p in points),
+                points[0].config,
+            )
+            for index, (labels, points) in enumerate(rows)
+        ]
 
 
 Watch: TypeAlias = Callable[[list[str], int | None], AbstractContextManager[Any]]
 """Shows the progress of tasks with these names, of a number of points (None: unknown): it gives an
 object whose `done` takes the number done, and `failed` the record of each point that fails."""
-
 
 STORE = "store"
 """The folder of records, below that of the results."""
@@ -335,9 +341,9 @@ class How:
             if self.out is not None:
                 stack.enter_context(claimed(self.out, force=self.force, reads=self.reads))
             folder = self.out or Path(stack.enter_context(TemporaryDirectory()))
-            if not self.resume:
-                remove_records(folder / STORE)
             store = Store(folder / STORE)
+            if not self.resume:
+                store.clear()
             pool = stack.enter_context(executor_of(self.executor, self.workers))
             told: tuple[Any, ...] = ()
             if self.watch is not None:
@@ -359,15 +365,14 @@ Search: TypeAlias = Generator[Sequence[Variant], list[Trial], Any]
 def run(study: Study, simulator: Simulator, search: Search) -> list[Trial]:
     """Simulate what a search asks for until it ends; return all trials in the order asked for."""
     trials: list[Trial] = []
-    cases = next(search, None)
-    while cases is not None:
-        batch = simulator.trials(study, cases)
-        trials += batch
+    batch: Any = None  # what a generator is started with
+    while True:
         try:
             cases = search.send(batch)
         except StopIteration:
-            cases = None
-    return trials
+            return trials
+        batch = simulator.trials(study, cases)
+        trials += batch
 
 
 def table(trials: Sequence[Trial]) -> pd.DataFrame:
@@ -394,11 +399,14 @@ def dry_run(config: RunConfig, workload: Workload, beside: Path) -> Outcome:
 
     So a run's mistakes, and the names of its numbers, are known before the first long one.
     """
-    requests = workload.requests
+    requests, texts = workload.requests, workload.texts
     sizes = [request.prompt_tokens + request.output_tokens for request in requests]
-    places = sorted(sorted(range(len(sizes)), key=sizes.__getitem__)[:2])
-    texts = None if workload.texts is None else [workload.texts[place] for place in places]
-    smallest = Workload([requests[place] for place in places], workload.trace, texts)
+    places = sorted(nsmallest(2, range(len(sizes)), key=sizes.__getitem__))
+    smallest = Workload(
+        [requests[place] for place in places],
+        workload.trace,
+        None if texts is None else [texts[place] for place in places],
+    )
     outcome = run_job(Job(config, smallest, beside))
     if not outcome.summary["completed"]:
         why = outcome.result.reason[0]
@@ -414,13 +422,4 @@ def seed_matters(config: RunConfig) -> bool:
         or config.speculative is not None
         or bool(config.processes)
         or "predictor" in config.scheduler.params
-    )
-
-
-def _all_alike(config: RunConfig) -> str:
-    """Return why replications are of no use where the seed does not matter, and what would be."""
-    return (
-        "all would be alike, as the seed draws nothing of trace "
-        f"{config.workload.trace} with {config.workload.arrivals.kind} arrivals; give random "
-        "arrivals, such as poisson"
     )

@@ -131,17 +131,17 @@ class MetricInterval:
         return math.sqrt(self.high / self.low) - 1 if self.low > 0 else math.nan
 
 
-def range_of(values: Sequence[float]) -> MetricInterval | None:
+def range_of(values: Sequence[float | None]) -> MetricInterval | None:
     """Return the interval that nine values tell; None where they do not, as of zeros.
 
     Their logs are a straight line of the two errors, which are normal, and a rest that is taken as
     drawn by the seeds: Z^2 (b^2 + c^2) + t^2 s^2 (1 + 1/9) is the square of the half-width, with
     the rest's s of six degrees of freedom.
     """
-    if not all(value > 0 and math.isfinite(value) for value in values):
+    known, n = [value for value in values if value and 0 < value < math.inf], len(COSTS)
+    if len(known) < n:
         return None
-    logs, n = np.log(values), len(COSTS)
-    design = np.column_stack([np.ones(n), COSTS, HOST])
+    logs, design = np.log(known), np.column_stack([np.ones(n), COSTS, HOST])
     (middle, costs, host), *_ = np.linalg.lstsq(design, logs, rcond=None)
     rest = logs - design @ (middle, costs, host)
     t = student_quantile((1 + LEVEL) / 2, n - 3)
@@ -197,7 +197,32 @@ class Prediction(Shown):
         return pd.DataFrame(rows)
 
     def told(self) -> Iterator[str | Table]:
-        yield from told(self).told()
+        yield from self.addition.told()
+
+    @property
+    def addition(self) -> Addition:
+        """The intervals for people, and what they rest on."""
+        rows = [
+            [
+                metric_words(metric),
+                *(number(value, 4) for value in (self.base.mean(metric), each.low, each.high)),
+                percent(each.half_width, 1, sign=False),
+                f"{100 * each.costs:.0f}:{100 * each.host:.0f}:{100 * each.seeds:.0f}",
+            ]
+            for metric, each in self.ranges.items()
+        ]
+        sentence = (
+            "The last column: per cent of the variance. "
+            f"Stated error of the costs, one standard deviation: {self.error.source}."
+        )
+        if self.measured:
+            sentence += f" Mean TPOT and TTFT: at least as wide as {self.measured} are off."
+        heads = ["90 % interval", "value", "from", "to", "±", "costs:host:seeds"]
+
+        def write(folder: Path) -> None:
+            write_table(folder / "intervals.csv", self.table)
+
+        return Addition("How far it may be off", sentence, heads, rows, write)
 
 
 def predict(document: Document, beside: Path, how: How) -> Prediction:
@@ -210,53 +235,22 @@ def predicted(study: Study, who: Simulator, metrics: Iterable[str] = METRICS) ->
     """Simulate a study's run and the nine that tell the intervals of its metrics."""
     config = study.config({})
     error = stated(config, study.beside)
-    base, *others = who.trials(study, [Variant({"run": "as it is"}, {}), *cases(config, error)])
-    for trial in (base, *others):
-        for message in trial.errors:
-            raise UsageError(message)
-    values = [record.values for trial in others for record in trial.records]
-    ranges, words = ranges_of(values, metrics), ""
+    trials = who.trials(study, [Variant({"run": "as it is"}, {}), *cases(config, error)])
+    if errors := [message for trial in trials for message in trial.errors]:
+        raise UsageError(errors[0])
+    base, *others = ([record.values for record in trial.records] for trial in trials)
+    ranges, words = ranges_of([values for each in others for values in each], metrics), ""
     if error.share:  # else the costs are given, or measured for this run
         like = likeness(config, kind_of_model(config, study.beside))
-        ranges = widened(ranges, base.records[0].values, like)
+        ranges = widened(ranges, base[0], like)
         known = deviation(like, "mean_ttft_ms")
         words = "" if known is None else known.words
-    return Prediction(error, base, ranges, words)
+    return Prediction(error, trials[0], ranges, words)
 
 
 def ranges_of(
     runs: Sequence[Mapping[str, Any]], metrics: Iterable[str] = METRICS
 ) -> dict[str, MetricInterval]:
     """Return the interval of each metric for which the nine runs give one; empty without runs."""
-    if not runs:
-        return {}
-    known = (m for m in metrics if all(run.get(m) is not None for run in runs))
-    found = {metric: range_of([float(run[metric]) for run in runs]) for metric in known}
+    found = {metric: range_of([run.get(metric) for run in runs]) for metric in metrics}
     return {metric: each for metric, each in found.items() if each is not None}
-
-
-def told(prediction: Prediction) -> Addition:
-    """Return the intervals for people, and what they rest on."""
-    rows = [
-        [
-            metric_words(metric),
-            number(prediction.base.mean(metric), 4),
-            number(each.low, 4),
-            number(each.high, 4),
-            percent(each.half_width, 1, sign=False),
-            ":".join(f"{100 * share:.0f}" for share in (each.costs, each.host, each.seeds)),
-        ]
-        for metric, each in prediction.ranges.items()
-    ]
-    sentence = (
-        "The last column: per cent of the variance. "
-        f"Stated error of the costs, one standard deviation: {prediction.error.source}."
-    )
-    if prediction.measured:
-        sentence += f" Mean TPOT and TTFT: at least as wide as {prediction.measured} are off."
-    heads = ["90 % interval", "value", "from", "to", "±", "costs:host:seeds"]
-
-    def write(folder: Path) -> None:
-        write_table(folder / "intervals.csv", prediction.table)
-
-    return Addition("How far it may be off", sentence, heads, rows, write)

@@ -6,7 +6,7 @@ default see the same of them in pairs, so that what those do to both drops out o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from evenflow.errors import UsageError
 from evenflow.report.tables import number
 from evenflow.report.words import metric_words, refusals
 from evenflow.study.fair import Interval, paired_difference, signed
-from evenflow.study.slo import Condition
+from evenflow.study.slo import Condition, Objective
 from evenflow.study.sweep_file import Sweep
 from evenflow.study.trials import Replication, Simulator, Trial, Variant, redrawn, seed_matters
 
@@ -29,15 +29,69 @@ SEEDS, WINDOWS = "fresh seeds", "later windows"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The best point and the default, simulated on the same unseen parts of one `kind`."""
+    """The best point and the default of a sweep, simulated on the same unseen parts of a `kind`."""
 
+    sweep: Sweep
     kind: str
     best: Trial
     default: Trial
 
-    def gain(self, metric: str) -> Interval:
-        """Return by how much a metric is above the default's, part by part."""
+    @property
+    def objective(self) -> Objective:
+        return self.sweep.config.objectives[0]
+
+    @property
+    def gain(self) -> Interval:
+        """By how much the objective's metric is above the default's, part by part."""
+        metric = self.objective.metric
         return paired_difference(self.best.values(metric), self.default.values(metric))
+
+    @property
+    def holds(self) -> bool:
+        less = self.objective.goal == "minimize"
+        return self.gain.is_below_zero if less else self.gain.is_above_zero
+
+    @property
+    def missed(self) -> list[Condition]:
+        """The limits that the best point misses."""
+        limits = self.sweep.config.conditions
+        means = {limit.metric: self.best.mean(limit.metric) for limit in limits}
+        return [limit for limit in limits if not limit.holds(means)]
+
+    def verdict(self, *, allow_refused: bool) -> str:
+        """Say in a sentence whether the gain holds, with its interval, and what is missed."""
+        if why := self._no_answer(allow_refused=allow_refused):
+            return f"{self.kind}: whether the gain holds cannot be said: {why}."
+        metric, gain = self.objective.metric, self.gain
+        before = self.default.mean(metric)
+        words = "the gain holds" if self.holds else "THE GAIN DOES NOT HOLD"
+        share = f", {gain.mean / before:+.1%}" if before else ""
+        told = f"{metric_words(metric)} {signed(gain)} (95 %, n = {gain.n}{share})"
+        missed = "".join(
+            f"; {limit.metric} is {number(self.best.mean(limit.metric))}, not {limit.words}"
+            for limit in self.missed
+        )
+        return f"{self.kind}: {words}: {told} against the default{missed}."
+
+    def _no_answer(self, *, allow_refused: bool) -> str:
+        """Return why it says nothing: a run failed, or refused too much; "" where it does."""
+        sides = {"the best point": self.best, "the default": self.default}
+        if errors := [error for trial in sides.values() for error in trial.errors]:
+            return errors[0]
+        lost = {name: each.served for name, each in sides.items() if each.served.is_no_answer}
+        return "" if allow_refused else " and ".join(refusals(lost)).replace("NOT FAIR: ", "")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it came to, for sweep.json."""
+        gain = self.gain
+        return {
+            "holds": self.holds,
+            "gain": gain.mean,
+            "half_width_95": gain.half_width,
+            "parts": [part._asdict() for part in self.best.parts],
+            "missed": list(map(str, self.missed)),
+        }
 
 
 def unseen(sweep: Sweep, config: RunConfig) -> dict[str, list[Replication]]:
@@ -84,62 +138,9 @@ def check(sweep: Sweep, best: Patch, default: Patch, simulator: Simulator) -> li
     for kind in (each for each in first if each in second):
         count = min(len(first[kind]), len(second[kind]))
         study = replace(sweep.study, parts=partial(_parts, sweep, kind, count))
-        checks.append(Check(kind, *simulator.trials(study, cases)))
+        checks.append(Check(sweep, kind, *simulator.trials(study, cases)))
     return checks
 
 
-def _parts(sweep: Sweep, kind: str, count: int, config: RunConfig) -> list[Replication]:
+def _parts(sweep: Sweep, kind: str, count: int, config: RunConfig) -> Sequence[Replication]:
     return unseen(sweep, config)[kind][:count]
-
-
-def verdict(each: Check, sweep: Sweep, *, allow_refused: bool) -> str:
-    """Say in a sentence whether the gain holds, with its interval, and which limits are missed."""
-    objective = sweep.config.objectives[0]
-    if why := _no_answer(each, allow_refused=allow_refused):
-        return f"{each.kind}: whether the gain holds cannot be said: {why}."
-    gain, before = each.gain(objective.metric), each.default.mean(objective.metric)
-    words = "the gain holds" if _holds(each, sweep) else "THE GAIN DOES NOT HOLD"
-    share = f", {gain.mean / before:+.1%}" if before else ""
-    told = f"{metric_words(objective.metric)} {signed(gain)} (95 %, n = {gain.n}{share})"
-    missed = "".join(
-        f"; {limit.metric} is {number(each.best.mean(limit.metric))}, not {limit.words}"
-        for limit in _missed(each.best, sweep.config.conditions)
-    )
-    return f"{each.kind}: {words}: {told} against the default{missed}."
-
-
-def facts(checks: Sequence[Check], sweep: Sweep) -> dict[str, Any]:
-    """Return what the checks came to, by kind, for sweep.json."""
-    metric = sweep.config.objectives[0].metric
-    gains = {each.kind: (each, each.gain(metric)) for each in checks}
-    return {
-        kind: {
-            "holds": _holds(each, sweep),
-            "gain": gain.mean,
-            "half_width_95": gain.half_width,
-            "parts": [part._asdict() for part in each.best.parts],
-            "missed": [str(limit) for limit in _missed(each.best, sweep.config.conditions)],
-        }
-        for kind, (each, gain) in gains.items()
-    }
-
-
-def _holds(each: Check, sweep: Sweep) -> bool:
-    objective = sweep.config.objectives[0]
-    gain = each.gain(objective.metric)
-    return gain.is_below_zero if objective.goal == "minimize" else gain.is_above_zero
-
-
-def _missed(trial: Trial, limits: Sequence[Condition]) -> list[Condition]:
-    means: Mapping[str, float] = {each.metric: trial.mean(each.metric) for each in limits}
-    return [each for each in limits if not each.holds(means)]
-
-
-def _no_answer(each: Check, *, allow_refused: bool) -> str:
-    """Return why a check says nothing: a run failed, or refused too much; "" where it does."""
-    for trial in (each.best, each.default):
-        if trial.errors:
-            return trial.errors[0]
-    sides = {"the best point": each.best.served, "the default": each.default.served}
-    lost = {name: served for name, served in sides.items() if served.is_no_answer}
-    return "" if allow_refused else " and ".join(refusals(lost)).replace("NOT FAIR: ", "")

@@ -187,9 +187,6 @@ def rates(study: FigureStudy, saturated_per_s: float) -> list[float]:
     return [float(f"{load * saturated_per_s:.2g}") for load in study.numbers["loads"]]
 
 
-# -- what the axes are made of, under what is set by hand ------------------------------------------
-
-
 def pairs(study: FigureStudy) -> dict[str, Layer]:
     """Return the keys of each of `study.pairs`, [GPU, model, machine], by its label in the figure.
 
@@ -283,8 +280,6 @@ def layout_of(study: FigureStudy, keys: Layer) -> str:
     return ", ".join([gpu_name(run["gpu"]), *filter(None, ["-".join(parts)])])
 
 
-# -- tables ----------------------------------------------------------------------------------------
-
 SEARCH = "capacity"
 """The measure that is no measure of one run, but the largest rate within the limits."""
 
@@ -332,16 +327,14 @@ def run_cases(
         return capacities(study, asked, columns)
     configs = {key: case.config(study) for key, case in runs.items()}
     args = {
-        key: {name: _argument(study, case, of) for name, of in keys.args.items()}
-        if more is None
-        else more
+        key: more
+        or {
+            name: of if isinstance(of, list) else case.values.get(of, study.numbers.get(of))
+            for name, of in keys.args.items()
+        }
         for key, case in runs.items()
     }
     return study.run(configs, columns, function(measure, "outcome"), args)
-
-
-def _argument(study: FigureStudy, case: Case, of: str | list[str]) -> Any:
-    return of if isinstance(of, list) else case.values.get(of, study.numbers.get(of))
 
 
 def exploded(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
@@ -389,8 +382,6 @@ def function(name: str, *takes: str) -> Callable[..., Any]:
         raise UsageError(f"{name}: is not a function of {' and '.join(takes)}, as is right here")
     return made
 
-
-# -- capacities ------------------------------------------------------------------------------------
 
 AT_ONCE = 4
 """Searches side by side: each waits for its own probes, and the processes should not."""
@@ -442,7 +433,7 @@ def _search(
         seeded, slo, study.plan.beside, tolerance, count, allow_refused=study.plan.allow_refused
     )
     try:
-        answer = capacity_of(asked, study.simulator(), curve=())
+        answer = capacity_of(asked, study.simulator, curve=())
     except UsageError as error:
         return [{"error": str(error)}] * count
     study.note_served([answer.served])

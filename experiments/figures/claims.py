@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -50,7 +51,7 @@ class Claim:
     id: str
     paper: str
     where: str
-    kind: Literal["ratio", "absolute", "order", "exact"]
+    kind: Literal["ratio", "absolute", "exact"]
     quantity: str
     value: Any
     neutral: bool = True
@@ -85,21 +86,21 @@ class Answer:
         return all(isinstance(v, int | float) and v > 0 for v in (self.ours, self.paper))
 
     @property
-    def is_inside(self) -> bool | None:
-        """Whether the paper's value lies in the interval; None where there is none."""
-        if self.low is None or self.high is None or not self.is_number:
-            return None
-        return bool(self.low <= self.paper <= self.high)
+    def row(self) -> str:
+        """The list that the value is in: `vllm[` of `vllm[2]`; empty where it is in none."""
+        return "".join(self.part.rpartition("[")[:2])
 
 
-def load_claims() -> list[Claim]:
-    """Return the published claims."""
-    return [Claim(**entry) for entry in yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))]
+@cache
+def load_claims() -> Mapping[str, Claim]:
+    """Return the published claims by their id."""
+    entries = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
+    return {entry["id"]: Claim(**entry) for entry in entries}
 
 
 def claim_of(claim_id: str) -> Claim:
     """Return the claim of that id; UsageError for one that is none."""
-    known = {claim.id: claim for claim in load_claims()}
+    known = load_claims()
     if claim_id not in known:
         raise UsageError(f"claims: unknown {shown(claim_id)}; {instead_of(claim_id, known)}")
     return known[claim_id]
@@ -116,11 +117,25 @@ Ends = Mapping[str, Sequence[float]]
 
 def answers(claim: Claim, ours: Any, intervals: Ends | None = None) -> list[Answer]:
     """Compare a claim, value by value, with ours of the same shape; None where there is none."""
-    found = []
-    for one in _compared(claim, "", claim.value, ours):
-        low, high = (intervals or {}).get(one.part, (None, None))
-        found.append(replace(one, low=low, high=high))
-    return found
+    mine, papers = dict(_flat(ours)), list(_flat(claim.value))
+    plain = [Answer(claim, part, mine.get(part), paper, None, "not run") for part, paper in papers]
+    return [
+        replace(_judged(each, plain), low=low, high=high)
+        for each in plain
+        for low, high in [(intervals or {}).get(each.part, (None, None))]
+    ]
+
+
+def _flat(value: Any, part: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values in a mapping or a list with their place: `vllm[2]`."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{part} {key}".strip())
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _flat(inner, f"{part}[{index}]")
+    else:
+        yield part, value
 
 
 def ends(ours: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Ends]:
@@ -129,13 +144,12 @@ def ends(ours: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[s
     A ratio is taken in each of the nine, so an error common to both its runs is no error of it.
     """
     found: dict[str, Ends] = {}
-    for claim in load_claims():
-        if claim.id not in ours or claim.kind not in ("ratio", "absolute"):
-            continue
-        every = [answers(claim, each.get(claim.id)) for each in others]
-        values = {group[0].part: [a.ours for a in group] for group in zip(*every, strict=True)}
-        ranges = {part: range_of(own) for part, own in values.items() if None not in own}
-        found[claim.id] = {part: (r.low, r.high) for part, r in ranges.items() if r is not None}
+    for name in ours:
+        if (claim := claim_of(name)).kind != "exact":
+            every = [answers(claim, each.get(name)) for each in others]
+            values = {group[0].part: [a.ours for a in group] for group in zip(*every, strict=True)}
+            ranges = {part: range_of(own) for part, own in values.items() if None not in own}
+            found[name] = {part: (r.low, r.high) for part, r in ranges.items() if r is not None}
     return found
 
 
@@ -190,26 +204,25 @@ def with_papers(
         for one, value in _leaves(query, claim.value):
             if isinstance(value, str) and value != claim.value:
                 continue  # a sentence in words, of which the bound is ours
-            verdict = _leaf(claim, "", value, answer(table, one)).verdict
+            (ours,) = answers(replace(claim, value=value), answer(table, one))
             number = float(value.split()[-1]) if isinstance(value, str) else value
-            _put(table, one, number, judged and verdict in ("right order", "wrong"))
+            _put(table, one, number, judged and ours.verdict in ("right order", "wrong"))
     return table
 
 
 def _leaves(asked: Asked, paper: Any) -> Iterator[tuple[Query, Any]]:
     """Yield the queries whose answer is one number, with the paper's; no directions as > 1."""
-    pairs: list[tuple[Query, Any]] = []
     match _parts(asked), paper:
         case Mapping() as parts, Mapping():
-            pairs = [(part, paper[name]) for name, part in parts.items() if name in paper]
+            for name, part in parts.items():
+                yield from _leaves(part, paper.get(name))
         case list() as parts, list():
-            pairs = list(zip(parts, paper, strict=False))
+            for part, value in zip(parts, paper, strict=False):
+                yield from _leaves(part, value)
         case Query() as query, int() | float():
             yield query, paper
         case Query() as query, str() if "=" in paper:
             yield query, paper
-    for part, value in pairs:
-        yield from _leaves(part, value)
 
 
 def _put(table: pd.DataFrame, query: Query, value: float, missed: bool) -> None:
@@ -271,36 +284,30 @@ def _rows(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     return table
 
 
-class Score(NamedTuple):
-    """Nearness of answers, over all ratios of one thing to another: ours, and 1 in their place.
+def score(found: Sequence[Answer]) -> str:
+    """Say how near all ratios are in which 1 would say that nothing differs; "" where none is.
 
-    `off` is the geometric mean of max(ours / paper, paper / ours), `within` how many values are
-    within 25 %; of pairs of values that a claim puts in an order, `agree` have that order.
-    `inside`: how many of the `intervals` of all claims have the paper's value in them.
+    Beside them stands 1 in their place. Bounds are left out.
     """
-
-    values: int
-    off: float
-    null_off: float
-    within: int
-    null_within: int
-    pairs: int
-    agree: int
-    intervals: int
-    inside: int
-
-
-def score(found: Sequence[Answer]) -> Score:
-    """Return the score of all claims in which 1 would say that nothing differs, bounds left out."""
     known = [answer for answer in found if answer.claim.is_comparison and answer.is_number]
+    if not known:
+        return ""
     ours = np.abs(np.log([answer.ours / answer.paper for answer in known]))
     null = np.abs(np.log([float(answer.paper) for answer in known]))
     within, null_within = (int((off <= math.log(1.25)).sum()) for off in (ours, null))
-    off, null_off = (math.exp(each.mean()) if known else math.nan for each in (ours, null))
     orders = [order for group in by_claim(known) for order in _orders(group)]
-    inside = [told for answer in found if (told := answer.is_inside) is not None]
-    counts = len(orders), sum(orders), len(inside), sum(inside)
-    return Score(len(known), off, null_off, within, null_within, *counts)
+    words = (
+        f"Of {len(known)} published ratios {within} are within 25 % of the value; a model that "
+        f"always says 1 has {null_within}. Ours are off by a factor of {math.exp(ours.mean()):.2f} "
+        f"in the geometric mean, those of that model by {math.exp(null.mean()):.2f}. Of "
+        f"{len(orders)} pairs of values that a claim puts in an order, {sum(orders)} have that "
+        "order."
+    )
+    ranges = [each for each in found if each.is_number and None not in (each.low, each.high)]
+    if not ranges:
+        return words
+    inside = sum(each.low <= each.paper <= each.high for each in ranges)
+    return f"{words} Of {len(ranges)} values with an interval, {inside} have the paper's inside."
 
 
 def _orders(group: Sequence[Answer]) -> Iterator[bool]:
@@ -309,24 +316,9 @@ def _orders(group: Sequence[Answer]) -> Iterator[bool]:
     Of lists, one a system, systems are compared at the same place of the list.
     """
     for one, other in combinations(group, 2):
-        place, beside = (answer.part.partition("[")[2] for answer in (one, other))
-        same_list = one.part.partition("[")[0] == other.part.partition("[")[0]
-        if (place == beside or same_list) and one.paper != other.paper:
+        places = {answer.part.partition("[")[2] for answer in (one, other)}
+        if (len(places) == 1 or one.row == other.row) and one.paper != other.paper:
             yield (one.ours - other.ours) * (one.paper - other.paper) > 0
-
-
-def score_in_words(told: Score) -> str:
-    """Say the score in a few sentences."""
-    words = (
-        f"Of {told.values} published ratios {told.within} are within 25 % of the value; a model "
-        f"that always says 1 has {told.null_within}. Ours are off by a factor of {told.off:.2f} in "
-        f"the geometric mean, those of that model by {told.null_off:.2f}. Of {told.pairs} pairs of "
-        f"values that a claim puts in an order, {told.agree} have that order."
-    )
-    if not told.intervals:
-        return words
-    intervals = f"Of {told.intervals} values with an interval, {told.inside}"
-    return f"{words} {intervals} have the paper's inside."
 
 
 def by_claim(found: Sequence[Answer]) -> Iterator[list[Answer]]:
@@ -349,42 +341,37 @@ def number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _compared(claim: Claim, part: str, paper: Any, ours: Any) -> Iterator[Answer]:
-    if isinstance(paper, Mapping):
-        for key, value in paper.items():
-            below = ours.get(key) if isinstance(ours, Mapping) else None
-            yield from _compared(claim, f"{part} {key}".strip(), value, below)
-    elif isinstance(paper, list) and claim.kind != "order":
-        given = ours if isinstance(ours, Sequence) and len(ours) == len(paper) else None
-        same_order = given is not None and _ranks(given) == _ranks(paper)
-        for index, value in enumerate(paper):
-            mine = None if given is None else given[index]
-            yield _leaf(claim, f"{part}[{index}]", value, mine, same_order)
-    else:
-        yield _leaf(claim, part, paper, ours)
-
-
-def _leaf(claim: Claim, part: str, paper: Any, ours: Any, same_order: bool = False) -> Answer:
-    if ours is None or (isinstance(ours, float) and not math.isfinite(ours)):
-        return Answer(claim, part, None, paper, None, "not run")
-    if claim.kind == "order":
-        return Answer(claim, part, ours, paper, None, "exact" if ours == paper else "wrong")
+def _judged(plain: Answer, all_of: Sequence[Answer]) -> Answer:
+    """Return the answer with its verdict; `all_of` are those of the same claim."""
+    claim, ours, paper = plain.claim, plain.ours, plain.paper
+    if ours is None or not math.isfinite(ours):
+        return plain
     if isinstance(paper, str):
         sign, bound = paper.split()
         ratio = ours / float(bound)
-        return Answer(claim, part, ours, paper, ratio, _of_bound(ratio, sign))
-    ratio = ours / paper if paper else None
+        return replace(plain, ratio=ratio, verdict=_of_bound(ratio, sign))
+    told = replace(plain, ratio=ours / paper if paper else None)
     if claim.kind == "exact":
         same = math.isclose(ours, paper, rel_tol=1e-9)
-        return Answer(claim, part, ours, paper, ratio, "exact" if same else "wrong")
+        return replace(told, verdict="exact" if same else "wrong")
+    ordered = _in_order([each for each in all_of if plain.row and each.row == plain.row])
     compared = claim.is_comparison and min(ours, paper) > 0
     if not compared or abs(math.log(paper)) < NO_EFFECT:
-        verdict = _by_distance(ours / paper) or ("right order" if same_order else "wrong")
-        return Answer(claim, part, ours, paper, ratio, verdict)
+        verdict = _by_distance(ours / paper) or ("right order" if ordered else "wrong")
+        return replace(told, verdict=verdict)
     effect = math.log(ours) / math.log(paper)
-    ordered = effect > LEAST_EFFECT or same_order
+    ordered = ordered or effect > LEAST_EFFECT
     verdict = _by_distance(effect) or ("right order" if ordered else "wrong")
-    return Answer(claim, part, ours, paper, ratio, verdict, effect)
+    return replace(told, verdict=verdict, effect=effect)
+
+
+def _in_order(row: Sequence[Answer]) -> bool:
+    """Say whether our values of a list are in the paper's order."""
+    if not row or any(each.ours is None for each in row):
+        return False
+    columns = [each.ours for each in row], [each.paper for each in row]
+    ours, papers = (np.argsort(column, kind="stable").tolist() for column in columns)
+    return bool(ours == papers)
 
 
 def _of_bound(ratio: float, sign: str) -> Verdict:
@@ -397,11 +384,4 @@ def _of_bound(ratio: float, sign: str) -> Verdict:
 
 def _by_distance(ratio: float) -> Verdict | None:
     distance = abs(ratio - 1)
-    if distance <= 0.10:
-        return "within 10 %"
-    return "within 25 %" if distance <= 0.25 else None
-
-
-def _ranks(values: Sequence[Any]) -> list[int]:
-    finite = [v if isinstance(v, int | float) else math.nan for v in values]
-    return sorted(range(len(finite)), key=finite.__getitem__)
+    return "within 10 %" if distance <= 0.10 else "within 25 %" if distance <= 0.25 else None

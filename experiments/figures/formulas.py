@@ -138,8 +138,6 @@ class _Reader:
         return first
 
 
-# -- words with numbers in braces ------------------------------------------------------------------
-
 FIELD = re.compile(r"([^.\[\]]*)(?:\[['\"]?([^.\[\]'\"]*)['\"]?\])?")
 """A name, and the name of a part of it."""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +30,13 @@ from evenflow.experiments.figures.claims import (
     load_misses,
     number,
     score,
-    score_in_words,
     with_interval,
     with_papers,
     worst,
 )
 from evenflow.experiments.figures.formulas import filled
-from evenflow.experiments.figures.panels import (
-    MARKS,
-    annotate,
-    checked_plot,
-    draw,
-    fit,
-    marks_paper,
-)
+from evenflow.experiments.figures.looks import MARKS, annotate, fit, marks_paper
+from evenflow.experiments.figures.panels import checked_plot, draw
 from evenflow.experiments.figures.schema import PLAIN, FigurePlan, Look, load_plan
 from evenflow.experiments.figures.study import Drawing, FigureStudy, footnote
 from evenflow.report.folder import staged
@@ -71,11 +65,8 @@ def chosen(
     known, wanted = names(), {}
     given = asked if isinstance(asked, Mapping) else {}
     for name in asked or known:
-        if name in given:
-            wanted[name] = Path(f"{name}.yaml")
-            continue
-        if name.endswith(".yaml"):
-            wanted[name] = Path(name)
+        if name in given or name.endswith(".yaml"):
+            wanted[name] = Path(f"{name.removesuffix('.yaml')}.yaml")
             continue
         group = [each for each in known if name in (each, each.rpartition("-")[0])]
         if not group:
@@ -249,7 +240,7 @@ def add_intervals(
 
 def maker(plan: FigurePlan) -> Callable[[FigureStudy], Drawing]:
     """Return the function that makes a figure of its study."""
-    known = [claim.id for claim in load_claims()]
+    known = load_claims()
     for name in plan.keys.claims:
         if name not in known:
             raise UsageError(f"{plan.run.name}: claims: {name}; {instead_of(name, known)}")
@@ -321,6 +312,14 @@ def _reservations(made: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return found
 
 
+OF_VALUE = ("part", "paper", "ours", "ratio", "effect", "verdict", "low", "high")
+CLAIM_COLUMNS = (
+    *("claim", "paper", "where", "kind", "part", "paper_value"),
+    *("ours", "ratio", "effect", "verdict", "low_90", "high_90"),
+)
+"""The columns of claims.csv: of the claim, and OF_VALUE."""
+
+
 def write_claims(folder: Path) -> list[Answer]:
     """Write claims.csv, a row a value, and claims.md, a row a claim; return the values.
 
@@ -338,7 +337,7 @@ def write_claims(folder: Path) -> list[Answer]:
                 raise
     of = {key: about for about in made.values() for key in about["claims"]}
     found = []
-    for claim in load_claims():
+    for claim in load_claims().values():
         about = of.get(claim.id, {"claims": {}, "facts": {}})
         intervals = about.get("intervals", {}).get(claim.id)
         for each in answers(claim, about["claims"].get(claim.id), intervals):
@@ -346,22 +345,9 @@ def write_claims(folder: Path) -> list[Answer]:
             found.append(replace(each, verdict="too short to tell") if coarse else each)
     run = [each for each in found if each.verdict != "not run"]
     with staged(folder, force=True, adds=True) as scratch:
-        table = pd.DataFrame(
-            {
-                "claim": [each.claim.id for each in run],
-                "paper": [each.claim.paper for each in run],
-                "where": [each.claim.where for each in run],
-                "kind": [each.claim.kind for each in run],
-                "part": [each.part for each in run],
-                "paper_value": [each.paper for each in run],
-                "ours": [each.ours for each in run],
-                "ratio": [each.ratio for each in run],
-                "effect": [each.effect for each in run],
-                "verdict": [each.verdict for each in run],
-                "low_90": [each.low for each in run],
-                "high_90": [each.high for each in run],
-            }
-        )
+        of_claim, of_value = attrgetter("id", "paper", "where", "kind"), attrgetter(*OF_VALUE)
+        rows = [of_claim(each.claim) + of_value(each) for each in run]
+        table = pd.DataFrame(rows, columns=CLAIM_COLUMNS)
         write_table(scratch / "claims.csv", table)
         text = markdown(found, _beside(made)) + "".join(
             f"\n{each}\n" for each in _reservations(made)
@@ -424,7 +410,7 @@ def markdown(found: Sequence[Answer], beside: Mapping[str, str] | None = None) -
         )
         rows.append(row)
     told = [markdown_table(heads, rows)] if rows else []
-    done = score([answer for answer in found if answer.verdict not in UNJUDGED])
-    told += [f"{score_in_words(done)}\n"] if done.values else []
+    near = score([answer for answer in found if answer.verdict not in UNJUDGED])
+    told += [f"{near}\n"] if near else []
     told += [f"{left_out} claims are of other figures.\n"] if left_out else []
     return "\n".join(told)

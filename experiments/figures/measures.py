@@ -82,9 +82,6 @@ def known_in_advance(prompt_tokens: Ints, output_tokens: Ints) -> float:
     return float(1 - filled / (output * (prompt_tokens + output)).sum())
 
 
-# -- within a run ----------------------------------------------------------------------------------
-
-
 def micro_batches(
     outcome: Outcome,
     columns: Sequence[str],

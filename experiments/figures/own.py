@@ -1,14 +1,12 @@
 """Tables and pictures of single figures that a YAML cannot express.
 
-What is swept comes from the figure's cases; scenarios are a few requests that its numbers describe.
+What is swept comes from the figure's cases; a few requests of its own from `scenarios`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import groupby
 from typing import Any
 
@@ -17,7 +15,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evenflow.config.build import build
 from evenflow.config.yaml_file import find
 from evenflow.costs import decode_work
 from evenflow.errors import UsageError
@@ -33,21 +30,33 @@ from evenflow.experiments.figures.cases import (
     traces,
 )
 from evenflow.experiments.figures.iterations import iteration, world_of
+from evenflow.experiments.figures.looks import COLORS, grid_lines
 from evenflow.experiments.figures.measures import stalls
-from evenflow.experiments.figures.panels import COLORS, Panel, draw, draw_panel, grid_lines
-from evenflow.experiments.figures.schema import Layer
+from evenflow.experiments.figures.panels import Panel, draw, draw_panel
+from evenflow.experiments.figures.scenarios import (
+    example,
+    example_ms,
+    first_rounds,
+    gaps,
+    joined_by_prompt,
+    played,
+    transfers,
+)
 from evenflow.experiments.figures.study import Drawing, FigureStudy
 from evenflow.report.plots import panels
-from evenflow.results.metrics import summarize
 from evenflow.results.run import RunResult
 from evenflow.schedulers import parameters, policy
-from evenflow.sim import simulate
-from evenflow.specs.gpu import link
-from evenflow.specs.model import model
 from evenflow.traces import load_trace
-from evenflow.traces.predict import LengthClasses, Mean, Noisy, Predictor, score, train
+from evenflow.traces.predict import (
+    NUM_CLASSES,
+    LengthClasses,
+    Mean,
+    Noisy,
+    Predictor,
+    score,
+    split,
+)
 from evenflow.traces.trace import Trace, random_stream
-from evenflow.types import Request
 
 TURN = 5.0
 """TTFT has turned where its mean is this many times that at the lowest rate."""
@@ -80,9 +89,6 @@ def gpu_of_pair(study: FigureStudy, table: pd.DataFrame) -> pd.Series[str]:
     return table.pair.str.partition(" + ")[0]
 
 
-# -- gLLM, figure 14 ------------------------------------------------------------------------------
-
-
 def attainment(study: FigureStudy) -> pd.DataFrame:
     """Run every system at every rate; return a row for each run and each pair of limits.
 
@@ -110,8 +116,6 @@ def _multiples(study: FigureStudy, first: Case) -> list[tuple[float, float]]:
         for scale in study.numbers["limit_scales"]
     ]
 
-
-# -- gLLM, figure 11 ------------------------------------------------------------------------------
 
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 BINS = 60
@@ -152,9 +156,6 @@ def _histograms(tokens: dict[tuple[str, str], np.ndarray]) -> Figure:
     return figure
 
 
-# -- Sarathi-Serve, figure 1 ----------------------------------------------------------------------
-
-
 def generation_stalls(study: FigureStudy) -> Drawing:
     """Run the systems at every rate; show tokens over time beside the tail of the latency."""
     numbers = study.numbers
@@ -190,9 +191,6 @@ def _draw_generated(axes: Axes, table: pd.DataFrame, study: FigureStudy) -> None
     axes.set(xlabel="time, s", ylabel="tokens since the left edge", xlim=(0, numbers["shown_s"]))
 
 
-# -- Sarathi-Serve, figure 13 ---------------------------------------------------------------------
-
-
 def layouts(study: FigureStudy) -> pd.DataFrame:
     """Search the capacity of each system on its layout, then predict decodes alone on each layout.
 
@@ -215,9 +213,6 @@ def _decodes(study: FigureStudy, layouts: dict[str, str]) -> Iterator[dict[str, 
         for batch in study.numbers["decode_batches"]:
             tbt_s = seconds(decode_work(batch, batch * context))
             yield {"layout": layout, "system": system, "decode_batch": batch, "tbt_ms": 1e3 * tbt_s}
-
-
-# -- Sarathi-Serve, table 4 -----------------------------------------------------------------------
 
 
 def shares_of_capacity(study: FigureStudy) -> pd.DataFrame:
@@ -258,20 +253,6 @@ def _carried(study: FigureStudy, cases: list[Case]) -> list[float]:
     return [float(rate) for rate in found]
 
 
-# -- scenarios ------------------------------------------------------------------------------------
-
-
-def played(study: FigureStudy, requests: list[Request], *layers: Layer) -> RunResult:
-    """Simulate requests on the figure's run with `layers` over it."""
-    return simulate(build(study.config(*layers), requests, study.plan.beside).world)
-
-
-# -- work stealing --------------------------------------------------------------------------------
-
-ENDS_AT_ONCE, LASTS = 2, 50
-"""Output tokens: the first comes with the prefill, the second with the first decode step."""
-
-
 def stealing(study: FigureStudy) -> Drawing:
     """Simulate the example: a batch a stage, with some requests that end at once."""
     numbers = study.numbers
@@ -288,40 +269,6 @@ def stealing(study: FigureStudy) -> Drawing:
     return Drawing(figure, table, claims={"tdpipe-stealing-example": claim})
 
 
-def example(batch_rows: int, finished: list[int]) -> list[Request]:
-    """Return `batch_rows` requests a batch; the first `finished` of it end in a decode step."""
-    outputs = [
-        ENDS_AT_ONCE if row < short else LASTS for short in finished for row in range(batch_rows)
-    ]
-    return [Request(number, 0.0, 8, tokens) for number, tokens in enumerate(outputs)]
-
-
-def first_rounds(result: RunResult, rounds: int) -> pd.DataFrame:
-    """Return a row for each decode batch that returns in the first `rounds` of them.
-
-    `average`: live requests over the batches; `withheld`: how many requests are kept back.
-    """
-    shown, depth = rounds * result.depth, result.depth
-    sent = result.decode_tokens[result.decode_tokens > 0]
-    back_s = result.returned_s[result.decode_tokens > 0][:shown]
-    ended = np.searchsorted(np.sort(result.completion_s), back_s, side="right")
-    returned, submitted = sent[:shown] - np.diff(ended, prepend=0), sent[depth : depth + shown]
-    return pd.DataFrame(
-        {
-            "round": np.arange(shown) // depth + 1,
-            "batch": np.arange(shown) % depth,
-            "returned": returned,
-            "average": (len(result.completion_s) - ended) / depth,
-            "submitted": submitted,
-            "withheld": np.cumsum(returned - submitted),
-        }
-    )
-
-
-# -- a long prompt among requests that decode -----------------------------------------------------
-
-USUAL_STEPS = 100
-"""Output tokens that every decoding request has when the prompt arrives, about."""
 BEFORE_MS, AFTER_MS = 150, 450
 """What is shown around the prompt's arrival."""
 
@@ -332,50 +279,14 @@ def long_prompt(study: FigureStudy) -> Drawing:
         raise UsageError("stages: this figure is of one stage; give more GPUs as tensor_parallel")
     numbers, labels = study.numbers, study.labels
     last = labels[-1]
-    results = {label: _joined_by_prompt(study, label, None) for label in labels[:-1]}
-    results[last] = _joined_by_prompt(study, last, numbers["chunk_tokens"])
+    results = {label: joined_by_prompt(study, label, None) for label in labels[:-1]}
+    results[last] = joined_by_prompt(study, last, numbers["chunk_tokens"])
     rows = [{"system": label, **gaps(result)} for label, result in results.items()]
     for chunk in numbers["all_chunks"]:
-        result = _joined_by_prompt(study, last, chunk)
+        result = joined_by_prompt(study, last, chunk)
         rows.append({"system": f"{last} of {chunk}", **gaps(result)})
     table = pd.DataFrame(rows)
     return Drawing(_draw_gaps(study.plan.keys.plot, results, table), table)
-
-
-def _joined_by_prompt(study: FigureStudy, label: str, chunk: int | None) -> RunResult:
-    """Run the decoding requests and the prompt; a budget has room for them beside a chunk."""
-    numbers = study.numbers
-    decodes = numbers["decodes"]
-    budget = {} if chunk is None else {"scheduler": {"token_budget": chunk + decodes}}
-    layers = study.system(label), budget
-    short = numbers["decode_prompt_tokens"]
-    many = [Request(number, 0.0, short, 4 * USUAL_STEPS) for number in range(decodes)]
-    alone = played(study, many, *layers)
-    arrival_s = float(alone.returned_s[alone.decode_tokens == decodes][USUAL_STEPS])
-    prompt = Request(decodes, arrival_s, numbers["prompt_tokens"], 2)
-    return played(study, [*many, prompt], *layers)
-
-
-def steps_of_prompt(result: RunResult) -> slice:
-    """Return which micro-batches compute the request that arrived last."""
-    after = result.scheduled_s >= result.arrival_s.max()
-    found = np.flatnonzero(after & (result.prefill_tokens > 0))
-    return slice(int(found[0]), int(found[-1]) + 1)
-
-
-def gaps(result: RunResult) -> dict[str, float]:
-    """Return how the last prompt is computed, and the decoding requests' times between tokens."""
-    part = steps_of_prompt(result)
-    took_ms = 1e3 * (result.end_s - result.start_s)[part, 0]
-    gaps_ms = 1e3 * np.diff(result.returned_s[result.decode_tokens > 0])
-    return {
-        "chunk_tokens": int(result.prefill_tokens[part].max()),
-        "steps": part.stop - part.start,
-        "chunk_ms": float(took_ms.mean()),
-        "prompt_ms": float(took_ms.sum()),
-        "longest_gap_ms": float(gaps_ms[USUAL_STEPS // 2 :].max()),
-        "usual_gap_ms": float(np.median(gaps_ms)),
-    }
 
 
 def _draw_gaps(
@@ -404,8 +315,6 @@ def _draw_gaps(
     return figure
 
 
-# -- predicted lengths ----------------------------------------------------------------------------
-
 AT = 256
 
 
@@ -419,25 +328,18 @@ def predictors(study: FigureStudy) -> pd.DataFrame:
 def _that_fit(study: FigureStudy, seed: int) -> Trace:
     """Return the trace without the requests that `max_model_len` refuses."""
     config = study.config({"workload": {"seed": seed}})
-    trace = config.workload.rows(study.plan.beside, config.workload.requests, keep_text=True)
+    trace = config.workload.rows(study.plan.beside, config.workload.requests)
     longest = config.max_model_len or np.inf
     kept = np.flatnonzero(trace.prompt_tokens + trace.output_tokens <= longest)
     return replace(
         trace,
         prompt_tokens=trace.prompt_tokens[kept],
         output_tokens=trace.output_tokens[kept],
-        texts=None if trace.texts is None else [trace.texts[row] for row in kept.tolist()],
     )
 
 
 def _scores(study: FigureStudy, trace: Trace, seed: int) -> Iterator[dict[str, Any]]:
-    if find_spec("sklearn") is None:
-        none = {"class_accuracy": math.nan, "accumulated_error": {AT: math.nan}}
-        yield from _by_group("classifier (needs evenflow[predict])", seed, none)
-    else:
-        _, report = train(trace, seed)
-        name = "length only" if report["features"] == "length" else "text and length"
-        yield from _by_group(name, seed, report["classifier"])
+    yield from _by_group("length only", seed, _of_lengths(trace, seed))
     prompts, outputs = trace.prompt_tokens, trace.output_tokens
     classes = LengthClasses.of(outputs)
     known: dict[str, Predictor] = {"mean of all": Mean()}
@@ -449,22 +351,27 @@ def _scores(study: FigureStudy, trace: Trace, seed: int) -> Iterator[dict[str, A
         yield from _by_group(name, seed, scores)
 
 
+def _of_lengths(trace: Trace, seed: int) -> Mapping[str, Any]:
+    """Score naming the most frequent class of prompts about as long, to half an octave."""
+    training, _, test = split(len(trace), seed)
+    classes = LengthClasses.of(trace.output_tokens[training])
+    octaves = (2 * np.log2(trace.prompt_tokens)).astype(int)
+    seen = np.zeros((octaves.max() + 1, NUM_CLASSES), dtype=int)
+    np.add.at(seen, (octaves[training], classes.class_of(trace.output_tokens[training])), 1)
+    named = classes.tokens(seen.argmax(axis=1)[octaves[test]])
+    return score(named, trace.output_tokens[test], classes, random_stream(seed, "groups"))
+
+
 def _by_group(predictor: str, seed: int, scores: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for group, error in scores["accumulated_error"].items():
         place = {"predictor": predictor, "seed": seed, "accuracy": scores["class_accuracy"]}
         yield {**place, "group": group, "error": error}
 
 
-# -- prompts and decodes on GPUs of their own -----------------------------------------------------
-
-MOVED = "mean_transfer_ms"
-CONTEXTS = tuple(2**power for power in range(8, 16))
-
-
 def disaggregation(study: FigureStudy) -> Drawing:
     """Run each system at each rate, and one request with the text's 224 MB of KV."""
     table, moved_ms = table_of(study), example_ms(study)
-    shown, run = pd.concat([_transfers(study), table]), study.plan.run.data
+    shown, run = pd.concat([transfers(study), table]), study.plan.run.data
     words = {"gpus": study.gpus, "gpu": run["gpu"], "model": run["model"]}
     figure, given = draw(study.plan.keys.plot, shown, words), study.numbers["example"]
     axes, size = figure.axes[0], given["tokens"] * given["bytes_per_token"] / 1e6
@@ -472,38 +379,3 @@ def disaggregation(study: FigureStudy) -> Drawing:
     axes.plot([given["tokens"]], [moved_ms], "k*", markersize=10, zorder=3, label=text)
     axes.legend(fontsize=7)
     return Drawing(figure, table, study.plan.keys.shown, {"blog-transfer": moved_ms})
-
-
-def _transfers(study: FigureStudy) -> pd.DataFrame:
-    """Return the time of a context's KV over each link."""
-    spec = model(find(study.plan.run.data["model"], study.plan.beside))
-    return pd.DataFrame(
-        {"link": name, "context": tokens, "transfer_ms": 1e3 * link(name).transfer_s(size)}
-        for name in study.numbers["links"]
-        for tokens in CONTEXTS
-        for size in [spec.kv_bytes_per_token() * tokens]
-    )
-
-
-def example_ms(study: FigureStudy) -> float:
-    """Return the milliseconds that the example's KV crosses the link between two simulated pools.
-
-    Each pool is one stage; nothing else is on the way.
-    """
-    given = study.numbers["example"]
-    keys = {
-        "model": None,
-        "gpu": None,
-        "link": None,
-        "stages": 2,
-        "costs": {"kind": "affine", "base_s": 0.01, "per_token_s": 0.0},
-        "kv": {"page_tokens": 16, "pages": 2 * given["tokens"]},
-        "scheduler": {
-            "name": "distserve",
-            "kv_bytes_per_token": given["bytes_per_token"],
-            "transfer_link": {"bandwidth_gb_s": given["bandwidth_gb_s"], "latency_us": 0},
-        },
-    }
-    moved_ms = summarize(played(study, [Request(0, 0.0, given["tokens"], 2)], keys))[MOVED]
-    assert moved_ms is not None  # the request is moved
-    return float(moved_ms)

@@ -6,8 +6,7 @@ figure computes.
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -20,114 +19,19 @@ from pydantic import Field, model_validator
 from evenflow.config.yaml_file import Document, checked
 from evenflow.errors import UsageError
 from evenflow.experiments.figures.formulas import chosen, evaluated, filled
+from evenflow.experiments.figures.looks import (
+    MARKERS,
+    MISS_MARK,
+    PAPER_MARK,
+    PAPER_WORDS,
+    Words,
+    colors_of,
+    decades,
+    grid_lines,
+)
 from evenflow.experiments.figures.schema import MISSED, PAPER, layered
+from evenflow.experiments.figures.within import WITHIN, draw_within
 from evenflow.keys import Keys, expect, needed
-from evenflow.report.plots import finish
-from evenflow.report.style import DECODE, PREFILL
-
-# -- looks -----------------------------------------------------------------------------------------
-
-_LOOKS = {
-    "gLLM": ("#0b5fa5", "o"),
-    "vLLM": ("#d9730d", "s"),
-    "vLLM V0": ("#e8b98a", "s"),
-    "SGLang": ("#3f8f3f", "^"),
-    "Token Throttling": ("#0b5fa5", "o"),
-    "w/o WT": ("#8a4fb0", "D"),
-    "w/o UT": ("#c23b6b", "v"),
-    "w/ CK": ("#7a7a7a", "X"),
-    "Sarathi-Serve": ("#8a4fb0", "D"),
-    "Orca": ("#7a7a7a", "v"),
-    "vLLM TP8": ("#3f8f3f", "^"),
-    "vLLM TP4-PP2": ("#d9730d", "s"),
-    "Sarathi-Serve TP4-PP2": ("#8a4fb0", "D"),
-    "hybrid_only": ("#d9730d", "s"),
-    "chunked_only": ("#3f8f3f", "^"),
-    "both": ("#8a4fb0", "D"),
-    "vLLM, at most 32": ("#f2c48d", "v"),
-    "vLLM, at most 64": ("#e89a45", "^"),
-    "vLLM, at most 128": ("#d9730d", "s"),
-    "Sarathi-Serve, budget 512": ("#8a4fb0", "D"),
-    "Sarathi-Serve, budget 2048": ("#c4a1da", "o"),
-    "static": ("#b59a3a", "P"),
-    "DistServe": ("#0b5fa5", "X"),
-    "TD-Pipe": ("#0b5fa5", "o"),
-    "TD-Pipe, reading": ("#7fb2d9", "o"),
-    "TP+SB": ("#3f8f3f", "^"),
-    "TP+HB": ("#8fbf5f", "v"),
-    "PP+SB": ("#d9730d", "s"),
-    "PP+HB": ("#8a4fb0", "D"),
-}
-SPARE = ("#2a9d8f", "#b02a37", "#8c6d31", "#5b5b5b", "#e377c2")
-"""Colours of labels without one, or with that of another beside them."""
-SHORT, TIGHT = 3.0, 1.5
-"""The ratios of ends below which a logarithmic axis has a number at each tick, and one more digit.
-"""
-PARTS_OF_TIME = {
-    "linear": "#0b5fa5",
-    "attention": "#d9730d",
-    "all reduce": "#3f8f3f",
-    "other": "0.65",
-    "link and cpu": "#b02a37",
-}
-"""Parts of an iteration."""
-COLORS = {label: color for label, (color, _) in _LOOKS.items()} | PARTS_OF_TIME
-MARKERS = {label: marker for label, (_, marker) in _LOOKS.items()}
-TITLE_CHARACTERS_PER_INCH, NOTE_CHARACTERS_PER_INCH = 10.5, 15.5
-LINE_INCHES = 0.125
-MARKS_INCHES = 1.7
-"""Across: of the legend of the paper's marks, at the right of the title."""
-
-
-def colors_of(labels: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each label: its own, or one that no label before it has."""
-    found: dict[str, str] = {}
-    spare = iter(SPARE)
-    for index, label in enumerate(labels):
-        own = COLORS.get(label)
-        taken = own is None or own in found.values()
-        found[label] = next(spare, f"C{index % 10}") if taken else str(own)
-    return found
-
-
-def decades(axes: Axes) -> None:
-    """Give axes a logarithmic y with plain numbers: 1, 2 and 5 of each decade, or every tick."""
-
-    def words(value: float, _: float) -> str:
-        low, high = axes.get_ylim()
-        digits = 3 if high < TIGHT * low else 2
-        shown = high < SHORT * low or f"{value:e}"[0] in "25"
-        return f"{float(f'{value:.{digits}g}'):g}" if shown else ""
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter(words)
-
-
-def grid_lines(axes: Iterable[Axes]) -> None:
-    """Give axes light lines and no box."""
-    for each in axes:
-        finish(each)
-
-
-def fit(figure: Figure, width: float) -> None:
-    """Give a figure this width in inches; one that has another keeps its shape."""
-    across, high = figure.get_size_inches()
-    figure.set_size_inches(width, high * width / across)
-
-
-def annotate(figure: Figure, title: str, note: str) -> None:
-    """Put a title above and a footnote below, in lines as wide as the figure; add their height."""
-    across, high = figure.get_size_inches()
-    room = across - (2 * MARKS_INCHES if marks_paper(figure) else 0.0)
-    above = textwrap.wrap(title, int(room * TITLE_CHARACTERS_PER_INCH), break_on_hyphens=False)
-    below = textwrap.wrap(note, int(across * NOTE_CHARACTERS_PER_INCH))
-    figure.set_figheight(high + LINE_INCHES * (len(below) + 1.5 * (len(above) - 1)))
-    figure.suptitle("\n".join(above), fontsize=11)
-    figure.supxlabel("\n".join(below), fontsize=7, color="0.3")
-
-
-# -- panels ----------------------------------------------------------------------------------------
 
 SPARE_MARKERS = "osD^v<>"
 GROUP_WIDTH, BAR_WIDTH = 0.82, 0.65
@@ -142,8 +46,6 @@ NO_RATIO = "1.00"
 LEGEND_INCHES, LEAST_INCHES = 1.5, 2.2
 """Across: of a legend beside the panels, and of a panel at least where a width is asked for."""
 MOST_PANELS = 100
-
-Words = Mapping[str, Any]
 
 
 Line = Annotated[str, Field(max_length=300)]
@@ -178,10 +80,6 @@ class LegendKeys(Keys):
 WRITES = "null, or a text with a number in braces, like {:.2f}"
 
 
-def _names_a_number(value: object) -> bool:
-    return value is None or (isinstance(value, str) and "{" in value)
-
-
 class Panel(Keys):
     """What one panel shows: column `x` across, and upwards each column of `y`, with its words.
 
@@ -210,7 +108,9 @@ class Panel(Keys):
     where: str | None = None
     also: dict[str, str] = Field(default_factory=dict)
     colors: list[str] = Field(default_factory=list)
-    write: Annotated[str | None, expect(_names_a_number, WRITES)] = None
+    write: Annotated[
+        str | None, expect(lambda v: v is None or (isinstance(v, str) and "{" in v), WRITES)
+    ] = None
     strong: str | None = None
     line: float | None = None
     levels: dict[str, str] = Field(default_factory=dict)
@@ -266,15 +166,12 @@ class PanelLine(NamedTuple):
     marker: str
 
 
-PAPER_MARK: Words = {"marker": "D", "ls": "", "mfc": (1, 1, 1, 0.7), "ms": 9}
-PAPER_WORDS = "paper"
-MARKS = (
-    "Diamonds are the paper's values, of a ratio times ours; crossed are those that ours misses by "
-    "more than 25 %."
-)
-MISS_MARK: Words = {"marker": "x", "ls": "", "mec": "#c1121f", "mew": 1.6, "ms": 6}
+class Placed(NamedTuple):
+    """A panel, its rows, and the words of the values that these share."""
 
-Placed = list[tuple[Panel, pd.DataFrame]]
+    panel: Panel
+    rows: pd.DataFrame
+    words: Words
 
 
 def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure:
@@ -292,15 +189,15 @@ def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure
     if keys.width is not None:
         across = max(1, int((keys.width - beside) / LEAST_INCHES))
         lines = [line[at : at + across] for line in lines for at in range(0, len(line), across)]
-    widths = [_width(panel, rows) for panel, rows in max(lines, key=len)]
+    widths = [_width(each.panel, each.rows) for each in max(lines, key=len)]
     size = (keys.width or max(6.0, sum(widths) + beside), keys.height * len(lines))
     figure = Figure(figsize=size, layout="constrained")
     lying = all(panel.kind == "lying" for panel in panels)
     share: Words = {f"share{axis}": "col" for axis in keys.share} or {"sharey": lying}
     grid = figure.subplots(len(lines), len(widths), squeeze=False, width_ratios=widths, **share)
     for row, line in zip(grid, lines, strict=True):
-        for axes, (panel, rows) in zip(row, line, strict=False):
-            draw_panel(axes, panel, rows, numbers)
+        for axes, placed in zip(row, line, strict=False):
+            draw_panel(axes, *placed[:2], numbers, placed.words)
         for axes in row[len(line) :]:
             axes.remove()
         if keys.rows:
@@ -321,11 +218,6 @@ def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure
     return figure
 
 
-def marks_paper(figure: Figure) -> bool:
-    """Say whether a figure shows values of the paper's."""
-    return any(text.get_text() == PAPER_WORDS for one in figure.legends for text in one.get_texts())
-
-
 def checked_plot(plot: Mapping[str, Any]) -> tuple[Plot, list[Panel]]:
     """Return the keys of a plot and of its panels; UsageError for what is wrong with them."""
     keys = checked(Plot, Document("plot", dict(plot), {}))
@@ -335,48 +227,38 @@ def checked_plot(plot: Mapping[str, Any]) -> tuple[Plot, list[Panel]]:
 
 def _lines(
     plot: Plot, panels: Sequence[Panel], table: pd.DataFrame, numbers: Words
-) -> Iterator[Placed]:
+) -> Iterator[list[Placed]]:
     """Yield the panels of each row of the figure; only the last has words under it."""
     if plot.down:
         for index, panel in enumerate(panels):
-            line = list(_panels(panel, table, numbers))
-            yield [(_without(each, "title") if index else each, rows) for each, rows in line]
+            line = _panels(panel, table, numbers, {})
+            yield [_with_axes(each, title=None) if index else each for each in line]
         return
     groups = list(table.groupby(plot.rows, sort=False)) if plot.rows else [((), table)]
     for index, (values, own) in enumerate(groups):
-        line = [placed for panel in panels for placed in _panels(panel, own, numbers)]
+        words = _words(plot.rows, values)
+        row = [each for panel in panels for each in _panels(panel, own, numbers, words)]
         if index:
-            line = [(panel.model_copy(update={"legend": None}), rows) for panel, rows in line]
+            row = [p._replace(panel=p.panel.model_copy(update={"legend": None})) for p in row]
         if index < len(groups) - 1:
-            line = [(_without(panel, "xlabel"), rows) for panel, rows in line]
+            row = [_with_axes(each, xlabel=None) for each in row]
         if plot.rows:
-            first, rows = line[0]
-            title = _titled(plot.title, plot.rows, values)
-            line[0] = _with_axes(first, {"title": title}), rows
-        yield line
+            row[0] = _with_axes(row[0], title=plot.title.replace("{}", words[""]))
+        yield row
 
 
-def _without(panel: Panel, word: str) -> Panel:
-    return _with_axes(panel, {word: None})
+def _with_axes(placed: Placed, **words: str | None) -> Placed:
+    axes = placed.panel.axes.model_copy(update=words)
+    return placed._replace(panel=placed.panel.model_copy(update={"axes": axes}))
 
 
-def _with_axes(panel: Panel, words: Words) -> Panel:
-    return panel.model_copy(update={"axes": panel.axes.model_copy(update=dict(words))})
+def _words(columns: Sequence[str], values: Sequence[Any]) -> dict[str, str]:
+    """Return the values of columns as words: by their names, and all for {}."""
+    words = (f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+    return dict(zip(columns, words, strict=True)) | {"": ", ".join(map(str, values))}
 
 
-def _titled(title: str, columns: Sequence[str], values: Sequence[Any]) -> str:
-    """Return a title with the values of columns in it: by their names, or all for {}."""
-    joined = title.replace("{}", ", ".join(map(str, values)))
-    for name, value in zip(columns, values, strict=True):
-        joined = joined.replace(
-            f"{{{name}}}", f"{value:g}" if isinstance(value, float) else str(value)
-        )
-    return joined
-
-
-def _panels(
-    panel: Panel, table: pd.DataFrame, numbers: Words
-) -> Iterator[tuple[Panel, pd.DataFrame]]:
+def _panels(panel: Panel, table: pd.DataFrame, numbers: Words, words: Words) -> Iterator[Placed]:
     """Yield a panel with its rows, or one for each value of its `each`, of which it is the title.
 
     Only the first of several has a legend, and words beside its axis.
@@ -385,16 +267,16 @@ def _panels(
     rows = chosen(where, table, numbers, "plot.panels.where") if where else table
     each = [panel.each] if isinstance(panel.each, str) else panel.each
     if not each:
-        yield panel, rows
+        yield Placed(panel, rows, words)
         return
-    words = panel.axes.model_dump(include={"title", "xlabel"}, exclude_none=True)
-    words = {name: text for name, text in words.items() if "{" in text} or {"title": "{}"}
+    named = any("{" in (text or "") for text in (panel.axes.title, panel.axes.xlabel))
     for index, (values, own) in enumerate(rows.groupby(each, sort=False)):
         shown = [panel.words.get(str(value), value) for value in values]
-        named = {name: _titled(text, each, shown) for name, text in words.items()}
         legend = panel.legend if (panel.kind == "lines" and panel.write) or not index else None
-        titled = _with_axes(panel, named | ({"ylabel": None} if index else {}))
-        yield titled.model_copy(update={"legend": legend}), own
+        one = panel.model_copy(update={"legend": legend})
+        changed = {} if named else {"title": "{}"}
+        changed |= {"ylabel": None} if index else {}
+        yield _with_axes(Placed(one, own, {**words, **_words(each, shown)}), **changed)
 
 
 def _width(panel: Panel, rows: pd.DataFrame) -> float:
@@ -408,19 +290,22 @@ def _width(panel: Panel, rows: pd.DataFrame) -> float:
     return max(panel.width, room * bars + 0.8, 0.09 * letters)
 
 
-def draw_panel(axes: Axes, panel: Panel, rows: pd.DataFrame, numbers: Words) -> None:
-    """Draw rows on axes as the panel says."""
+def draw_panel(
+    axes: Axes, panel: Panel, rows: pd.DataFrame, numbers: Words, words: Words | None = None
+) -> None:
+    """Draw rows on axes as the panel says; `words` go before numbers of that name."""
     if panel.kind in WITHIN:
-        numbers = _draw_within(axes, panel, rows, numbers)
+        numbers = draw_within(axes, panel.kind, rows, numbers)
     elif panel.kind == "lines":
         _draw_lines(axes, panel, list(_curves(panel, rows, numbers)), rows)
     else:
         _draw_bars(axes, panel, list(_curves(panel, rows, numbers)))
+    numbers = {**numbers, **(words or {})}
     if panel.line is not None:
         axes.axhline(panel.line, color="0.4", lw=0.8)
-    for words, (low, high) in panel.bands.items():
+    for name, (low, high) in panel.bands.items():
         axes.axhspan(low, high, color="0.3", alpha=0.10, lw=0)
-        axes.annotate(words, (1, (low + high) / 2), (4, 0), textcoords="offset points",
+        axes.annotate(name, (1, (low + high) / 2), (4, 0), textcoords="offset points",
                       xycoords=("axes fraction", "data"), fontsize=8)  # fmt: skip
     axes.set(**_in_words(panel.axes, numbers, "plot.panels.axes"))
     axes.title.set_fontsize(10)
@@ -463,24 +348,17 @@ def _curves(panel: Panel, rows: pd.DataFrame, numbers: Words) -> Iterator[PanelL
         others = {"paper": f"{column}{PAPER}", "missed": f"{column}{MISSED}"}
         for told, of in (*others.items(), ("steady", panel.also.get(column))):
             points[told] = means.get(of, np.nan)
-        points["words"] = [*_written(panel.write, means, points["mean"])]
+        points["words"] = [*_written(panel.write, means, points["mean"])] if panel.write else ""
         points = points.reindex(ticks).fillna({"words": ""})
         marker = MARKERS.get(name, SPARE_MARKERS[index % len(SPARE_MARKERS)])
         yield PanelLine(name, points, own, colors[index % len(colors)], marker)
 
 
-def _written(write: str | None, means: pd.DataFrame, heights: pd.Series) -> Iterator[str]:
+def _written(write: str, means: pd.DataFrame, heights: pd.Series) -> Iterator[str]:
     """Yield the words at each place across, from the height there or from columns."""
-    for row, height in zip(means.to_dict("records"), heights, strict=True):
-        words = (
-            ""
-            if write is None
-            else filled(
-                write,
-                {**{str(name): value for name, value in row.items()}, "": height},
-                "plot.panels.write",
-            )
-        )
+    columns = means.assign(**{"": heights}).to_dict("records")
+    for row in columns:
+        words = filled(write, row, "plot.panels.write")
         yield "" if "nan" in words or words == NO_RATIO else words
 
 
@@ -598,88 +476,3 @@ def _failure(rows: pd.DataFrame) -> str:
         return "OOM"
     ends = told["status"].dropna().tolist()
     return str(ends[0]).replace("_", " ") if ends else "not possible"
-
-
-# -- within a run ----------------------------------------------------------------------------------
-
-Run = Mapping[str, Any]
-"""A row of a table of runs."""
-
-NUMBERED = 20
-"""The most micro-batches that get numbers."""
-
-
-def _draw_within(axes: Axes, panel: Panel, rows: pd.DataFrame, numbers: Words) -> Words:
-    """Draw the run of the first seed; return words on all of them, and the study's."""
-    first = {str(name): value for name, value in rows.iloc[0].items()}
-    WITHIN[panel.kind](axes, first, numbers)
-    spread: dict[Any, Any] = rows.select_dtypes("number").agg(["mean", "min", "max"]).to_dict()
-    return {**numbers, **first, **spread, "seeds": len(rows)}
-
-
-def _draw_tokens(axes: Axes, run: Run, numbers: Words) -> None:
-    """Tokens of micro-batches, by phase if the figure has `parts`; of few also in numbers."""
-    decode, prefill = np.array(run["decode_tokens"]), np.array(run["prefill_tokens"])
-    total, places = prefill + decode, np.arange(len(decode))
-    edges = np.append(places, len(places)) - 0.5
-    if len(total) <= NUMBERED:
-        axes.bar(places, decode, color=DECODE, label="decode")
-        tops = axes.bar(places, prefill, bottom=decode, color=PREFILL, label="prefill")
-        axes.bar_label(tops, [str(tokens) for tokens in total], padding=2, fontsize=8)
-        axes.set_xticks(places, [str(batch) for batch in run["batch"]])
-    elif numbers.get("parts", True):
-        axes.stairs(decode, edges, baseline=0, fill=True, color=DECODE, label="decode")
-        axes.stairs(total, edges, baseline=decode, fill=True, color=PREFILL, label="prefill")
-    else:
-        axes.stairs(total, edges, color=COLORS.get(run["system"], "0.3"), linewidth=1.2)
-    axes.margins(x=0)
-    axes.set(ylabel="tokens", ylim=(0, max(1.15 * total.max(), axes.get_ylim()[1])))
-
-
-def _draw_stages(axes: Axes, run: Run, numbers: Words) -> None:
-    """When each stage computes each micro-batch, which its number names."""
-    begin_s = run["start_s"][0][0]
-    for batch, prefill, starts_s, ends_s in zip(
-        run["batch"], run["prefill_tokens"], run["start_s"], run["end_s"], strict=True
-    ):
-        color = PREFILL if prefill else DECODE
-        for stage, (start_s, end_s) in enumerate(zip(starts_s, ends_s, strict=True)):
-            left_s, width_s = start_s - begin_s, end_s - start_s
-            axes.barh(stage, width_s, 0.8, left_s, color=color, edgecolor="white")
-            middle_s = left_s + width_s / 2
-            axes.text(middle_s, stage, str(batch), ha="center", va="center", fontsize=7)
-    depth = len(run["start_s"][0])
-    axes.set(ylabel="stage", yticks=range(depth), ylim=(depth - 0.5, -0.5))
-    axes.margins(x=0)
-
-
-def _draw_busy(axes: Axes, run: Run, numbers: Words) -> None:
-    """How busy the stages are over the time shown, and in the whole run."""
-    edges = np.array(run["time_s"]) - run["time_s"][0]
-    edges = np.append(edges, edges[-1] + edges[1])
-    color = COLORS.get(run["system"], "0.5")
-    axes.stairs(100 * np.array(run["busy"]), edges, fill=True, color=color, alpha=0.6)
-    axes.axhline(100 * run["busy_share"], color="0.2", linewidth=0.8, linestyle="--")
-    axes.set(ylabel="stages busy (%)", ylim=(0, 104))
-    axes.margins(x=0)
-
-
-def _draw_kv(axes: Axes, run: Run, numbers: Words) -> None:
-    used, prefill = 100 * np.array(run["used"]), np.array(run["prefill_tokens"]) > 0
-    edges = np.arange(len(used) + 1) - 0.5
-    axes.stairs(used, edges, fill=True, color=DECODE, label="decode")
-    # A phase of few micro-batches is narrower than a pixel: its outline keeps it visible.
-    axes.stairs(
-        np.where(prefill, used, 0), edges, fill=True, color=PREFILL, linewidth=0.8,
-        label="prefill",
-    )  # fmt: skip
-    axes.plot(used, color="0.25", linewidth=0.8)
-    axes.set(xlim=(0, len(used) - 1), ylim=(0, 104), ylabel="KV in use (%)")
-
-
-WITHIN: Mapping[str, Callable[[Axes, Run, Words], None]] = {
-    "tokens": _draw_tokens,
-    "stages": _draw_stages,
-    "busy": _draw_busy,
-    "kv": _draw_kv,
-}

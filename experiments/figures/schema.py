@@ -313,9 +313,6 @@ def _with_number(document: Document, assignment: str, path: Path) -> Document:
     return document
 
 
-# -- numbers of the kind that the figure has -------------------------------------------------------
-
-
 def check_like(value: Any, known: Any, assignment: str) -> None:
     """Raise a UsageError unless `value` is of the kind of `known`, the figure's own.
 
@@ -361,9 +358,6 @@ def _words(known: Any) -> str:
         case Mapping():
             return f"a mapping that is not empty, like {{{next(iter(known))}: ...}}"
     return f"a list that is not empty, like {str(known[:3]).replace(chr(39), '')}"
-
-
-# -- layers of keys --------------------------------------------------------------------------------
 
 
 def layered(under: Layer, over: Layer) -> dict[str, Any]:

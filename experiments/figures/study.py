@@ -105,10 +105,8 @@ class FigureStudy:
         self.plan = plan
         self._wrong = wrong
         self.numbers = Numbers(plan.study)
-        self.store = store
-        self.executor = executor
+        self.simulator = Simulator(store, executor, self._tell)
         self._on_progress = on_progress or (lambda done, asked: None)
-        self._done = 0
         self._asked = 0
         self._kv_pages: set[int] = set()
         self._schedulers: set[str] = set()
@@ -235,34 +233,22 @@ class FigureStudy:
         (None unless the run failed) follow. `args` are further arguments of `measure`, by case.
         Raises a UsageError when every run failed.
         """
-        simulator = self.simulator(len(cases) * len(self.seeds))
+        self._asked += len(cases) * len(self.seeds)
         rows = []
         for key, config in cases.items():
             more = tuple((args or {}).get(key, {}).items())
             seeded = [with_(config, {"workload.seed": seed}) for seed in self.seeds]
             points = [Point(each, self.plan.beside, measure, more) for each in seeded]
             rows.append((dict(zip(names, key, strict=True)), points))
-        trials = simulator.trials_of(rows)
+        trials = self.simulator.trials_of(rows)
         self.note_served(trial.served for trial in trials)
         self.doubts += unfair(trials)
         return self.noted(list(cases.values()), table_of(trials))
 
-    def simulator(self, asked: int = 0) -> Simulator:
-        """Return a simulator of points, which shows its progress through `asked` points.
-
-        A search, which does not know how many it will need, asks for none.
-        """
-        self._asked += asked
-        told = 0
-
-        def tell(count: int) -> None:
-            nonlocal told
-            self._done += count - told
-            told = count
-            self._asked = max(self._asked, self._done)
-            self._on_progress(self._done, self._asked)
-
-        return Simulator(self.store, self.executor, tell)
+    def _tell(self, done: int) -> None:
+        """Show progress; a search, which does not know how many it will need, asks for none."""
+        self._asked = max(self._asked, done)
+        self._on_progress(done, self._asked)
 
     def noted(self, configs: Sequence[RunConfig], table: pd.DataFrame) -> pd.DataFrame:
         """Return the table of runs, when their policies, machines, KV pages and failures are kept.
@@ -291,12 +277,6 @@ class FigureStudy:
             self._served.append(each)
             self.doubts += [str(each)] if each.is_unfair else []
 
-    @property
-    def _workload(self) -> dict[str, Any]:
-        """What the run of a user's own figure says of its requests."""
-        workload = {} if self.plan.of_a_paper else self.plan.run.data.get("workload", {})
-        return {key: workload[key] for key in ("trace", "arrivals", "requests") if key in workload}
-
     def facts(self) -> dict[str, Any]:
         """Return facts for the reader of the figure: sizes, seeds, KV pages, costs.
 
@@ -304,7 +284,9 @@ class FigureStudy:
         """
         run, served = self.plan.run.data, Served.of_all(self._served)
         numbers: Mapping[str, Any] = self.numbers
+        asked: Mapping[str, Any] = {}
         if not self.plan.of_a_paper:
+            asked = run.get("workload", {})
             numbers = {key: numbers[key] for key in numbers if key in self.numbers.used}
         layout = {"gpus": self.gpus} if self.labels else {key: run.get(key) for key in PLACED}
         return {
@@ -315,7 +297,7 @@ class FigureStudy:
             "machines": sorted(self._machines),
             "costs": run.get("costs", "roofline"),
             "schedulers": sorted(self._schedulers),
-            **self._workload,
+            **{key: asked[key] for key in ("trace", "arrivals", "requests") if key in asked},
             **{key: value for key, value in numbers.items() if key != "seeds"},
             "seeds": self.seeds if "seeds" in numbers else None,
             "kv_pages": sorted(self._kv_pages),
@@ -350,8 +332,6 @@ def unfair(trials: Sequence[Trial]) -> list[str]:
             groups.setdefault(str(place), {})[name] = trial.side
     return [line for sides in groups.values() for line in doubts(sides)]
 
-
-# -- facts in words --------------------------------------------------------------------------------
 
 IN_THE_PICTURE = (
     "pairs",

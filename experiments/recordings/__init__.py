@@ -6,9 +6,8 @@ Here: which engine wrote a journal, and what `evenflow replay` replays at a path
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from evenflow.errors import UsageError
 from evenflow.experiments.recordings import gllm, sglang, trtllm, vllm
@@ -22,23 +21,8 @@ from evenflow.experiments.recordings.journal import (
 from evenflow.runtime.journal import NAME, journals_in
 from evenflow.runtime.real import replay_folder
 
-
-class RecordedEngine(NamedTuple):
-    """An engine: our policy for it, with the rules of these versions, and its journals' form."""
-
-    name: str
-    versions: tuple[str, ...]
-    policy: str
-    form: Form
-
-
-ENGINES = {
-    vllm.MARK: RecordedEngine("vLLM V1", ("0.32.0", "0.33.0"), "vllm_v1", vllm),
-    sglang.MARK: RecordedEngine("SGLang", ("0.5.23",), "sglang", sglang),
-    trtllm.MARK: RecordedEngine("TensorRT-LLM", ("1.2",), "trtllm", trtllm),
-    gllm.MARK: RecordedEngine("gLLM", ("0.0.6.post1",), "token_throttling, variant: code", gllm),
-}
-"""By a key that the config of their journals has."""
+FORMS: Mapping[str, Form] = {form.FACTS.mark: form for form in (vllm, sglang, trtllm, gllm)}
+"""Readers of journals, by a key that the config of theirs has."""
 
 
 def of_engines(path: Path) -> list[Path]:
@@ -76,38 +60,36 @@ def replay_engines(
     """
     for path in paths:
         try:
-            engine, warning = engine_of(path, assumed)
-            outcome = replay(path, engine.form, engine.versions[0], scheduler)
+            form, version, warning = form_of(path, assumed)
+            outcome = replay(path, form, version, scheduler)
             yield path, outcome._replace(warning=warning)
         except UsageError as error:
             yield path, error
 
 
-def engine_of(path: Path, assumed: str | None = None) -> tuple[RecordedEngine, str]:
-    """Return the engine that wrote a journal, in its version, and a warning for a later one.
+def form_of(path: Path, assumed: str | None = None) -> tuple[Form, str, str]:
+    """Return what reads a journal, the version whose rules it has, and a warning for a later one.
 
     A journal may say its `engine` and version, or else its folder by its name, as vllm-0.33.0;
     `assumed` goes before that. A later version has the latest rules. UsageError for another
     version, and for an engine that is none of ours.
     """
     first = first_line(path)
-    for mark, engine in ENGINES.items():
-        if first.get("kind") == "config" and mark in first:
-            named = [each for each in engine.versions if path.parent.name.endswith(f"-{each}")]
-            version = assumed or version_of(first) or [*named, *engine.versions][0]
-            if version in engine.versions:
-                return engine._replace(versions=(version,)), ""
-            return engine._replace(versions=engine.versions[-1:]), _doubt(path, engine, version)
-    raise UsageError(f"{path}: neither a journal of evenflow run nor of an engine that it knows")
-
-
-def _doubt(path: Path, engine: RecordedEngine, version: str) -> str:
-    """Return a warning that a version is later than all whose rules are known."""
-    words, last = f"{path}: a journal of {engine.name} {version}", engine.versions[-1]
+    form = next((form for mark, form in FORMS.items() if mark in first), None)
+    if first.get("kind") != "config" or form is None:
+        raise UsageError(
+            f"{path}: neither a journal of evenflow run nor of an engine that it knows"
+        )
+    known = form.FACTS.versions
+    named = [each for each in known if path.parent.name.endswith(f"-{each}")]
+    version = assumed or version_of(first) or [*named, *known][0]
+    if version in known:
+        return form, version, ""
+    words, last = f"{path}: a journal of {form.FACTS.name} {version}", known[-1]
     if _numbers(version) <= _numbers(last):
-        known = f"the rules of {' and '.join(engine.versions)} are known"
-        raise UsageError(f"{words}; {known}, and --assume-version {last} takes them")
-    return f"{words}, compared with the rules of {last}: what differs may be new"
+        rules = f"the rules of {' and '.join(known)} are known"
+        raise UsageError(f"{words}; {rules}, and --assume-version {last} takes them")
+    return form, last, f"{words}, compared with the rules of {last}: what differs may be new"
 
 
 def _numbers(version: str) -> list[int]:

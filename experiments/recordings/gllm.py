@@ -13,34 +13,11 @@ from pathlib import Path
 
 from evenflow.core.batch import MicroBatch
 from evenflow.core.batcher import Batcher
-from evenflow.core.request import Request
 from evenflow.experiments.recordings import journal
-from evenflow.experiments.recordings.journal import Answers, Ask, Event
-from evenflow.schedulers import create, parameters, policy
+from evenflow.experiments.recordings.journal import Answers, Ask, Event, facts_of
 from evenflow.sim import World
 
-MARK = "iterations"
-
-FIELDS = {
-    "config": (MARK, "max_prefill", "min_prefill", "kv_thresh", "depth", "pages", "page_tokens"),
-    "add": ("id", "prompt", "output"),
-    "ask": ("decodes", "prefills", "preempted", "free"),
-    "done": (),
-    "fails": (),
-}
-"""What each kind of event has to hold."""
-
-RULES = {
-    "preempted": "as many pages are free as there will be decodes, or the last to return go",
-    "decodes": "a share of all rows in flight; of what returns, the last row decodes first",
-    "prefills": "who was preempted goes first, the last preempted before the others",
-    "tokens": "WT while more than one prompt waits, and UT",
-    "free pages": "pages come with the tokens",
-}
-"""What decides each part of an answer."""
-
-
-NOT_COVERED = "prefix cache, other scheduling methods, multi-modal input"
+FACTS = facts_of("gllm")
 
 
 def mode(config: Event) -> str:
@@ -54,12 +31,10 @@ def world_of(
     """Return a journal's requests and deployment."""
     config, name = events[0], scheduler or "token_throttling"
     settings = {**config, "variant": variant}
-    params = {key: settings[key] for key in parameters(policy(name)) if key in settings}
     limit = config["pages"] * config["page_tokens"]
-    make_scheduler = partial(create, name, params, max_model_len=limit)
+    make_scheduler = partial(journal.policy_of, name, settings, max_model_len=limit)
     return journal.world_of(
         events,
-        _request,
         make_scheduler,
         depth=config["depth"],
         total_pages=config["pages"],
@@ -67,10 +42,6 @@ def world_of(
         page_tokens=config["page_tokens"],
         max_in_flight=config["depth"],
     )
-
-
-def _request(event: Event, now_s: float) -> Request:
-    return Request(event["id"], now_s, event["prompt"], event["output"])
 
 
 def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:

@@ -7,8 +7,12 @@ import json
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
+
+import yaml
 
 from evenflow.core.batch import MicroBatch
 from evenflow.core.batcher import Batcher
@@ -19,6 +23,7 @@ from evenflow.costs import AffineCost
 from evenflow.engines.queues import EngineQueues
 from evenflow.engines.receiving import Agreed, ReceivingQueues, act_on
 from evenflow.errors import DryPoolError, PolicyError, StallError, UsageError
+from evenflow.schedulers import create, parameters, policy
 from evenflow.sim import World, simulate
 
 Event = Mapping[str, Any]
@@ -42,21 +47,44 @@ Ask = Callable[[], MicroBatch | None]
 Answers = Iterator[tuple[str, Any, Any]]
 
 
+class EngineFacts(NamedTuple):
+    """An engine's journals (engines.yaml): our policy for it, with the rules of some versions.
+
+    `mark`: a key that only its config has. `fields`: what each kind of event has to hold. `rules`
+    say what decides each part of an answer. `modelled`: settings with the one value that is.
+    """
+
+    name: str
+    versions: Sequence[str]
+    policy: str
+    mark: str
+    fields: Mapping[str, Collection[str]]
+    rules: Mapping[str, str]
+    not_covered: str
+    modelled: Mapping[str, object] = MappingProxyType({})
+
+
+@cache
+def _facts() -> Mapping[str, EngineFacts]:
+    text = Path(__file__).with_name("engines.yaml").read_text(encoding="utf-8")
+    return {name: EngineFacts(**facts) for name, facts in yaml.safe_load(text).items()}
+
+
+def facts_of(engine: str) -> EngineFacts:
+    """Return what is known of an engine's journals."""
+    return _facts()[engine]
+
+
 class Form(Protocol):
     """A reader of the journals of an engine: a module of this package.
 
-    `FIELDS`: what each kind of event has to hold. `RULES` say what decides each part of an answer.
     `world_of` gives a journal's requests and deployment; UsageError for what is not modelled.
     `answers`: the parts of an answer, ours and as recorded, in the order in which they are
     compared; `ask` asks our Batcher.
     """
 
     @property
-    def FIELDS(self) -> Mapping[str, Collection[str]]: ...  # noqa: N802
-    @property
-    def RULES(self) -> Mapping[str, str]: ...  # noqa: N802
-    @property
-    def NOT_COVERED(self) -> str: ...  # noqa: N802
+    def FACTS(self) -> EngineFacts: ...  # noqa: N802
     def mode(self, config: Event) -> str: ...
     def world_of(self, path: Path, events: Sequence[Event], scheduler: str | None) -> World: ...
     def answers(self, batcher: Batcher, event: Event, ask: Ask) -> Answers: ...
@@ -148,7 +176,7 @@ class Replayer:
         }
 
     def _differ(self, name: str, ours: object, theirs: object) -> str:
-        return f"{differ(name, ours, theirs)} ({self._form.RULES[name]})"
+        return f"{differ(name, ours, theirs)} ({self._form.FACTS.rules[name]})"
 
 
 def replay(path: Path, form: Form, version: str, scheduler: str | None = None) -> ReplayOutcome:
@@ -157,7 +185,7 @@ def replay(path: Path, form: Form, version: str, scheduler: str | None = None) -
     What a journal of equal steps took on a virtual clock is simulated too, and compared to 1 ns.
     UsageError for a file that cannot be read, or settings that are not modelled.
     """
-    config, *rest = read(path, form.FIELDS)
+    config, *rest = read(path, form.FACTS.fields)
     events = [{**config, "version": version}, *rest]
     world = form.world_of(path, events, scheduler)
     replayer = Replayer(form, world)
@@ -175,7 +203,7 @@ def replay(path: Path, form: Form, version: str, scheduler: str | None = None) -
         for name, one, other in zip(RequestTimes._fields, ours[number], theirs, strict=True):
             if not abs(one - other) <= 1e-9:
                 what = f"request {number}, {name}: {one!r}, recorded {other!r}"
-                return outcome._replace(difference=f"{what} ({form.RULES[name]})")
+                return outcome._replace(difference=f"{what} ({form.FACTS.rules[name]})")
     return outcome._replace(timed=len(replayer.times))
 
 
@@ -202,10 +230,16 @@ def simulated(world: World) -> dict[int, RequestTimes]:
     return {number: RequestTimes(first_s, last_s) for number, first_s, last_s in rows}
 
 
+def policy_of(name: str, settings: Mapping[str, Any], **facts: Any) -> Scheduler:
+    """Return a policy with those of the settings that it has."""
+    known = parameters(policy(name))
+    return create(name, {key: settings[key] for key in known if key in settings}, **facts)
+
+
 def world_of(
     events: Sequence[Event],
-    request_of: Callable[[Event, float], Request],
     make_scheduler: Callable[[], Scheduler],
+    contents: Contents | None = None,
     *,
     depth: int,
     **deployment: Any,
@@ -213,8 +247,9 @@ def world_of(
     """Return the world of a journal's requests, on its clock, or one that does not matter."""
     make_scheduler()  # a name that is none
     times_s = events[0].get("base_s", 1.0), events[0].get("per_token_s", 0.0)
-    requests, cost = requests_of(events, request_of), AffineCost(*times_s, depth)
-    return World(requests, make_scheduler, cost, depth=depth, **deployment)
+    requests, cost = requests_of(events, contents), AffineCost(*times_s, depth)
+    cached = {"prefix_cache": contents is not None}
+    return World(requests, make_scheduler, cost, depth=depth, **cached, **deployment)
 
 
 def time_of(event: Event, number: int) -> float:
@@ -222,12 +257,18 @@ def time_of(event: Event, number: int) -> float:
     return float(event.get("now_s", event.get("t", number)))
 
 
-def requests_of(
-    events: Sequence[Event], request_of: Callable[[Event, float], Request]
-) -> list[Request]:
+def requests_of(events: Sequence[Event], contents: Contents | None = None) -> list[Request]:
     """Return the requests that a journal's `add` events stand for, by arrival."""
     found = [
-        request_of(event, time_of(event, number))
+        Request(
+            event["id"],
+            event.get("at", event.get("arrival_s", time_of(event, number))),
+            event["prompt"],
+            event["output"],
+            prefix=contents and contents.prefix(event["id"], event["output"]),
+            priority=event.get("priority", 0),
+            max_new_tokens=None if event.get("ignore_eos") else event.get("max_new"),
+        )
         for number, event in enumerate(events[1:])
         if event["kind"] == "add"
     ]

@@ -17,7 +17,6 @@ import numpy as np
 
 from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import ONE_TOKEN, Decoding
-from evenflow.core.request import Request
 from evenflow.core.scheduling import Scheduler
 from evenflow.engines.consensus import DecodeLoop, PrefillLoop
 from evenflow.engines.loop import EngineLoop
@@ -25,70 +24,19 @@ from evenflow.engines.queues import EngineQueues
 from evenflow.engines.receiving import ReceivingQueues
 from evenflow.engines.speculation import Speculation
 from evenflow.experiments.recordings import journal
-from evenflow.experiments.recordings.journal import Answers, Ask, Contents, Event, refuse, tokens_of
-from evenflow.schedulers import create, parameters, policy
+from evenflow.experiments.recordings.journal import (
+    Answers,
+    Ask,
+    Contents,
+    Event,
+    facts_of,
+    policy_of,
+    refuse,
+    tokens_of,
+)
 from evenflow.sim import World
 
-MARK = "chunked_prefill_size"
-
-FIELDS = {
-    "config": ("tokens", "page_size", MARK, "pp", "overlap", "radix"),
-    "add": ("id", "prompt", "output", "max_new", "ignore_eos"),
-    "ask": (
-        "mb",
-        "tokens",
-        "new",
-        "resumed",
-        "retracted",
-        "aborted",
-        "free_before",
-        "free_after",
-        "evictable_before",
-        "evictable",
-    ),
-    "done": ("ids", "finished"),
-    "released": ("ids",),
-    "round": ("retracted", "waiting", "there", "resumed", "allocated", "arrived", "free"),
-    "idle": (),
-}
-"""What each kind of event has to hold."""
-
-RULES = {
-    "slot": "the slots of a pipeline are asked in turn",
-    "waiting": "who is retracted waits last",
-    "free tokens before": "the pages of who ends are free when the result is processed",
-    "retracted": "fewest generated first, then the longest prompt, then the last, while the next "
-    "decode step of the slot does not fit",
-    "aborted": "who is alone in its slot and does not fit is aborted",
-    "admitted": "prompts first, in order, while the rest of the prompt, the output allowed and a "
-    "page fit beside what the slot's decodes may still need",
-    "tokens": "chunks share one budget, charged whole pages; prompts and decodes are only mixed "
-    "where chunks are",
-    "cached tokens": "whole pages are found as far as they are in the tree, least recently used "
-    "leaves leave it as a whole",
-    "free tokens": "pages come with the chunk and with the decode step",
-    "new_token_ratio": "it falls with each decode step, and is estimated anew after a retraction",
-    "resumed": "a decode server takes retracted requests back first, with room for what each may "
-    "need next",
-    "allocated": "then new ones get pages, in order, while tokens for all to come stay free",
-    "joined": "whose KV is there joins the next slot that is asked",
-    "finished": "the result of who was retracted is dropped",
-    "first_token_s": "arrivals are seen when the loop asks; overlapped, it asks before it waits",
-    "completion_s": "more slots than stages: what is chosen last is sent after the oldest result",
-}
-"""What decides each part of an answer."""
-
-MODELLED = {"prefill_decode_interval_min_bs": 0}
-"""Settings that are modelled with one value only."""
-
-
-NOT_COVERED = (
-    "priorities, `prefill_delayer`, DP attention, LoRA, grammars, speculation on one stage or with "
-    "mixed chunks, sliding windows, Mamba, hierarchical cache, a decode server on "
-    "one stage or with a radix cache, sessions, beams, "
-    "`prefill_decode_interval_min_bs`, `scheduler_recv_interval`, "
-    "policies other than `fcfs` and `lpm`"
-)
+FACTS = facts_of("sglang")
 
 
 def mode(config: Event) -> str:
@@ -102,11 +50,8 @@ def mode(config: Event) -> str:
 
 def scheduler_of(config: Event, name: str = "sglang") -> Scheduler:
     """Return the policy of a journal's settings; `name` gets the settings that it has."""
-    known = parameters(policy(name))
     settings = {**config, "dynamic_chunking": config.get("dynamic_chunking") is not None}
-    params = {key: settings[key] for key in known if key in settings}
-    if "token_budget" in known:
-        params["token_budget"] = config["chunked_prefill_size"]
+    settings["token_budget"] = config["chunked_prefill_size"]
     facts: dict[str, Any] = {
         "max_model_len": config.get("context"),
         "depth": config["pp"],
@@ -114,7 +59,7 @@ def scheduler_of(config: Event, name: str = "sglang") -> Scheduler:
     }
     if settings["dynamic_chunking"]:
         facts["prefill_s"] = partial(np.polyval, config["dynamic_chunking"])
-    return create(name, params, **facts)
+    return policy_of(name, settings, **facts)
 
 
 def _loop(config: Event) -> dict[str, Any]:
@@ -151,21 +96,20 @@ def _decoding(events: Sequence[Event]) -> Decoding:
 def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) -> World:
     """Return a journal's requests and deployment."""
     config = events[0]
-    refuse(path, config, MODELLED)
+    refuse(path, config, FACTS.modelled)
     block_tokens = 1 if config.get("speculative") else config["page_size"]  # pages end with a pair
     contents = Contents(path, block_tokens, generated) if config["radix"] else None
     make_scheduler = partial(scheduler_of, config, scheduler or "sglang")
     return journal.world_of(
         events,
-        partial(_request, contents),
         make_scheduler,
+        contents,
         depth=config["pp"],
         total_pages=config["tokens"] // config["page_size"],
         max_model_len=config.get("context", 1 << 30),
         page_tokens=config["page_size"],
         max_in_flight=config["pp"] + config.get("pp_async_batch_depth", 0) + config["overlap"],
         **_loop(config),
-        prefix_cache=config["radix"],
         decoding=_decoding(events),
     )
 
@@ -173,17 +117,6 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
 def generated(known: int, stop: int) -> list[int]:
     """Return the tokens that follow `known` ones: without a model, 7 and at the end 2."""
     return [7] * (stop - known - 1) + [2]
-
-
-def _request(contents: Contents | None, event: Event, now_s: float) -> Request:
-    return Request(
-        event["id"],
-        event.get("at", now_s),
-        event["prompt"],
-        event["output"],
-        prefix=None if contents is None else contents.prefix(event["id"], event["output"]),
-        max_new_tokens=None if event["ignore_eos"] else event["max_new"],
-    )
 
 
 def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:

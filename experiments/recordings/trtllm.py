@@ -13,71 +13,29 @@ from pathlib import Path
 
 from evenflow.core.batch import Chunk
 from evenflow.core.batcher import Batcher
-from evenflow.core.request import Request
 from evenflow.core.scheduling import Scheduler
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.queues import EngineQueues
 from evenflow.errors import DryPoolError
 from evenflow.experiments.recordings import journal
-from evenflow.experiments.recordings.journal import Answers, Ask, Event, tokens_of
-from evenflow.schedulers import create, parameters, policy
+from evenflow.experiments.recordings.journal import (
+    Answers,
+    Ask,
+    Event,
+    facts_of,
+    policy_of,
+    tokens_of,
+)
 from evenflow.sim import World
 
-MARK = "capacity_policy"
-
-FIELDS = {
-    "config": ("blocks", "block_size", "max_batch_size", "max_num_tokens", MARK, "pp", "loop"),
-    "add": ("id", "prompt", "output", "max_new"),
-    "ask": (
-        "mb",
-        "tokens",
-        "context",
-        "new",
-        "last",
-        "paused",
-        "active",
-        "queued",
-        "free_before",
-        "free_after",
-    ),
-    "done": ("finished",),
-    "dies": (),
-}
-"""What each kind of event has to hold."""
-
-RULES = {
-    "slot": "the slots of a pipeline are asked in turn",
-    "active": "max_batch_size requests a stage are active, first come first served; a paused one "
-    "keeps its place",
-    "queued": "the others wait outside",
-    "free pages before": "pages are free when the result of a request that ends is processed",
-    "dies": "in a pipeline the pages of a paused request stay, and the pool may run dry",
-    "paused": "a request that does not fit takes the pages of the last that has any; in a pipeline "
-    "that one is only left out",
-    "context": "prompts by arrival; if any is cut, final chunks last",
-    "tokens": "one pass by arrival, to the first that does not fit; a prompt needs pages for all "
-    "its output, or for what is next; a cut chunk has whole units",
-    "new": "a prompt is new with its first chunk",
-    "last": "a prompt decodes once all of it is scheduled",
-    "free pages": "all pages of a prompt come with its first chunk, then one at a time",
-    "finished": "overlapped, a request that ends by itself computes once more",
-    "first_token_s": "arrivals are seen when the loop asks",
-    "completion_s": "an empty answer takes its slot's turn; in a pipeline the loop also waits for "
-    "stage 0",
-}
-"""What decides each part of an answer."""
-
-NOT_COVERED = (
-    "block reuse, speculation, beams, PEFT, encoders, disaggregation, balance of attention "
-    "replicas, static batching, the loop of pull request 10349, scheduler V2"
-)
+FACTS = facts_of("trtllm")
 
 
 def mode(config: Event) -> str:
     """Return how a journal's engine ran."""
     words = [{"pp": "pipeline", "simple": "not overlapped"}.get(config["loop"], "overlapped")]
     words += ["1.0's"] * (config.get("waits_first") is False)
-    words += [config[MARK]] * (config[MARK] != "GUARANTEED_NO_EVICT")
+    words += [config[FACTS.mark]] * (config[FACTS.mark] != "GUARANTEED_NO_EVICT")
     return ", ".join([*words, *["chunks"] * bool(config.get("chunking"))])
 
 
@@ -88,7 +46,7 @@ def scheduler_of(config: Event, name: str = "trtllm") -> Scheduler:
         "max_num_seqs": config["max_num_requests"],
         "max_num_tokens": config["max_num_tokens"],
         "token_budget": config["max_num_tokens"],
-        "capacity_scheduler_policy": config[MARK],
+        "capacity_scheduler_policy": config[FACTS.mark],
         "enable_chunked_prefill": bool(config.get("chunking")),
         "chunk_unit": config.get("chunk_unit"),
         "batch_wait_timeout_iters": config.get("batch_wait_timeout_iters", 0),
@@ -98,9 +56,7 @@ def scheduler_of(config: Event, name: str = "trtllm") -> Scheduler:
     }
     if config.get("chunking"):
         params["context_chunking_policy"] = config["chunking"]
-    known = parameters(policy(name))
-    own = {key: value for key, value in params.items() if key in known}
-    return create(name, own, depth=config["pp"], page_tokens=config["block_size"])
+    return policy_of(name, params, depth=config["pp"], page_tokens=config["block_size"])
 
 
 def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) -> World:
@@ -108,7 +64,6 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
     config = events[0]
     return journal.world_of(
         events,
-        _request,
         partial(scheduler_of, config, scheduler or "trtllm"),
         depth=config["pp"],
         total_pages=config["blocks"],
@@ -117,11 +72,6 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
         max_in_flight=config["pp"] + (config["loop"] == "overlap"),
         loop=EngineLoop,
     )
-
-
-def _request(event: Event, now_s: float) -> Request:
-    lengths = event["prompt"], event["output"]
-    return Request(event["id"], event.get("at", now_s), *lengths, max_new_tokens=event["max_new"])
 
 
 def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:

@@ -12,55 +12,26 @@ from functools import partial
 from pathlib import Path
 
 from evenflow.core.batcher import Batcher
-from evenflow.core.request import Request
 from evenflow.core.scheduling import Scheduler
 from evenflow.engines.loop import EngineLoop
 from evenflow.errors import UsageError
 from evenflow.experiments.recordings import journal
-from evenflow.experiments.recordings.journal import Answers, Ask, Contents, Event, refuse, tokens_of
-from evenflow.schedulers import create, parameters, policy
+from evenflow.experiments.recordings.journal import (
+    Answers,
+    Ask,
+    Contents,
+    Event,
+    facts_of,
+    policy_of,
+    refuse,
+    tokens_of,
+)
 from evenflow.sim import World
 
-FIELDS = {
-    "config": ("blocks", "block_size", "budget", "max_num_seqs", "pp", "max_concurrent_batches"),
-    "add": ("id", "prompt", "output"),
-    "ask": ("tokens", "new", "resumed", "preempted", "free_after", "running", "waiting", "held"),
-    "done": ("ids", "finished"),
-    "finished": (),
-}
-"""What each kind of event has to hold."""
-
-RULES = {
-    "running": "requests run in the order of their admission",
-    "preempted": "the last admitted, or the least urgent, is preempted, in flight or not; if that "
-    "is who lacks a page, no more decodes go (not so by priority in 0.33)",
-    "admitted": "who waits is admitted while nothing was preempted in this step, all of the prompt "
-    "fits and no output of it is in flight; between steps that prefill as many do not as "
-    "`prefill_schedule_interval` says (0.33), while anything decodes and no prompt was left over",
-    "tokens": "decodes and chunks, the last one in flight or not, share one budget",
-    "cached tokens": "full pages are found by what is in them, and the last token is computed",
-    "pages held": "pages come with the chunk",
-    "free pages": "one block is the null block; the pages of what is preempted are free at once",
-    "waiting": "who is preempted waits first, or all wait by priority and arrival",
-    "finished": "what is in flight counts when it returns, also after a preemption",
-    "first_token_s": "arrivals are seen when the loop does not wait for the oldest answer",
-    "completion_s": "an empty answer takes a place in the queue of answers",
-}
-"""What decides each part of an answer."""
+FACTS = facts_of("vllm")
 
 GENERATED = 500
 """Without a model, the token after n known ones is 3 + n mod 500."""
-
-
-NOT_COVERED = (
-    "`long_prefill_token_threshold`, `full_isl: false`, asynchronous scheduling with "
-    "speculation or in a real run, LoRA, encoders, KV connectors, structured output"
-)
-
-MARK = "max_concurrent_batches"
-
-MODELLED = {"long_prefill_token_threshold": 0, "full_isl": True}
-"""Settings of vLLM that are modelled with one value only."""
 
 
 def mode(config: Event) -> str:
@@ -89,9 +60,7 @@ def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:
         params["prefill_schedule_interval"] = config.get("prefill_schedule_interval", 1)
     if config.get("async_scheduling"):
         params["async_scheduling"] = "v2" if config.get("v2_runner") else "v1"
-    known = parameters(policy(name))
-    own = {key: value for key, value in params.items() if key in known}
-    return create(name, own, max_model_len=config.get("max_model_len"))
+    return policy_of(name, params, max_model_len=config.get("max_model_len"))
 
 
 def generated(known: int, stop: int) -> list[int]:
@@ -102,7 +71,7 @@ def generated(known: int, stop: int) -> list[int]:
 def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) -> World:
     """Return a journal's requests and deployment; one of vLLM's blocks is its null block."""
     config = events[0]
-    refuse(path, config, MODELLED)
+    refuse(path, config, FACTS.modelled)
     if config.get("async_scheduling") and config["pp"] > 1 and not config.get("v2_runner"):
         what = "async_scheduling with runner V1 and stages, which vLLM does not support,"
         raise UsageError(f"{path}: {what} is not modelled")
@@ -112,23 +81,15 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
     make_scheduler = partial(scheduler_of, config, scheduler or "vllm_v1")
     return journal.world_of(
         events,
-        partial(_request, contents),
         make_scheduler,
+        contents,
         depth=config["pp"],
         total_pages=config["blocks"] - 1,
         max_model_len=config.get("max_model_len", 1 << 30),
         page_tokens=config["block_size"],
         max_in_flight=config["max_concurrent_batches"],
         loop=EngineLoop,
-        prefix_cache=contents is not None,
     )
-
-
-def _request(contents: Contents | None, event: Event, now_s: float) -> Request:
-    prefix = None if contents is None else contents.prefix(event["id"], event["output"])
-    arrival_s = event.get("arrival_s", now_s)
-    lengths, priority = (event["prompt"], event["output"]), event.get("priority", 0)
-    return Request(event["id"], arrival_s, *lengths, prefix=prefix, priority=priority)
 
 
 def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -132,12 +132,10 @@ class Entry:
 
     def measured(self, folder: Path) -> list[MeasuredRun]:
         """Return the runs that lie below a folder; none where there are none."""
-        runs = (run for path in self.files(folder) for run in read_results(path))
-        return [run for run in runs if self._is_meant(run)]
-
-    def _is_meant(self, run: MeasuredRun) -> bool:
         where = self.keys.where
-        return any(_is_of(run, each) for each in (where if isinstance(where, list) else [where]))
+        meant = where if isinstance(where, list) else [where]
+        runs = (run for path in self.files(folder) for run in read_results(path))
+        return [run for run in runs if any(_is_of(run, each) for each in meant)]
 
     @property
     def by_hand(self) -> str:
@@ -212,8 +210,6 @@ def data_folder(given: Path | None) -> Path:
     return folder
 
 
-# -- simulated again -------------------------------------------------------------------------------
-
 IDEAL: Patch = {"runtime": "ideal"}
 
 GROUP = ["entry", "engine", "gpu", "layout"]
@@ -221,11 +217,12 @@ GROUP = ["entry", "engine", "gpu", "layout"]
 
 
 class MeasuredCase(NamedTuple):
-    """A measured run, the entry it is of, and what simulates it."""
+    """A measured run, the entry it is of, what simulates it, and its number in the entry."""
 
     entry: Entry
     measured: MeasuredRun
     config: RunConfig
+    number: int
 
     @property
     def labels(self) -> dict[str, str]:
@@ -306,29 +303,21 @@ def reproduce(
     each run tell the interval of each number. Raises UsageError where no entry has
     data, or no run can be simulated.
     """
+
+    def patches(config: RunConfig) -> list[Patch]:
+        if not intervals:
+            return [{}, IDEAL]
+        cases = uncertainty.cases(config, uncertainty.stated(config, Path()))
+        return [{}, IDEAL, *(case.patch for case in cases)]
+
     with TemporaryDirectory() as scratch:
         cases = [
-            case for entry in entries for case in cases_of(entry, data, Path(scratch), overrides)
+            each for entry in entries for each in cases_of(entry, data, Path(scratch), overrides)
         ]
         if not cases:
             names, where = (", ".join(e.name for e in entries), entries[0].where_from())
             raise UsageError(f"{data}: no data of {names}; of the first, {where}")
-        patches = [[{}, IDEAL, *(_errors(case.config) if intervals else [])] for case in cases]
-        points = [
-            [Point(with_(case.config, patch), Path()) for patch in each]
-            for case, each in zip(cases, patches, strict=True)
-        ]
-        with how.simulator("reproduce", sum(map(len, points))) as simulator:
-            trials = simulator.trials_of([({}, each) for each in points])
-    failures = {
-        case.measured.label: trial.errors[0]
-        for case, trial in zip(cases, trials, strict=True)
-        if trial.errors
-    }
-    pairs = [pair for pair in zip(cases, trials, strict=True) if not pair[1].errors]
-    if not pairs:
-        why = next(iter(failures.values()))
-        raise UsageError(f"no run can be simulated, the first because: {why}")
+        pairs, failures = simulated(cases, patches, how)
     table = pd.DataFrame([row for case, trial in pairs for row in _rows(case, trial)])
     # Runs that were measured twice have the spread between the two, as a share of their mean.
     again = table.groupby([*GROUP, "run", "metric"])["measured"]
@@ -337,6 +326,28 @@ def reproduce(
     there = [entry for entry in entries if entry.files(data)]
     doubts = [*_unfair(there, pairs)]
     return Reproduced(there, table, failures, doubts, [*_others(entries, data)])
+
+
+def simulated(
+    cases: Sequence[MeasuredCase], patches: Callable[[RunConfig], Sequence[Patch]], how: How
+) -> tuple[list[tuple[MeasuredCase, Trial]], dict[str, str]]:
+    """Simulate each case with each of its patches; return what can be, and why others cannot.
+
+    UsageError where none can.
+    """
+    points = [
+        [Point(with_(case.config, patch), Path()) for patch in patches(case.config)]
+        for case in cases
+    ]
+    with how.simulator("reproduce", sum(map(len, points))) as simulator:
+        trials = simulator.trials_of([({}, each) for each in points])
+    done = [pair for pair in zip(cases, trials, strict=True) if not pair[1].errors]
+    pairs = zip(cases, trials, strict=True)
+    failures = {case.measured.label: trial.errors[0] for case, trial in pairs if trial.errors}
+    if not done:
+        why = next(iter(failures.values()))
+        raise UsageError(f"no run can be simulated, the first because: {why}")
+    return done, failures
 
 
 def _others(entries: Sequence[Entry], data: Path) -> Iterator[str]:
@@ -360,17 +371,16 @@ def _unfair(
         yield from ((entry.name, line) for line in alike(lines))
 
 
-def _errors(config: RunConfig) -> list[Patch]:
-    return [case.patch for case in uncertainty.cases(config, uncertainty.stated(config, Path()))]
-
-
 def cases_of(
     entry: Entry, data: Path, scratch: Path, overrides: Sequence[str] = ()
 ) -> list[MeasuredCase]:
     """Return a case for each run of an entry; requests are written to files in `scratch`."""
     runs = entry.measured(data)
     traces = [scratch / f"{entry.name}-{index}.csv" for index in range(len(runs))]
-    cases = [_case(entry, run, trace, overrides) for run, trace in zip(runs, traces, strict=True)]
+    cases = [
+        MeasuredCase(entry, run, _config(entry, run, trace, overrides), number)
+        for number, (run, trace) in enumerate(zip(runs, traces, strict=True))
+    ]
     served = {
         end: trace
         for end in entry.keys.sequence
@@ -400,16 +410,15 @@ def _warm(case: MeasuredCase, traces: Mapping[str, Path]) -> MeasuredCase:
     return case._replace(config=with_(case.config, {"workload.after": after})) if after else case
 
 
-def _case(
+def _config(
     entry: Entry, measured: MeasuredRun, trace: Path, overrides: Sequence[str]
-) -> MeasuredCase:
-    """Return the case of a measured run; its requests are written to the file `trace`."""
+) -> RunConfig:
+    """Return what simulates a measured run; its requests are written to the file `trace`."""
     patch = served(measured, trace, entry.keys.rounds, entry.keys.shortest)
     patch |= entry.own_keys(measured)
-    document = patched(
-        Document(f"{entry.name}.yaml: run", {"stages": 1, **entry.keys.run}, {}), patch
-    )
-    return MeasuredCase(entry, measured, configured(document, overrides))
+    keys = {"stages": 1, **entry.keys.run}
+    document = patched(Document(f"{entry.name}.yaml: run", keys, {}), patch)
+    return configured(document, overrides)
 
 
 def served(

@@ -2,16 +2,18 @@
 
 `read_results(path)` sees the form from the file's content, not its name: JSON, one object or
 several, a line each or not, or a CSV with a header. A form of a request a row is a line in
-REQUESTS, one of a run an object is a function in RUNS.
+requests.csv, one of a run an object is a function in RUNS.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,9 +101,9 @@ def _values(text: str) -> Iterator[Any]:
 def _of_objects(stem: str, objects: Sequence[Json]) -> Iterator[MeasuredRun]:
     """Return the runs of JSON objects, which are all of the form of the first."""
     first = objects[0]
-    table = next((form for form in REQUESTS.values() if form.tells(first)), None)
+    table = next((form for form in requests_forms().values() if form.tells(first)), None)
     if table is not None:
-        return iter([run_of(stem, table.read(objects), doubts=table.doubts)])
+        return iter([run_of(stem, table.read(objects))])
     read = next((read for keys, read in RUNS.items() if all(_at(first, k) for k in keys)), None)
     if read is None:
         advice = next((words for keys, words in UNREAD.items() if keys <= first.keys()), KNOWN)
@@ -138,14 +140,11 @@ def _numbers(values: Any) -> Floats:
     return np.array([number(value) for value in values], dtype=float)
 
 
-# -- a request a row ------------------------------------------------------------------------------
-
-
 class Requests(NamedTuple):
-    """Where a client writes each value of a request, and in which units.
+    """Where a client writes each value of a request, and in which units (requests.csv).
 
-    `units` are those of the arrival in seconds, of TTFT and E2EL in milliseconds; `clock`: the last
-    two are times, as the arrival is. Rows with one of `warmup` at its key are none of the run.
+    The units are those of the arrival in seconds, of TTFT and E2EL in milliseconds; `clock`: the
+    last two are times, as the arrival is. Rows with "warmup" at `phase` are none of the run.
     """
 
     arrival_s: str
@@ -153,10 +152,11 @@ class Requests(NamedTuple):
     output_tokens: str
     ttft_ms: str
     e2el_ms: str
-    units: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    clock: bool = False
-    warmup: tuple[str, str] = ("", "")
-    doubts: tuple[str, ...] = ()
+    arrival_unit: str
+    ttft_unit: str
+    e2el_unit: str
+    clock: str
+    phase: str
 
     def tells(self, row: Json) -> bool:
         """Say whether a row has the first key of each path."""
@@ -164,47 +164,20 @@ class Requests(NamedTuple):
 
     def read(self, rows: Sequence[Json]) -> pd.DataFrame:
         """Return the rows under our names, NaN where a number is missing."""
-        key, name = self.warmup
-        rows = [row for row in rows if not key or _at(row, key) != name]
+        rows = [row for row in rows if not self.phase or _at(row, self.phase) != "warmup"]
         columns = zip(COLUMNS, self[:5], strict=True)
         table = pd.DataFrame({c: _numbers(_at(row, path) for row in rows) for c, path in columns})
-        table[["arrival_s", "ttft_ms", "e2el_ms"]] *= np.array(self.units)
+        table[["arrival_s", "ttft_ms", "e2el_ms"]] *= [float(unit) for unit in self[5:8]]
         if self.clock:
             table[["ttft_ms", "e2el_ms"]] -= 1e3 * table[["arrival_s"]].to_numpy()
         return table
 
 
-TOKENS = ("metrics.input_sequence_length.value", "metrics.output_sequence_length.value")
-
-GUIDELLM = [
-    Requests(
-        *(start, "prompt_tokens", "output_tokens", "time_to_first_token_ms", "request_latency"),
-        units=(1.0, 1.0, 1e3),
-    )
-    for start in ("request_start_time", "start_time")
-]
-
-REQUESTS: Mapping[str, Requests] = {
-    "Evenflow": Requests("arrival_s", "input_tokens", "output_tokens", "ttft_ms", "e2el_ms"),
-    "an engine's clock": Requests(
-        *("queued_s", "input_tokens", "output_tokens", "first_token_s", "last_token_s"),
-        units=(1.0, 1e3, 1e3),
-        clock=True,
-    ),
-    "LLMServingSim": Requests(
-        *("queued_ts", "input_toks", "output_toks", "first_token_ts", "last_token_ts"),
-        units=(1.0, 1e3, 1e3),
-        clock=True,
-    ),
-    "AIPerf": Requests(
-        "metadata.request_start_ns",
-        *TOKENS,
-        *("metrics.time_to_first_token.value", "metrics.request_latency.value"),
-        units=(1e-9, 1.0, 1.0),
-        warmup=("metadata.benchmark_phase", "warmup"),
-    ),
-}
-"""Clients that write a row for each request, and their columns."""
+@cache
+def requests_forms() -> Mapping[str, Requests]:
+    """Return how clients write a row for each request, by their names."""
+    text = Path(__file__).with_name("requests.csv").read_text(encoding="utf-8")
+    return {row.pop("client"): Requests(**row) for row in csv.DictReader(text.splitlines())}
 
 
 def _of_csv(path: Path, text: str) -> Iterator[MeasuredRun]:
@@ -222,7 +195,8 @@ def _of_csv(path: Path, text: str) -> Iterator[MeasuredRun]:
     rows: list[Json] = [
         dict(zip(map(str, table), row, strict=True)) for row in table.to_numpy().tolist()
     ]
-    form = next((form for form in REQUESTS.values() if rows and form.tells(rows[0])), None)
+    forms = requests_forms().values()
+    form = next((form for form in forms if rows and form.tells(rows[0])), None)
     if form is None:
         advice = next((told for words, told in PRINTED.items() if words in text), KNOWN)
         needed = f"no columns {', '.join(COLUMNS)}"
@@ -251,9 +225,6 @@ def _beside(path: Path) -> tuple[float, Floats] | tuple[()]:
     return float(run["duration_s"]), np.array([gap for gaps in run["itls_ms"] for gap in gaps])
 
 
-# -- a run an object ------------------------------------------------------------------------------
-
-
 def _of_guidellm(label: str, data: Json) -> Iterator[MeasuredRun]:
     """Read a report of GuideLLM; its `requests` are the successful ones."""
     for index, benchmark in enumerate(_list(data, "benchmarks")):
@@ -261,9 +232,8 @@ def _of_guidellm(label: str, data: Json) -> Iterator[MeasuredRun]:
         others = (_at(benchmark, f"requests.{kind}") for kind in ("errored", "incomplete"))
         lost = sum(len(other) for other in others if isinstance(other, list))
         doubts = [f"{lost} requests failed or were cut off, and are left out"] if lost else []
-        form = next(
-            (f for f in GUIDELLM if any(_at(row, f.arrival_s) for row in rows)), GUIDELLM[0]
-        )
+        newer, older = (requests_forms()[name] for name in ("GuideLLM", "GuideLLM, older"))
+        form = newer if any(_at(row, newer.arrival_s) for row in rows) else older
         if rows:
             yield run_of(f"{label} {index + 1}", form.read(rows), doubts=doubts)
 

@@ -16,12 +16,12 @@ import pandas as pd
 
 from evenflow.config.build import model_of
 from evenflow.config.costs import MEASURED_COSTS
-from evenflow.config.run import RunConfig, with_
+from evenflow.config.run import RunConfig
+from evenflow.config.yaml_file import Patch
 from evenflow.errors import UsageError, instead_of
-from evenflow.experiments.reproduce import GROUP, Entry, MeasuredCase, cases_of
+from evenflow.experiments.reproduce import GROUP, Entry, MeasuredCase, cases_of, simulated
 from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import markdown_table, percent, write_table
-from evenflow.study.points import Point
 from evenflow.study.trials import How
 
 COMPARED = ("mean_tpot_ms", "output_throughput")
@@ -66,10 +66,8 @@ class Scored(Shown):
             parts += [(str(name), rows) for name, rows in self.compared.groupby(axis, sort=False)]
         for name, rows in parts:
             for odd, part in rows.groupby("odd", sort=False):
-                yield ["odd" if odd else "even", name, str(len(part)), *map(_off, self._of(part))]
-
-    def _of(self, rows: pd.DataFrame) -> list[pd.Series]:
-        return [rows[kind].abs() for kind in self.kinds]
+                offs = [_off(part[kind].abs()) for kind in self.kinds]
+                yield ["odd" if odd else "even", name, str(len(part)), *offs]
 
 
 def _off(errors: pd.Series) -> str:
@@ -91,48 +89,32 @@ def score(
             raise UsageError(
                 f"--costs: no measured costs {kind}; {instead_of(kind, MEASURED_COSTS)}"
             )
+
+    def patches(config: RunConfig) -> list[Patch]:
+        costs: Any = config.costs
+        same = {"framework": costs.framework}
+        return [{} if costs.kind == kind else {"costs": {"kind": kind, **same}} for kind in kinds]
+
     with TemporaryDirectory() as scratch:
-        every = (enumerate(cases_of(each, data, Path(scratch), overrides)) for each in entries)
-        cases = [pair for of in every for pair in of if pair[1].config.costs.kind in MEASURED_COSTS]
+        every = (cases_of(each, data, Path(scratch), overrides) for each in entries)
+        cases = [case for of in every for case in of if case.config.costs.kind in MEASURED_COSTS]
         if not cases:
             raise UsageError(f"{data}: no runs of entries with costs among {', '.join(kinds)}")
-        rows: list[tuple[dict[str, Any], list[Point]]] = [
-            ({}, [Point(_priced(case.config, kind), Path()) for kind in kinds]) for _, case in cases
-        ]
-        with how.simulator("reproduce", len(kinds) * len(rows)) as simulator:
-            trials = simulator.trials_of(rows)
-    pairs = [*zip(cases, trials, strict=True)]
-    failures = {case.measured.label: trial.errors[0] for (_, case), trial in pairs if trial.errors}
+        pairs, failures = simulated(cases, patches, how)
     table = [
-        {**_labels(case), "odd": index % 2 == 1, "metric": metric, "measured": measured}
+        {**_labels(case), "odd": case.number % 2 == 1, "metric": metric, "measured": measured}
         | {kind: v / measured - 1 for kind, v in zip(kinds, trial.values(metric), strict=True)}
-        for (index, case), trial in pairs
-        if not trial.errors
-        for metric, measured in _measured(case)
+        for case, trial in pairs
+        for metric in case.entry.keys.metrics
+        if (measured := case.measured.metrics.get(metric)) is not None
     ]
-    if not table:
-        raise UsageError(
-            f"no run can be compared, the first because: {next(iter(failures.values()))}"
-        )
     return Scored(kinds, pd.DataFrame(table), failures)
-
-
-def _priced(config: RunConfig, kind: str) -> RunConfig:
-    """Return a run with another kind of costs, of the same framework."""
-    costs: Any = config.costs
-    same = {"kind": kind, "framework": costs.framework}
-    return config if costs.kind == kind else with_(config, {"costs": same})
 
 
 def _labels(case: MeasuredCase) -> dict[str, str]:
     model = model_of(case.config, Path())
     assert model is not None
     return {**case.labels, "family": model.family, "precision": model.quantization or "16 bits"}
-
-
-def _measured(case: MeasuredCase) -> Iterator[tuple[str, float]]:
-    known = case.measured.metrics
-    yield from ((metric, known[metric]) for metric in case.entry.keys.metrics if metric in known)
 
 
 def write(folder: Path, found: Scored) -> None:

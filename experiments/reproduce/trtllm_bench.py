@@ -91,8 +91,11 @@ def of_perf_overview(table: pd.DataFrame) -> Iterator[MeasuredRun]:
         }
         if spec is not None:
             layout, lengths = (ranks * groups, stages), (isl, osl)
-            weights = _weight_bytes(str(row["dtype"]))
-            settings = tuned(spec, gpu(str(row["gpu"])).memory_gb, weights, layout, lengths)
+            dtype = str(row["dtype"])
+            if dtype not in WEIGHT_BYTES:
+                raise UsageError(f"dtype {dtype} of a row; {instead_of(dtype, WEIGHT_BYTES)}")
+            memory_gb = gpu(str(row["gpu"])).memory_gb
+            settings = tuned(spec, memory_gb, WEIGHT_BYTES[dtype], layout, lengths)
             run |= {f"scheduler.{key}": value for key, value in settings._asdict().items()}
         requests = pd.DataFrame({"arrival_s": [0.0] * int(row["requests"])})
         words = layout_words(ranks, groups, stages)
@@ -127,12 +130,6 @@ def of_static_batches(table: pd.DataFrame) -> Iterator[MeasuredRun]:
             },
             facts={str(name): value for name, value in row.items()},
         )
-
-
-def _weight_bytes(dtype: str) -> float:
-    if dtype not in WEIGHT_BYTES:
-        raise UsageError(f"dtype {dtype} of a row; {instead_of(dtype, WEIGHT_BYTES)}")
-    return WEIGHT_BYTES[dtype]
 
 
 def _known(name: str) -> ModelSpec | None:

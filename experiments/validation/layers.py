@@ -225,9 +225,6 @@ def drawn_link(link: TransferLink, transfers: Transfers, seed: int) -> TimedLink
     return TimedLink(bytes_per_token=link.bytes_per_token, takes=takes)
 
 
-# -- structure ------------------------------------------------------------------------------------
-
-
 class Structure(NamedTuple):
     """A run, and the same simulated from its own times. `parted_at`: the first micro-batch with
     another decision, of a pool's own.
@@ -324,9 +321,6 @@ def same_batches(one: RunResult, other: RunResult) -> float:
     return float(same.sum()) / most if most else 1.0
 
 
-# -- costs ----------------------------------------------------------------------------------------
-
-
 class Priced(NamedTuple):
     """Predicted costs of each micro-batch of a run, [m, depth] in seconds, and its tokens, padding
     included, [m]."""
@@ -407,9 +401,6 @@ def repeat_errors(shapes: np.ndarray, measured_s: Floats) -> Floats:
     by_shape = pd.Series(measured_s).groupby(list(shapes.T))
     apart = (measured_s / by_shape.transform("median") - 1).abs()
     return np.asarray(apart[by_shape.transform("size") > 1])
-
-
-# -- end to end -----------------------------------------------------------------------------------
 
 
 def compared(

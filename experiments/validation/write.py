@@ -78,9 +78,6 @@ def _as_markdown(table: Table) -> str:
     return f"{table.title}:\n\n{markdown_table(table.heads, table.rows, right=True)}"
 
 
-# -- tables ---------------------------------------------------------------------------------------
-
-
 def overview(validations: Sequence[Found]) -> Table:
     """Return the errors of several validations, a line for each layer of each."""
     rows = []
@@ -269,7 +266,9 @@ def _structure(found: Found) -> Table:
     """Give each run its column; the share of equal micro-batches first."""
     layers = found["structure"]
     rows = [_shares("equal micro-batches", (layer["same_micro_batches"] for layer in layers))]
-    rows.append(["first that differs", *map(_first_difference, layers)])
+    parted = ((layer["parted_at"], layer["micro_batches"]) for layer in layers)
+    first = ("none" if at is None else f"{at} of {count}" for at, count in parted)
+    rows.append(["first that differs", *first])
     for metric in found["end_to_end"]:
         if not metric.startswith(("p50", "p90")):
             errors = (layer["metrics"].get(metric) for layer in layers)
@@ -285,11 +284,6 @@ def _structure(found: Found) -> Table:
         run, replica = divmod(column, replicas)
         heads.append(f"run {run + 1}" + (f", replica {replica}" if replicas > 1 else ""))
     return Table(heads, rows, title="Structure: each run simulated from its own times")
-
-
-def _first_difference(layer: Found) -> str:
-    parted = layer["parted_at"]
-    return "none" if parted is None else f"{parted} of {layer['micro_batches']}"
 
 
 def _costs(found: Found) -> Table:
@@ -330,9 +324,6 @@ def _words(metric: str) -> str:
         return words
     statistic, name, _ = metric.split("_")
     return f"{name.upper()} {statistic if statistic == 'mean' else statistic.upper()} (ms)"
-
-
-# -- the figure -----------------------------------------------------------------------------------
 
 
 def draw_validation(validation: Validation, title: str) -> Figure:

@@ -6,6 +6,7 @@ engine here has not (prefix caches of several tiers, adapters) is left out.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -39,7 +40,7 @@ METRICS: Final[tuple[tuple[Any, str, str, tuple[float, ...]], ...]] = (
     (Counter, "vllm:num_preemptions_total", "Requests preempted so far.", ()),
     (Gauge, "evenflow:kv_pages_free", "KV pages that nothing holds.", ()),
     (Gauge, "evenflow:kv_pages_total", "KV pages in all.", ()),
-    (Counter, "vllm:prompt_tokens_total", "Prompt tokens of the requests admitted so far.", ()),
+    (Counter, "vllm:prompt_tokens_total", "Prompt tokens of requests that have a token.", ()),
     (Counter, "vllm:generation_tokens_total", "Tokens generated so far.", ()),
     (Histogram, "vllm:time_to_first_token_seconds", "From arrival to the first token.", FIRST_S),
     (Histogram, "vllm:inter_token_latency_seconds", "Between two tokens of a request.", GAP_S),
@@ -50,6 +51,15 @@ METRICS: Final[tuple[tuple[Any, str, str, tuple[float, ...]], ...]] = (
     (Histogram, "vllm:request_generation_tokens", "Tokens that finished requests got.", TOKENS),
 )
 PREEMPTIONS: Final = "vllm:num_preemptions_total"
+
+
+class Timed:
+    """The tokens of one request, and when they came; it arrives now."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.tokens = 0
+        self.arrival_s = self.first_s = self.last_s = time.monotonic()
 
 
 class Counted:
@@ -64,45 +74,48 @@ class Counted:
             more: dict[str, Any] = {"buckets": bounds} if bounds else {}
             metric = kind(name, words, tuple(labels), registry=self.registry, **more)
             self._of[name] = metric.labels(**labels)
-        ends = (*labels, "finished_reason")
+        names = (*labels, "finished_reason")
         ended = Counter(
-            "vllm:request_success", "Requests that ended.", ends, registry=self.registry
+            "vllm:request_success", "Requests that ended.", names, registry=self.registry
         )
         reasons = ("stop", "length", "abort")
         self.finished = {each: ended.labels(**labels, finished_reason=each) for each in reasons}
         self._preemptions = 0.0
 
-    def admit(self, prompt_tokens: int) -> None:
-        """Count a request that is served."""
-        self._of["vllm:prompt_tokens_total"].inc(prompt_tokens)
-
-    def token(self, since_arrival_s: float, since_last_s: float | None) -> None:
-        """Count a token, with seconds since the arrival and the token before (None: the first)."""
+    def token(self, request: Timed, reason: str | None) -> None:
+        """Count a token that comes now; `reason` comes with the last one."""
+        now_s = time.monotonic()
         self._of["vllm:generation_tokens_total"].inc()
-        if since_last_s is None:
-            self._of["vllm:time_to_first_token_seconds"].observe(since_arrival_s)
+        if not request.tokens:
+            request.first_s = now_s
+            self._of["vllm:prompt_tokens_total"].inc(request.prompt_tokens)
+            self._of["vllm:time_to_first_token_seconds"].observe(now_s - request.arrival_s)
         else:
-            self._of["vllm:inter_token_latency_seconds"].observe(since_last_s)
+            self._of["vllm:inter_token_latency_seconds"].observe(now_s - request.last_s)
+        request.last_s = now_s
+        request.tokens += 1
+        if reason is not None:
+            self._end(request, reason)
 
-    def end(
-        self, reason: str, first_s: float, whole_s: float, prompt_tokens: int, tokens: int
-    ) -> None:
-        """Count a request at its end: seconds to its first and its last token, and its tokens."""
+    def _end(self, request: Timed, reason: str) -> None:
+        decoding_s = request.last_s - request.first_s
         self.finished[reason].inc()
-        if tokens > 1:
-            each_s = (whole_s - first_s) / (tokens - 1)
+        if request.tokens > 1:
+            each_s = decoding_s / (request.tokens - 1)
             self._of["vllm:request_time_per_output_token_seconds"].observe(each_s)
-        self._of["vllm:e2e_request_latency_seconds"].observe(whole_s)
-        self._of["vllm:request_decode_time_seconds"].observe(whole_s - first_s)
-        self._of["vllm:request_prompt_tokens"].observe(prompt_tokens)
-        self._of["vllm:request_generation_tokens"].observe(tokens)
+        self._of["vllm:e2e_request_latency_seconds"].observe(request.last_s - request.arrival_s)
+        self._of["vllm:request_decode_time_seconds"].observe(decoding_s)
+        self._of["vllm:request_prompt_tokens"].observe(request.prompt_tokens)
+        self._of["vllm:request_generation_tokens"].observe(request.tokens)
 
-    def exposition(self, driver: Mapping[str, float]) -> bytes:
-        """Return all that is counted, and what the driver counts, as Prometheus reads it."""
-        gauges = {**driver}
-        preemptions = gauges.pop(PREEMPTIONS)
-        self._of[PREEMPTIONS].inc(preemptions - self._preemptions)
-        self._preemptions = preemptions
-        for name, value in gauges.items():
-            self._of[name].set(value)
+    def gauges(self, values: Mapping[str, float]) -> None:
+        """Take over what the driver counts."""
+        grown = values[PREEMPTIONS] - self._preemptions
+        self._preemptions += grown
+        self._of[PREEMPTIONS].inc(grown)
+        for name in values.keys() - {PREEMPTIONS}:
+            self._of[name].set(values[name])
+
+    def exposition(self) -> bytes:
+        """Return all that is counted, as Prometheus reads it."""
         return generate_latest(self.registry)

@@ -1,18 +1,17 @@
 """A server of the real runtime: HTTP in a separate process, driver and clients in this one.
 
-Messages between both processes are JSON arrays, a name first; many at a time go to the HTTP server.
+Messages are tuples, a name first; many at a time go to the HTTP server.
 Knows the order in which they start and end, requests and their tokens; no text, no HTTP and no
 configuration.
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -24,11 +23,9 @@ from evenflow.core.batcher import Batcher
 from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError, require_package
 from evenflow.runtime.driver import Driver
-from evenflow.runtime.front import LiveFront
-from evenflow.runtime.http.answers import Generation, Serving
+from evenflow.runtime.http import FAILED_S, Serving
 from evenflow.runtime.pipeline import WorkerPipeline, ended_error
 from evenflow.runtime.tokens import Text
-from evenflow.runtime.wire import Draw
 from evenflow.types import Prefix, Request
 
 if TYPE_CHECKING:
@@ -37,9 +34,6 @@ if TYPE_CHECKING:
 Word = tuple[Any, ...]
 
 START_LIMIT_S = 60.0
-FAILED_S = 1.0
-"""How long a server that has failed still says so before it is gone."""
-
 END_LIMIT_S = 6.0
 """How long the HTTP server may take to end: its clients may have things to read."""
 
@@ -48,17 +42,14 @@ STOPPING = "the server is stopping"
 
 def listening(host: str, port: int) -> socket.socket:
     """Return a socket bound to an address; UsageError if it cannot be had."""
-    for module in ("fastapi", "prometheus_client", "uvicorn"):
-        require_package(module, "a server", "fastapi prometheus-client uvicorn")
+    for module in ("starlette", "prometheus_client", "uvicorn"):
+        require_package(module, "a server", "starlette prometheus-client uvicorn")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        kind, how = socket.SOCK_STREAM, socket.AI_PASSIVE
-        family, *_, address = socket.getaddrinfo(host, port, type=kind, flags=how)[0]
+        return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise UsageError(f"--host {host}: {error.strerror}") from None
-    try:
-        return socket.create_server(address, family=family)
-    except OSError as error:
-        raise UsageError(f"--port {port} on {host}: {os.strerror(error.errno or 0)}") from None
+        words = str(error.strerror).partition(" (while")[0]
+        raise UsageError(f"--port {port} on {host}: {words}") from None
 
 
 @dataclass(slots=True)
@@ -67,137 +58,129 @@ class _Asked:
 
     text: Text
     left: int
-    end_ids: frozenset[int]
     stopped: bool = False
 
 
 class Clients:
-    """Takes requests from a front end at the other end of `channel`, and gives it their tokens.
+    """The front of a driver, by what the HTTP server at the other end of `channel` says.
 
-    `end_ids` end an answer. `knows_prefixes`: a request says what its prompt begins with, for a
-    prefix cache. `gauges` are for /metrics. `lost` is called, by another thread, when the front end
-    is gone, with why if it could say so.
+    `knows_prefixes`: a request says what its prompt begins with, for a prefix cache. `gauges` are
+    for /metrics. `lost` is called when the HTTP server is gone, with why if it could say so.
     """
 
     def __init__(
         self,
         channel: Connection,
-        end_ids: frozenset[int],
         gauges: Callable[[], Mapping[str, float]],
-        lost: Callable[[str | None], None],
+        lost: Callable[..., None],
         *,
         knows_prefixes: bool,
     ) -> None:
-        self.front = LiveFront()
+        self.next_s: float | None = None  # the channel wakes the driver
+        self.origin_s = 0.0
         self._channel = channel
-        self._end_ids = end_ids
         self._gauges = gauges
-        self._lost = lost
+        self._measured: Mapping[str, float] = {}
         self._knows_prefixes = knows_prefixes
+        self._open = True
         self._asked: dict[int, _Asked] = {}
-        self._news: SimpleQueue[Word | None] = SimpleQueue()
+        self._left: list[int] = []
+        self._words: list[Word] = []
+        self._news: SimpleQueue[list[Word]] = SimpleQueue()
+        self._lost = lost
+        Thread(target=self._send, name="clients", daemon=True).start()
 
-    def start(self) -> None:
-        """Start the threads that receive and send messages."""
-        for work in (self._hear, self._send):
-            Thread(target=work, name=f"clients{work.__name__}", daemon=True).start()
+    # -- what a driver asks its front ------------------------------------------------------------
+
+    def __bool__(self) -> bool:
+        return self._open
+
+    def due(self, now_s: float) -> Request | None:
+        """Tell the news of this instant; return a request that has come, if there is one."""
+        if (gauges := self._gauges()) != self._measured or self._words:
+            self._measured = gauges
+            self.tell("gauges", gauges)
+        try:
+            while self._channel.poll():
+                name, *values = self._channel.recv()
+                if name == "submit":
+                    return self._submit(*values)
+                if name == "withdraw":
+                    self._left += values
+                elif name == "stop":
+                    self._stop(*values)
+                elif name == "broken":
+                    self._lost(*values)
+        except (EOFError, OSError):
+            self._lost()
+        return None
+
+    def withdrawn(self) -> Iterator[int]:
+        """Iterate over the requests whose clients have left."""
+        while self._left:
+            request_id = self._left.pop(0)
+            self._asked.pop(request_id, None)
+            yield request_id
+
+    def left(self, count: int) -> None:
+        """Note that `count` requests have ended."""
+
+    def close(self, why: str) -> None:
+        """Let no more requests in; a signal handler may call it."""
+        self._open = False
+        self._news.put([("close", why)])
+
+    # -- what it tells the clients ---------------------------------------------------------------
 
     def tell(self, *word: Any) -> None:
-        """Send the front end a message, in order; any thread may call it."""
-        self._news.put(word)
+        """Send the HTTP server all words so far, and this one."""
+        self._news.put([*self._words, word])
+        self._words.clear()
 
-    def stop_telling(self) -> None:
-        """Stop sending messages."""
-        self._news.put(None)
+    def _send(self) -> None:
+        """Send messages, in a thread: the driver waits for no HTTP server that is busy."""
+        with suppress(OSError):  # it is gone, as the driver is about to hear
+            while True:
+                self._channel.send(self._news.get())
 
-    # -- the driver's thread --------------------------------------------------------------------
-
-    def added(self, request_id: int, refusal: str | None) -> None:
-        """Note that a request is admitted, or why it never can be."""
-        if refusal is not None:
-            self._asked.pop(request_id, None)
-        self.tell("added", request_id, refusal)
+    def refused(self, request_id: int, why: str) -> None:
+        """Tell why a request never can be served."""
+        del self._asked[request_id]
+        self._words.append(("refused", request_id, why))
 
     def given_up(self, request_id: int) -> None:
-        """Note that the policy ended a request early."""
+        """Tell that the policy ended a request early."""
         if self._asked.pop(request_id, None) is not None:
-            self.tell("given_up", request_id)
+            self._words.append(("given_up", request_id))
 
     def token(self, request_id: int, token: int) -> bool:
         """Hand out a token; say whether the request ends here, though more might be allowed.
 
-        A stop string is found by the front end: the request ends with the next token after that.
+        A stop string is found by the HTTP server: the request ends with the next token after that.
         """
-        asked = self._asked.get(request_id)
-        if asked is None:
+        if (asked := self._asked.get(request_id)) is None:
             return False
         asked.left -= 1
-        ends = asked.stopped or token in asked.end_ids
-        if ends or not asked.left:
-            self._asked.pop(request_id, None)
+        ends = token in asked.text.stop_ids
+        reason = "stop" if ends else None if asked.left else "length"
+        if reason or asked.stopped:
+            del self._asked[request_id]
         if not asked.stopped:
-            self.tell("token", request_id, token)
-        return ends
+            self._words.append(("token", request_id, token, reason))
+        return ends or asked.stopped
 
     def text_of(self, request: Request) -> Text:
         """Return a request's text for workers: the prompt, and how its tokens are drawn."""
-        asked = self._asked.get(request.request_id)
-        if asked is None:  # its client has left, and the driver is about to hear of it
-            return Text([0] * request.prompt_tokens)
-        return asked.text
+        return self._asked[request.request_id].text
 
-    # -- threads of their own -------------------------------------------------------------------
-
-    def _send(self) -> None:
-        """Send queued messages, all at a time, until sending stops."""
-        words: list[Word | None] = []
-        while not words or words[-1] is not None:
-            words.append(self._news.get())
-            if words[-1] is None or self._news.empty():
-                told = [word for word in words if word is not None]
-                try:
-                    self._channel.send_bytes(json.dumps(told, separators=(",", ":")).encode())
-                except OSError:  # it is gone, and the receiving thread says so
-                    return
-                del words[: len(told)]
-
-    def _hear(self) -> None:
-        """Apply the front end's messages until it is gone."""
-        heard: dict[str, Callable[..., None]] = {
-            "submit": self._submit,
-            "withdraw": self._withdraw,
-            "stop": self._stop,
-            "gauges": lambda: self.tell("gauges", self._gauges()),
-        }
-        try:
-            while True:
-                name, *values = json.loads(self._channel.recv_bytes())
-                if name == "broken":
-                    return self._lost(*values)
-                heard[name](*values)
-        except (EOFError, OSError):
-            self._lost(None)
-
-    def _submit(self, request_id: int, arrival_s: float, told: Mapping[str, Any]) -> None:
-        asked = Generation(**told)
-        ids, most = asked.prompt_ids, asked.max_tokens
-        how = asked.temperature, asked.top_k, asked.top_p, asked.seed
-        draw = Draw(request_id, *how) if asked.temperature else None
-        end_ids = frozenset[int]() if asked.ignore_eos else self._end_ids
-        self._asked[request_id] = _Asked(Text(ids, draw), most, end_ids)
+    def _submit(self, request: Request, text: Text) -> Request:
+        self._asked[request.request_id] = _Asked(text, request.output_tokens)
+        ids, arrival_s = text.prompt_ids, request.arrival_s - self.origin_s
         prefix = Prefix(tuple(ids), 1, len(ids)) if self._knows_prefixes else None
-        priority = asked.priority
-        self.front.submit(
-            Request(request_id, arrival_s, len(ids), most, prefix=prefix, priority=priority)
-        )
-
-    def _withdraw(self, request_id: int) -> None:
-        self._asked.pop(request_id, None)
-        self.front.withdraw(request_id)
+        return replace(request, arrival_s=arrival_s, prefix=prefix)
 
     def _stop(self, request_id: int) -> None:
-        asked = self._asked.get(request_id)
-        if asked is not None:
+        if (asked := self._asked.get(request_id)) is not None:
             asked.stopped = True
 
 
@@ -213,10 +196,8 @@ class LiveServer:
         host, port = bound.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._bound = bound
-        self._failure: str | None = None
-        self._broken: str | None = None
-        self._failed_s = 0.0
-        self._clients: Clients | None = None
+        self._failure: str | None = None  # what clients are told, once no more comes
+        self._broken: str | None = None  # why there are none, if the HTTP server ended by itself
         self._process: BaseProcess | None = None
 
     def open(
@@ -234,105 +215,75 @@ class LiveServer:
         """
         spawn = multiprocessing.get_context("spawn")
         channel, theirs = spawn.Pipe()
-        clients = self._clients = Clients(
-            channel,
-            self.serving.codec.end_ids,
-            gauges=partial(_gauges, engines),
-            lost=lambda why: self._lost(driver, why),
-            knows_prefixes=engines[0].kv.keeps,
-        )
+        rules, keeps = EngineRules.of(engines[0].scheduler), engines[0].kv.keeps
+        gauges = partial(_gauges, engines)
+        clients = Clients(channel, gauges, self._lost, knows_prefixes=keeps)
+        self._clients = clients
 
         def heard(request_id: int, token: int) -> bool:
             if on_token is not None:
                 on_token(request_id, token)
             return clients.token(request_id, token)
 
-        driver = drive(
+        self._driver = drive(
             text_of=clients.text_of if speaks else None,
-            front=clients.front,
-            on_added=clients.added,
+            front=clients,
+            on_refused=clients.refused,
             on_given_up=clients.given_up,
             on_token=heard,
         )
-        pipeline.watch(clients.front.fileno())
-        self.serving = replace(
-            self.serving,
-            max_model_len=engines[0].max_model_len,
-            by_priority=EngineRules.of(engines[0].scheduler).by_priority,
-            origin_s=driver.origin_s,
-        )
-        told = (self.serving, self._bound, theirs)
+        clients.origin_s = self._driver.origin_s
+        pipeline.watch(channel.fileno())
+        most, orders = engines[0].max_model_len, rules.by_priority
+        serving = replace(self.serving, max_model_len=most, by_priority=orders)
+        told = serving, self._bound, theirs
         self._process = spawn.Process(
             target=_serve_clients, args=told, name="the HTTP server", daemon=True
         )
         self._process.start()
         theirs.close()
         self._bound.close()
-        if (why := self._does_not_start(channel)) is not None:
-            raise UsageError(f"the HTTP server does not start: {why}")
-        clients.start()
+        channel.poll(START_LIMIT_S)  # until it has started, or says why it cannot
         self.on_open()
-        return driver
+        return self._driver
 
     def drain(self) -> None:
         """Refuse new clients; the connected ones are served."""
-        assert self._clients is not None
-        self._clients.tell("close", STOPPING)
-        self._clients.front.close()
+        self._clients.close(STOPPING)
 
-    def ended(self, driver: Driver, failure: str | None) -> str | None:
+    def ended(self, failure: str | None) -> str | None:
         """Tell the remaining clients that nothing more comes, and why.
 
         Return `failure`, or why there are no clients any more.
         """
         failure = failure or self._broken
-        self._failure, self._failed_s = failure or STOPPING, time.monotonic()
-        driver.abandon(self._failure)
-        assert self._clients is not None
+        self._failure = failure or STOPPING
+        self._driver.abandon(self._failure)
         self._clients.tell("fail", self._failure)
-        if failure is None:
-            self._failed_s -= FAILED_S
         return failure
 
     def close(self) -> None:
-        """End the HTTP server; after an error, its clients do not know of the end yet."""
-        clients, process = self._clients, self._process
-        if clients is None:
+        """End the HTTP server, which says for a while why it has failed, if it has."""
+        if self._process is None:
             return
-        clients.tell("fail", self._failure or STOPPING)
-        if process is not None:
-            if self._broken is None:
-                time.sleep(max(0.0, self._failed_s + FAILED_S - time.monotonic()))
-            clients.tell("exit")
-            clients.stop_telling()
-            process.join(END_LIMIT_S)
-            process.kill()
-            process.join()
-        clients.front.release()
+        self._clients.tell("fail", self._failure or STOPPING)
+        if self._failure not in (None, STOPPING, self._broken):
+            time.sleep(FAILED_S)
+        self._clients.tell("exit")
+        self._process.join(END_LIMIT_S)
+        self._process.kill()
+        self._process.join()
 
-    def _does_not_start(self, channel: Connection) -> str | None:
-        """Wait until the HTTP server has started; return why it does not."""
-        if not channel.poll(START_LIMIT_S):
-            return f"nothing heard of it for {START_LIMIT_S:g} s"
-        try:
-            _, *why = json.loads(channel.recv_bytes())
-        except (EOFError, OSError):
-            return self._how_it_ended()
-        return why[0] if why else None
-
-    def _lost(self, driver: Driver, why: str | None) -> None:
-        """Note that the HTTP server is gone; if unasked, no client can be answered any more."""
-        if self._failure is None:
-            self._broken = self._how_it_ended() if why is None else f"the HTTP server ended: {why}"
-            driver.quit()
-
-    def _how_it_ended(self) -> str:
+    def _lost(self, why: str | None = None) -> None:
+        """Note that the HTTP server is gone: no client can be answered any more."""
         assert self._process is not None
-        return str(ended_error(self._process))
+        ended = str(ended_error(self._process)) if why is None else f"the HTTP server ended: {why}"
+        self._broken = self._broken or ended
+        self._driver.quit()
 
 
 def _gauges(engines: Sequence[Batcher]) -> Mapping[str, float]:
-    """Return the sums of the engines' counters. Another thread reads them, one after the other."""
+    """Return the sums of the engines' counters."""
     queues, pools = [each.queues for each in engines], [each.pool for each in engines]
     free, total = sum(pool.free_pages for pool in pools), sum(pool.total_pages for pool in pools)
     return {
@@ -346,11 +297,10 @@ def _gauges(engines: Sequence[Batcher]) -> Mapping[str, float]:
 
 
 def _serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -> None:
-    """Run the HTTP server's process: it alone needs FastAPI."""
     try:
         from evenflow.runtime.http.server import serve_clients
 
         serve_clients(serving, bound, channel)
     except Exception as error:
-        channel.send_bytes(json.dumps(["broken", f"{type(error).__name__}: {error}"]).encode())
+        channel.send(("broken", f"{type(error).__name__}: {error}"))
         raise SystemExit(1) from None

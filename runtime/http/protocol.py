@@ -1,59 +1,80 @@
 """The wire format of OpenAI's completions and chats: requests and answers.
 
 Knows no requests that are being served. A parameter that would change an answer and is not
-supported is refused, never ignored.
+supported is refused, never ignored: of those, only values that change nothing are in the models.
 """
 
 from __future__ import annotations
 
-import json
+import random
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from evenflow.errors import UsageError
-from evenflow.runtime.http.answers import Delta, Generation, ServiceError
 from evenflow.runtime.http.text import Codec
+from evenflow.runtime.wire import Draw
 
-WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "logprobs": (None,),
-    "suffix": (None, ""),
-    "logit_bias": (None, {}),
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "min_p": (None, 0),
-}
-"""Parameters that are known and not supported, and the values with which they change nothing."""
-
-TokenId = Annotated[int, Field(ge=0, strict=True)]
-MOST_STOP_STRINGS = 4
 MOST = 10**9
 """Of tokens, or of choices for one: above it is a slip, and results count in machine words."""
-MaxTokens = Annotated[int, Field(ge=1, le=MOST)]
 SEEDS = 2**63
 
+TokenId = Annotated[int, Field(ge=0)]
+MaxTokens = Annotated[int, Field(ge=1, le=MOST)]
+Zero = Annotated[float, Field(ge=0, le=0)]
+One = Annotated[float, Field(ge=1, le=1)]
+Stops = Annotated[
+    list[Annotated[str, Field(min_length=1)]],
+    Field(max_length=4),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+]
 
-WITHOUT_EFFECT_IN_CHATS: Mapping[str, tuple[Any, ...]] = {
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
-    "tools": (None, []),
-    "tool_choice": (None, "auto", "none"),
-    "response_format": (None, {"type": "text"}),
-}
-"""The same of chats only."""
+
+class ServiceError(Exception):
+    """A request cannot be served, and the HTTP status and OpenAI error code that say so.
+
+    `param` is the parameter that is wrong, if one is.
+    """
+
+    def __init__(
+        self, message: str, status: int, code: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+class Delta(NamedTuple):
+    """A token's addition to the answer number `choice`; `finish_reason` with the last one."""
+
+    choice: int
+    text: str
+    finish_reason: str | None
 
 
 class Strict(BaseModel):
-    """A model that refuses unknown parameters, and text in place of numbers."""
+    """A model that refuses unknown parameters, and text in place of numbers; null is nothing."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None}
 
 
 class StreamOptions(Strict):
@@ -67,17 +88,14 @@ class StreamOptions(Strict):
 
 
 class CompletionBody(Strict):
-    """The parameters that both kinds of call share.
+    """The parameters that both kinds of call share; `ignore_eos`, `top_k`, `priority` are vLLM's.
 
-    `ignore_eos`, `top_k` and `priority` are as vLLM has them. An answer's id begins with `prefix`;
-    `names` are those of a whole answer and of a chunk of a stream. `opening`: what a choice of a
-    stream begins with, None: nothing.
+    An answer's id begins with `prefix`; `names` are those of a whole answer and of a chunk of a
+    stream.
     """
 
-    without_effect: ClassVar[Mapping[str, tuple[Any, ...]]] = WITHOUT_EFFECT
     prefix: ClassVar[str]
     names: ClassVar[tuple[str, str]]
-    opening: ClassVar[dict[str, Any] | None] = None
 
     model: str | None = None
     max_tokens: MaxTokens | None = None
@@ -85,78 +103,54 @@ class CompletionBody(Strict):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=MOST)] = 0
     seed: Annotated[int, Field(ge=0, lt=SEEDS)] | None = None
-    stop: str | list[str] | None = None
+    stop: Stops = []
     stream: bool = False
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
     priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     user: str | None = None
 
-    @model_validator(mode="before")
+    n: Literal[1] = 1
+    best_of: Literal[1] = 1
+    echo: Literal[False] = False
+    suffix: Literal[""] = ""
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] = {}
+    frequency_penalty: Zero = 0
+    presence_penalty: Zero = 0
+    repetition_penalty: One = 1
+    min_p: Zero = 0
+
+    @field_validator("stream_options")
     @classmethod
-    def _drop_what_changes_nothing(cls, data: object) -> object:
-        if not isinstance(data, dict):
-            return data
-        for name, value in data.items():
-            _require_text(name, value)
-        left = {name: value for name, value in data.items() if value is not None}
-        for name in left.keys() & cls.without_effect.keys():
-            values = cls.without_effect[name]
-            if left[name] not in values:
-                right = f"only {values[-1]} is" if values[-1] is not None else "it is not"
-                raise PydanticCustomError(
-                    "unsupported", "{name}: {right} supported", {"name": name, "right": right}
-                )
-            del left[name]
-        return left
+    def _of_a_stream(cls, options: StreamOptions, info: ValidationInfo) -> StreamOptions:
+        if not info.data.get("stream"):
+            raise PydanticCustomError("unsupported", "only with stream: true")
+        return options
 
-    @model_validator(mode="after")
-    def _check_together(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError("unsupported", "stream_options: only with stream: true")
-        if not all(self.stop_strings) or len(self.stop_strings) > MOST_STOP_STRINGS:
-            raise PydanticCustomError(
-                "unsupported", "stop: up to four strings, none of them empty, are supported"
-            )
-        return self
-
-    @property
-    def stop_strings(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-    def generations(
-        self, prompts: Sequence[list[int]], rng: np.random.Generator, max_model_len: int
-    ) -> list[Generation]:
-        """Return the generation of each prompt, in token ids. Without a seed, one is drawn."""
-        seed = int(rng.integers(SEEDS)) if self.seed is None else self.seed
-        return [
-            Generation(
-                prompt_ids=ids,
-                max_tokens=self.most_tokens(max_model_len - len(ids)),
-                temperature=self.temperature,
-                top_k=max(self.top_k, 0),
-                top_p=self.top_p,
-                seed=seed,
-                stop=self.stop_strings,
-                ignore_eos=self.ignore_eos,
-                priority=self.priority,
-            )
-            for ids in prompts
-        ]
+    def draw(self, request_id: int) -> Draw | None:
+        """Return how a request's tokens are drawn, None: greedily; without a seed, by any."""
+        seed = random.randrange(SEEDS) if self.seed is None else self.seed
+        how = self.temperature, max(self.top_k, 0), self.top_p, seed
+        return Draw(request_id, *how) if self.temperature else None
 
     def answer(
         self, head: Mapping[str, Any], pieces: Sequence[Delta], *, whole: bool
     ) -> dict[str, Any]:
         """Return an answer, `whole` or a chunk of a stream, under `head`: id, created, model."""
-        choices = [_choice(piece, self.holds(piece.text, whole=whole)) for piece in pieces]
+        choices = [
+            {
+                "index": piece.choice,
+                **self.holds(piece.text, whole=whole),
+                "logprobs": None,
+                "finish_reason": piece.finish_reason,
+            }
+            for piece in pieces
+        ]
         return {**head, "object": self.names[not whole], "choices": choices}
 
-    def first(self, head: Mapping[str, Any], choice: int) -> dict[str, Any] | None:
-        """Return the chunk with which a choice of a stream begins; None where it has none."""
-        if self.opening is None:
-            return None
-        choices = [_choice(Delta(choice, "", None), self.opening)]
-        return {**head, "object": self.names[1], "choices": choices}
+    def opening(self, head: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the chunk with which a stream begins, if it has one."""
+        return None
 
     def holds(self, text: str, *, whole: bool) -> dict[str, Any]:
         """Return the fields of a choice that hold a text."""
@@ -171,11 +165,6 @@ class CompletionBody(Strict):
         raise NotImplementedError
 
 
-def _choice(piece: Delta, holds: Mapping[str, Any]) -> dict[str, Any]:
-    reason = {"logprobs": None, "finish_reason": piece.finish_reason}
-    return {"index": piece.choice, **holds, **reason}
-
-
 class CompletionRequest(CompletionBody):
     """The body of /v1/completions."""
 
@@ -183,28 +172,23 @@ class CompletionRequest(CompletionBody):
     names = ("text_completion", "text_completion")
 
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    logprobs: None = None
 
     def most_tokens(self, room: int) -> int:
         return 16 if self.max_tokens is None else self.max_tokens
 
     def prompt_ids(self, codec: Codec) -> list[list[int]]:
-        prompts: Sequence[Any] = [self.prompt] if isinstance(self.prompt, str) else self.prompt
-        if prompts and isinstance(prompts[0], int):
+        prompts: Any = self.prompt
+        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
             prompts = [prompts]
-        if not prompts:
-            raise ServiceError("prompt: is empty", 400, param="prompt")
         prompt_ids: list[list[int]] = []
-        for prompt in prompts:
-            ids = codec.encode(prompt) if isinstance(prompt, str) else prompt
+        for each in prompts or [[]]:
+            ids = codec.encode(each) if isinstance(each, str) else each
             if ids is None:
-                raise ServiceError(
-                    "prompt: text needs a tokenizer.json, in the model's folder or given to the "
-                    "server with --tokenizer; a list of token ids is right without one",
-                    400,
-                    param="prompt",
-                )
+                message = "prompt: text needs a tokenizer.json; --tokenizer, or token ids, is right"
+                raise ServiceError(message, 400, param="prompt")
             _check_ids(codec, ids, "prompt")
-            prompt_ids.append(list(ids))
+            prompt_ids.append(ids)
         return prompt_ids
 
 
@@ -213,6 +197,12 @@ class TextPart(Strict):
 
     type: Literal["text"]
     text: str
+
+
+class TextFormat(Strict):
+    """The form of an answer that is not constrained."""
+
+    type: Literal["text"]
 
 
 class ChatMessage(Strict):
@@ -234,13 +224,21 @@ class ChatMessage(Strict):
 class ChatRequest(CompletionBody):
     """The body of /v1/chat/completions; without a limit an answer may fill what the model has."""
 
-    without_effect = {**WITHOUT_EFFECT, **WITHOUT_EFFECT_IN_CHATS}
     prefix = "chatcmpl"
     names = ("chat.completion", "chat.completion.chunk")
-    opening = {"delta": {"role": "assistant", "content": ""}}
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: MaxTokens | None = None
+    logprobs: Literal[False] = False
+    top_logprobs: Literal[0] = 0
+    tools: Annotated[list[Any], Field(max_length=0)] = []
+    tool_choice: Literal["auto", "none"] = "none"
+    response_format: TextFormat | None = None
+
+    def opening(self, head: Mapping[str, Any]) -> dict[str, Any]:
+        chunk = self.answer(head, [Delta(0, "", None)], whole=False)
+        chunk["choices"][0]["delta"]["role"] = "assistant"
+        return chunk
 
     def holds(self, text: str, *, whole: bool) -> dict[str, Any]:
         if whole:
@@ -268,19 +266,6 @@ def _check_ids(codec: Codec, ids: Sequence[int], param: str) -> None:
         raise ServiceError(f"{param}: {words}", 400, param=param)
 
 
-def _require_text(name: str, value: object) -> None:
-    """Raise for half a character, which JSON can say and no text has, anywhere in a parameter."""
-    told = {"name": ascii(name)[1:-1]}
-    try:
-        json.dumps([name, value], ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError(
-            "unsupported", "{name}: half a character is no text", told
-        ) from None
-    except RecursionError:
-        raise PydanticCustomError("unsupported", "{name}: is nested too deeply", told) from None
-
-
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     """Return the token counts of a call."""
     return {
@@ -295,3 +280,17 @@ def error_body(error: ServiceError) -> dict[str, Any]:
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     told = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
     return {"error": told}
+
+
+def first_of(error: ValidationError) -> ServiceError:
+    """Return the first thing that is wrong with a body, and where."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return ServiceError(f"the body is no JSON: {first['ctx']['error']}", 400)
+    where, words = ".".join(map(str, first["loc"])), first["msg"]
+    if first["type"] == "extra_forbidden":
+        words = "is not supported"
+    elif where.startswith("prompt") and first["type"] != "missing":
+        where = "prompt"
+        words = "a string, a list of token ids, or a list of such prompts is right"
+    return ServiceError(f"{where}: {words}" if where else words, 400, param=where or None)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from evenflow.errors import UsageError
+from evenflow.files import load_tokenizer
 
-TOKENIZER_FILE = "tokenizer.json"
 NO_CHAT = (
     "a chat needs the model's chat template: a tokenizer.json with its tokenizer_config.json "
     "beside it, in the model's folder or given to the server with --tokenizer"
@@ -25,26 +25,26 @@ UNFINISHED = "\ufffd"
 
 
 class Codec:
-    """Both ways between text and tokens; UsageError if the file at `path` is no tokenizer.json.
+    """Both ways between text and tokens, by the tokenizer.json at `path`.
 
     Without one, and for `made_up` tokens, however prompts are read, a token is written as its
-    number and a space, so that a client can read back what it got. `end_ids` end an output and are
-    no text. The model knows token ids below `vocab_size` (None: any).
+    number and a space: most clients time a token by its text, and random tokens have none, or half
+    a character. The model knows token ids below `vocab_size` (None: any); `end_ids` end a text.
     """
 
     def __init__(
         self,
         path: Path | None = None,
-        end_ids: frozenset[int] = frozenset(),
         vocab_size: int | None = None,
+        end_ids: frozenset[int] = frozenset(),
         *,
         made_up: bool = False,
     ) -> None:
-        self.end_ids = end_ids
         self.vocab_size = vocab_size
+        self.end_ids = end_ids
         self._made_up = made_up
         self._path = path
-        self._tokenizer: Any = None if path is None else _tokenizer(path)
+        self._tokenizer: Any = None if path is None else load_tokenizer(path)
 
     def encode(self, text: str) -> list[int] | None:
         """Return the tokens of a prompt; None: there is no tokenizer."""
@@ -86,22 +86,7 @@ class Codec:
         return found
 
     def stream(self) -> TextStream:
-        """Return a stream that turns the tokens of one output into text."""
         return TextStream(None if self._made_up else self._tokenizer)
-
-
-def _tokenizer(path: Path) -> Any:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        hint = "pip install tokenizers"
-        raise UsageError(f"{path}: text needs tokenizers: {hint}") from None
-    if not path.is_file():
-        raise UsageError(f"{path}: no such file; a tokenizer.json is right")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # its Rust side raises nothing narrower
-        raise UsageError(f"{path}: not a tokenizer.json: {error}") from None
 
 
 class TextStream:
@@ -122,7 +107,7 @@ class TextStream:
         if self._tokenizer is None:
             return f"{token} "
         self._ids.append(token)
-        text = self._new_text()
+        text = self.rest()
         if not text or text.endswith(UNFINISHED):
             return ""
         del self._ids[: self._context]
@@ -130,10 +115,9 @@ class TextStream:
         return text
 
     def rest(self) -> str:
-        """Return the remaining text after the last token."""
-        return "" if self._tokenizer is None else self._new_text()
-
-    def _new_text(self) -> str:
+        """Return the text that is not out yet, as it is."""
+        if self._tokenizer is None:
+            return ""
         out = self._tokenizer.decode(self._ids[: self._context])
         whole: str = self._tokenizer.decode(self._ids)
         return whole[len(out) :]
@@ -147,52 +131,25 @@ class StopStrings:
         self._kept = max(map(len, strings), default=1) - 1
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """Return the text that is certain, and whether it ends here."""
+    def push(self, text: str, *, ends: bool = False) -> tuple[str, bool]:
+        """Return the text that is certain, all of it at the end, and whether a string cuts it."""
         self._held += text
         begins = [at for string in self._strings if (at := self._held.find(string)) >= 0]
         if begins:
-            out, self._held = self._held[: min(begins)], ""
-            return out, True
-        certain = max(len(self._held) - self._kept, 0)
+            return self._held[: min(begins)], True
+        certain = len(self._held) if ends else max(len(self._held) - self._kept, 0)
         out, self._held = self._held[:certain], self._held[certain:]
         return out, False
 
-    def rest(self) -> str:
-        """Return the text held back: no more comes."""
-        out, self._held = self._held, ""
-        return out
 
-
-def codec_of(
-    folder: Path | None, tokenizer: Path | None, vocab_size: int | None, *, made_up: bool = False
-) -> Codec:
-    """Return the codec of the model in `folder`: by `tokenizer`, or by its own file.
-
-    Without either it writes numbers, and so it does where tokens are `made_up`. Most clients time a
-    token by its text, and random tokens have none, or half a character. UsageError names a file
-    that cannot be used.
-    """
-    end_ids = frozenset[int]() if folder is None else _end_ids(folder)
-    if tokenizer is None and folder is not None and (folder / TOKENIZER_FILE).is_file():
-        tokenizer = folder / TOKENIZER_FILE
-    return Codec(tokenizer, end_ids, vocab_size, made_up=made_up)
-
-
-def _end_ids(folder: Path) -> frozenset[int]:
-    """Return the end-of-sequence tokens that a Hugging Face folder names."""
-    for name in ("generation_config.json", "config.json"):
-        (end,) = _entries(folder / name, "eos_token_id")
-        if end is not None:
-            return frozenset(end if isinstance(end, list) else [end])
+def end_ids(folder: Path) -> frozenset[int]:
+    """Return the end-of-sequence tokens that a Hugging Face folder names, if it names some."""
+    for path in (folder / "generation_config.json", folder / "config.json"):
+        with _readable(path):
+            values: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            if (end := values.get("eos_token_id")) is not None:
+                return frozenset(end if isinstance(end, list) else [end])
     return frozenset()
-
-
-def _entries(path: Path, *keys: str) -> list[Any]:
-    """Return the values of keys in a JSON file; None for missing ones, or without a file."""
-    with _readable(path):
-        values: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        return [values.get(key) for key in keys]
 
 
 @contextmanager

@@ -54,7 +54,6 @@ class Linear:
         return wide
 
     def in_8_bits(self) -> Linear:
-        """Return the matrix in 8-bit floats with one scale."""
         weight, scale = _in_8_bits(self.weight)
         return Linear(weight, self.bias, scale)
 

@@ -252,8 +252,6 @@ class _LayerWeights:
         return Norm(weight, epsilon or self.spec.norm_epsilon)
 
     def fused(self, module: str, outputs: dict[str, tuple[int, slice]], bias: bool) -> Linear:
-        """Return matrices of the same inputs as one."""
-
         def joined(kind: str, *inputs: int) -> Tensor:
             return torch.cat(
                 [
@@ -343,7 +341,6 @@ class _LayerWeights:
         return down, (self.norm("self_attn.q_a_layernorm", latent, LATENT_EPSILON), Linear(matrix))
 
     def _of_heads(self, name: str, inputs: int, width: int) -> Tensor:
-        """Return the matrices of the heads that are here: [heads, width, inputs]."""
         heads = self.spec.num_heads
         name = f"{self._prefix}.self_attn.{name}.weight"
         matrix = self.weights(name, (heads * width, inputs), (self.ranks.part(heads, width),))

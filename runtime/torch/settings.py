@@ -9,16 +9,19 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import accumulate, pairwise
 from multiprocessing import get_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evenflow.errors import UsageError
 from evenflow.runtime.torch import StageSettings
-from evenflow.runtime.worker import Place, Worker
 from evenflow.specs.deployment import require_shareable
 from evenflow.specs.gpu import GIB
 from evenflow.specs.model import ModelSpec
 from evenflow.specs.precision import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from evenflow.runtime.worker import Place, Worker
 
 ONE_GPU = "gloo or one_process"
 """The transports of several stages on one GPU."""
@@ -38,8 +41,7 @@ class TorchSettings(StageSettings):
 
 def cut(layers_per_stage: Sequence[int]) -> list[tuple[int, int]]:
     """Return the layers [start, stop) of each stage."""
-    stops = [sum(layers_per_stage[: stage + 1]) for stage in range(len(layers_per_stage))]
-    return list(zip([0, *stops[:-1]], stops, strict=True))
+    return list(pairwise(accumulate(layers_per_stage, initial=0)))
 
 
 def torch_settings(
@@ -101,22 +103,23 @@ def transport_of(wanted: str | None, device: str, stages: int, ranks: int = 1) -
     return chosen
 
 
-def shared_gpus(transport: str, device: str, stages: int) -> str | None:
-    """Say how stages that share a GPU slow each other, None where each has its own device.
+def sharing(settings: Sequence[TorchSettings]) -> list[str]:
+    """Return how stages that share a GPU slow each other, in a line; none where no two do.
 
     Costs are of a stage that computes alone. Processes take turns: the GPU's time is sliced between
     them (unless NVIDIA's MPS serves them), so that no two stages compute at once.
     """
-    if device == "cpu":
-        return None
+    first, stages = settings[0], len(settings)
+    if first.device == "cpu":
+        return []
     import torch
 
-    gpus = torch.cuda.device_count()
-    if stages <= gpus:
-        return None
-    if transport == "one_process":
-        return f"{stages} stages on {gpus} GPU: each is slower while another computes"
-    return f"{stages} stages of {transport} on {gpus} GPU: processes take turns there"
+    if stages <= (gpus := torch.cuda.device_count()):
+        return []
+    how = f"{stages} stages of {first.transport} on {gpus} GPU: processes take turns there"
+    if first.transport == "one_process":
+        how = f"{stages} stages on {gpus} GPU: each is slower while another computes"
+    return [f"{how}; costs are of a stage that computes alone"]
 
 
 def cores_of(worker: int, threads: int) -> tuple[int, ...]:
@@ -173,26 +176,23 @@ def _parameters(spec: ModelSpec, start: int, stop: int, ranks: int) -> int:
     )
 
 
-def free_gpu_bytes() -> list[int]:
-    """Return the free memory of each GPU.
+def free_bytes(device: str) -> list[int]:
+    """Return the free bytes of each memory that workers are in; nothing where unknown.
 
-    Another process asks: to ask takes some hundred MiB of each, for as long as a process lives.
+    Of GPUs another process asks: to ask takes some hundred MiB of each, as long as a process lives.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(_ask_gpus).result()
+    if device == "cuda":
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            return process.submit(_ask_gpus).result()
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            sizes = dict(line.split(":", 1) for line in file)
+        return [int(sizes["MemAvailable"].split()[0]) * 1024]
+    except (OSError, KeyError, ValueError):
+        return []
 
 
 def _ask_gpus() -> list[int]:
     import torch
 
     return [torch.cuda.mem_get_info(gpu)[0] for gpu in range(torch.cuda.device_count())]
-
-
-def free_memory_bytes() -> int | None:
-    """Return the bytes of memory that are free on this machine; None where unknown."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            sizes = dict(line.split(":", 1) for line in file)
-        return int(sizes["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None

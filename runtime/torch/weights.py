@@ -78,7 +78,6 @@ class Checkpoint:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of all tensors."""
         return frozenset(self._file_of)
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Part) -> Tensor:
@@ -155,7 +154,6 @@ def read_model(name_or_path: str | Path, *, timed: bool = False) -> tuple[ModelS
 
 
 def _rope(file: Path, values: dict[str, Any], theta: float) -> Rope:
-    """Return the scaling that a config.json says; `theta` is its base."""
     # transformers 5 renamed the mapping, and an early spelling of its kind was "type".
     scaling: dict[str, Any] = values.get("rope_scaling") or values.get("rope_parameters") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -170,7 +168,7 @@ def _rope(file: Path, values: dict[str, Any], theta: float) -> Rope:
 
 def require_runnable(spec: ModelSpec, *, timed: bool = False) -> None:
     """Raise a UsageError unless the torch model computes such models, as they are stored."""
-    latent = timed and spec.kv_lora_rank > 0 and not spec.parts
+    latent = timed and spec.kv_lora_rank > 0 and spec.family == "deepseek"
     if spec.family not in FAMILIES and not latent:
         key, what = NOT_COMPUTED.get(spec.family, ("model_type", "layers of other kinds"))
         raise UsageError(
@@ -178,7 +176,7 @@ def require_runnable(spec: ModelSpec, *, timed: bool = False) -> None:
             f"of {', '.join(FAMILIES)} is right"
         )
     formats = ("", "fp8") if timed and not latent else ("",)
-    if spec.quantization not in formats or spec.quantized_experts_only:
+    if spec.quantization not in formats or spec.plain_attention or spec.plain_mlp:
         right = " or ".join((*DTYPES, *formats[1:]))
         raise UsageError(
             f'{spec.name}: "quantization_config" in its config.json means weights in '

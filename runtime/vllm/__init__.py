@@ -85,13 +85,11 @@ class EngineWorkers(Workers):
         return replace(world, depth=1, link=None, hop_links=None)
 
     def start(self, world: World, name: str = "") -> AbstractContextManager[Any]:
-        """Return vLLM's engine for the stages of a world, to be entered."""
         from evenflow.runtime.vllm.engine import VllmEngine
 
         return VllmEngine(arguments(self.engine, world))
 
     def driver(self) -> Callable[..., Any]:
-        """Return the driver that goes with it."""
         from evenflow.runtime.vllm.engine import EngineDriver
 
         return EngineDriver

@@ -95,12 +95,10 @@ class VllmEngine:
         self.core.add_request(EngineRequest(number, list(text.prompt_ids), parameters, None))
 
     def abort(self, request_id: int) -> None:
-        """End a request, if it is there."""
         self.core.abort_requests([str(request_id)])
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step has any work."""
         return self.core.scheduler.has_requests() or bool(self.core.batch_queue)
 
     def step(self) -> dict[int, Any]:
@@ -142,7 +140,6 @@ class VllmLoop(Loop):
         """Nothing to do: vLLM asks when it can."""
 
     def ask(self, now_s: float) -> MicroBatch | None:
-        """Return the policy's next micro-batch."""
         batch = self._next(now_s)
         if batch is None:
             self._record_wait(now_s)

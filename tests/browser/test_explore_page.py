@@ -156,7 +156,7 @@ def test_ten_pages_and_a_thousand_moves_leave_nothing(address: tuple[str, int]) 
         before = left_of(server)
         for _ in range(9):
             page.driver.switch_to.new_window("tab")
-            page.driver.get(link)
+            page.open(link)
         for at in range(1000):
             page.slide(KV_THRESH, (at % 101) / 100)
         page.until(lambda: page.run("return document.body.dataset.state") == "done")

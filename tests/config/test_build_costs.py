@@ -12,7 +12,7 @@ from evenflow.config.build import build
 from evenflow.config.run import RunConfig
 from evenflow.costs import RooflineCost, decode_work
 from evenflow.sim import World, simulate
-from evenflow.specs.gpu import gpu, link
+from evenflow.specs.gpu import link
 from evenflow.types import Request
 
 BASE: dict[str, Any] = {
@@ -39,8 +39,6 @@ def world(**changes: Any) -> World:
 def roofline(**changes: Any) -> RooflineCost:
     return world(**changes).costs
 
-
-# ---- tensor parallel and nodes
 
 TP4 = {"stages": 1, "tensor_parallel": 4}
 SIZE_BYTES = 100 * 5120 * 2
@@ -92,9 +90,6 @@ def test_a_run_over_two_nodes_waits_for_the_slow_hop_only() -> None:
     assert exact.end_s.tobytes() == far.end_s.tobytes()
 
 
-# ---- splits, experts, graphs, speculation
-
-
 def test_a_balanced_split_takes_layers_off_the_last_stage() -> None:
     even, balanced = (roofline(model="Qwen2.5-7B", split=split) for split in ("even", "balanced"))
     layers = balanced.deployment.layers_per_stage
@@ -109,18 +104,6 @@ def test_expert_parallel_reaches_deployment_and_costs() -> None:
     assert built.deployment.expert_parallel
     assert built.expert_imbalance == 1.3
     assert built.exchange_s(100) > 0
-
-
-def test_graphs_pad_and_save_launches() -> None:
-    sizes = {"kind": "roofline", "cuda_graph_sizes": [1, 8, 16]}
-    padded = world(costs=sizes).costs
-    sixteen = decode_work(16, 900)._replace(sampled_rows=9)
-    assert padded.times(decode_work(9, 900)) == roofline().times(sixteen)
-    quick = world(costs=sizes | {"graph_layer_overhead_s": 1e-5}).costs
-    saved = 16 * (gpu("L20").per_layer_overhead_s - 1e-5)
-    assert padded.times(STEP)[0] - quick.times(STEP)[0] == pytest.approx(saved)
-    affine = {"kind": "affine", "base_s": 1, "per_token_s": 1, "cuda_graph_sizes": [8]}
-    assert world(costs=affine).costs.times(decode_work(3, 9))[0] == 9
 
 
 def test_speculation_shortens_a_run_and_its_draft_costs() -> None:
@@ -176,9 +159,3 @@ def test_a_draft_share_is_of_a_plain_decode_step() -> None:
     plain = roofline()
     added = world(speculative=given).costs.times(verified)[3] - plain.times(verified)[3]
     assert added == pytest.approx(2 * 0.1 * sum(plain.times(decode_work(8, 8000))))
-
-
-def test_the_new_keys_are_in_the_resolved_configuration() -> None:
-    resolved = config(replicas={"count": 2}).resolved()
-    assert resolved["replicas"] == {"count": 2, "router": "round_robin"}
-    assert (resolved["split"], resolved["expert_parallel"]) == ("even", False)

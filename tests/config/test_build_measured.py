@@ -79,7 +79,7 @@ def test_workers_take_the_dtype_of_the_model_and_compare_it_with_the_profile(
     keys: list[str], dtype: str, notes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
-    monkeypatch.setattr(evenflow.runtime.torch.settings, "free_memory_bytes", lambda: None)
+    monkeypatch.setattr(evenflow.runtime.torch.settings, "free_bytes", lambda device: [])
     write_profile(tmp_path / "p.csv", profile())
     own = ["model=config.json", "costs={kind: profile, path: p.csv}", "gpu=null"]
     config = measured_config(tmp_path, *own, "workers={kind: torch, weights: random}", *keys)

@@ -9,7 +9,8 @@ import pytest
 
 from evenflow.config.build import build
 from evenflow.config.links import LinkConfig
-from evenflow.config.run import RunConfig, SchedulerConfig, load_config, with_
+from evenflow.config.parts import SchedulerConfig
+from evenflow.config.run import RunConfig, load_config, with_
 from evenflow.config.yaml_file import as_patch, read
 from evenflow.core.loop import Loop
 from evenflow.core.world import World

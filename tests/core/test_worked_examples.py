@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evenflow.experiments.figures import FOLDER
-from evenflow.experiments.figures.own import played
+from evenflow.experiments.figures.scenarios import played
 from evenflow.results.bubbles import attribute
 from evenflow.results.run import RunResult
 from evenflow.types import Request

@@ -18,6 +18,7 @@ from evenflow.costs import (
     prefill_work,
     token_budget_for,
 )
+from evenflow.costs.roofline import Rates, linear_s
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GpuSpec, LinkSpec, gpu
 from evenflow.types import Chunk, MicroBatch, Request
@@ -75,7 +76,9 @@ def test_a_full_tile_of_prefill_is_bound_by_compute() -> None:
     slow = GpuSpec("slow", 0.001, 1e6, 80, 1.0, 1.0, 0.0)
     cost = RooflineCost(Deployment(TINY, slow, (4,)))
     pairs = 128 * 129 / 2
-    operations = 4 * (2 * MATRICES * 128 + 4 * 4 * 16 * pairs) + 2 * 64 * 1000 * 128
+    operations = (
+        4 * (2 * MATRICES * 128 + 4 * 4 * 16 * pairs) + 2 * 64 * 1000 * 16
+    )  # the head: one row
     moved = 2 * 4 * 128 * (8 * 64 + 2 * 6 * 16 + 3 * 128 + 4 * 32) + 2 * 2 * 64 * 128 + 8 * 1000
     expected = operations / 1e9 + moved / 1e15
     assert cost.times(prefill_work(128))[0] == pytest.approx(expected, rel=1e-12)
@@ -86,6 +89,16 @@ def test_linear_time_climbs_in_steps_of_a_tile() -> None:
     seconds = {tokens: cost.times(prefill_work(tokens))[0] for tokens in (513, 640, 641)}
     assert seconds[640] / seconds[513] < 1.02
     assert seconds[641] / seconds[640] > 1.15
+
+
+def test_few_tokens_are_padded_to_a_small_tile_so_a_gpu_of_little_arithmetic_decodes() -> None:
+    h20 = Rates(148e12, 4e12)
+    read_s = 2 * 4096 * 4096 / 4e12
+    assert linear_s(1, (4096, 4096), 2, 128, h20) == pytest.approx(read_s, rel=1e-3)
+    padded = {rows: linear_s(rows, (4096, 4096), 2, 128, h20) for rows in (48, 64, 65, 129)}
+    operation_s = 2 * 4096 * 4096 / 148e12
+    tokens = {rows: seconds / operation_s for rows, seconds in padded.items()}
+    assert tokens == pytest.approx({48: 64, 64: 64, 65: 128, 129: 256})
 
 
 def test_chunks_of_one_prompt_attend_to_every_pair_once() -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from evenflow.core.batch import Span, Work
 from evenflow.costs import decode_work, prefill_work
-from evenflow.costs.aiconfigurator import checkpoint
 from evenflow.costs.aiconfigurator.cost import engine_cost, question
 from evenflow.costs.aiconfigurator.engine import LayerSteps, answer
+from evenflow.costs.silicon import tables
 from evenflow.errors import UsageError
 from evenflow.specs.model import ModelSpec
 from tests.profiles import deployed
@@ -108,6 +108,6 @@ def test_what_the_package_lacks_is_refused_in_a_line(
 
 
 def test_without_the_package_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "find_spec", lambda name: None)
+    monkeypatch.setattr(tables, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="pip install aiconfigurator-core"):
         engine_cost(deployed(TINY, "A100-80G"), "trtllm")

@@ -72,6 +72,8 @@ def test_windows_alternate_with_global_layers(tmp_path: Path) -> None:
     types = ["sliding_attention", "sliding_attention", "full_attention"] * 14
     thirds = read(tmp_path, GEMMA | {"layer_types": types})
     assert sorted(thirds.kinds().values()) == [14, 28]
+    uneven = read(tmp_path, GEMMA | {"layer_types": ["full_attention"] * 2 + types[:-2]})
+    assert [kind.sliding_window for kind in uneven.kinds(0, 4)] == [0, 4096]
 
 
 def test_of_a_model_that_also_sees_the_text_is_read(tmp_path: Path) -> None:
@@ -85,9 +87,9 @@ def test_of_a_model_that_also_sees_the_text_is_read(tmp_path: Path) -> None:
     seeing = {"model_type": "kimi_k25", "quantization_config": packed, "vision_config": {}}
     spec = read(tmp_path, seeing | {"text_config": text})
     assert spec == read(tmp_path, text | {"quantization_config": packed})
-    assert (spec.quantization, spec.quantized_experts_only) == ("int4_wo", True)
+    assert (spec.quantization, spec.plain_attention, spec.plain_mlp) == ("int4_wo", True, False)
     packed["ignore"] = ["lm_head", "model.layers.0.self_attn.kv_b_proj"]
-    assert not read(tmp_path, seeing | {"text_config": text}).quantized_experts_only
+    assert not read(tmp_path, seeing | {"text_config": text}).plain_attention
 
 
 @pytest.mark.parametrize(
@@ -102,9 +104,15 @@ def test_of_a_model_that_also_sees_the_text_is_read(tmp_path: Path) -> None:
         (DEEPSEEK | {"moe_layer_freq": 2}, '"moe_layer_freq" is 2, not supported'),
         (DEEPSEEK | {"kv_lora_rank": 0}, '"kv_lora_rank" is 0; it must be a whole number, 1 or'),
         (DEEPSEEK | {"num_experts_per_tok": 300}, "there are only 256 experts"),
-        (GEMMA | {"layer_types": ["full_attention"] * 3}, '"layer_types" is not supported'),
-        (GEMMA | {"layer_types": 7}, '"layer_types" is not supported'),
-        (GEMMA | {"layer_types": [[]] * 42}, '"layer_types" is not supported'),
+        (
+            GEMMA | {"layer_types": ["full_attention"] * 3},
+            "it must be a list of 42, one a layer",
+        ),
+        (GEMMA | {"layer_types": 7}, "it must be a list of 42, one a layer"),
+        (
+            GEMMA | {"layer_types": [[]] * 42},
+            "it must be a list of 42, one a layer",
+        ),
         (
             GEMMA | {"layer_types": ["sliding_attention"] * 42, "sliding_window": None},
             'config.json: "layer_types" has "sliding_attention"; add its "sliding_window"',
@@ -125,7 +133,7 @@ def test_pairs_of_a_window_are_counted_one_by_one() -> None:
 
 
 def test_attention_to_a_window_stops_growing() -> None:
-    full = AttentionRates.of(replace(model("Gemma-2-9B"), full_every=0), 1, Rates(1e12, 1e9))
+    full = AttentionRates.of(next(iter(model("Gemma-2-9B").kinds())), 1, Rates(1e12, 1e9))
     everywhere = full._replace(window=0)
     assert full.decode_s(4, 4 * 2000) == everywhere.decode_s(4, 4 * 2000)
     assert full.decode_s(4, 4 * 9000) == everywhere.decode_s(4, 4 * 4095)
@@ -145,7 +153,7 @@ def test_stages_cost_their_own_kinds_and_split_by_them() -> None:
 def test_pages_leave_room_for_windows() -> None:
     spec = model("Gemma-3-27B")
     few = deployed(spec, windows=4)
-    whole = deployed(replace(spec, sliding_window=0, full_every=0))
+    whole = deployed(replace(spec, sliding_window=0, parts=(), pattern=()))
     assert 5 < few.kv_pages() / whole.kv_pages() < 6.2  # 10 of 62 layers keep all
     many = deployed(spec, windows=1024)
     assert many.kv_pages() <= few.kv_pages()

@@ -19,6 +19,7 @@ from evenflow.errors import UsageError
 from evenflow.profiler import import_files
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import LinkSpec, gpu
+from evenflow.specs.hybrids import unlike_layers
 from evenflow.specs.model import model
 from tests.command_line import mistake
 from tests.profiles import SIZES, TINY, decode_s, point, points, prefill_s, profile
@@ -102,7 +103,8 @@ def test_a_prediction_is_the_sum_of_its_operators() -> None:
 def test_layers_of_several_kinds_add_up_their_own_operators() -> None:
     """A dense layer, then three of experts: each stage has the seconds of its own layers."""
     shapes = {"num_experts": 8, "experts_per_token": 2, "expert_intermediate_size": 32}
-    spec = dataclasses.replace(TINY, dense_layers=1, **shapes)
+    spec = dataclasses.replace(TINY, **shapes)
+    spec = spec.of_layers(unlike_layers([False, True, True, True], [False] * 4))
     own = [
         point(operator, tokens, seconds=factor * (100 + tokens) * 1e-6)
         for operator, factor in (("router", 0.5), ("experts", 9.0))
@@ -124,7 +126,8 @@ def test_layers_of_several_kinds_add_up_their_own_operators() -> None:
 
 def test_contexts_beyond_a_window_cost_as_one_of_it() -> None:
     """Every second layer sees all; of the others, points beyond the window are its points."""
-    spec = dataclasses.replace(TINY, sliding_window=201, full_every=2)
+    spec = dataclasses.replace(TINY, sliding_window=201)
+    spec = spec.of_layers(unlike_layers([True] * 4, [False, True] * 2))
     within = [
         each._replace(operator=f"{each.operator}_window")
         for each in points()

@@ -14,15 +14,10 @@ import pytest
 import yaml
 
 import evenflow as ef
-from evenflow.experiments.reproduce.calibrate import (
-    CONSTANTS,
-    CalibrationTarget,
-    Fit,
-    FittedConstants,
-    one_load,
-)
+from evenflow.experiments.reproduce.calibrate import CalibrationTarget, one_load
+from evenflow.experiments.reproduce.fit import CONSTANTS, Fit, FittedConstants
 from evenflow.experiments.reproduce.forms import read_results
-from tests.command_line import evenflow, refusal
+from tests.command_line import evenflow
 from tests.experiments.test_reproduce import as_guidellm, as_vllm, seen_of
 
 RUN: dict[str, Any] = {
@@ -85,20 +80,6 @@ def test_loads_that_are_alike_say_little_of_two_constants(measured: list[Path]) 
     paced, offline = (CalibrationTarget(read_results(path)[0], {}) for path in measured)
     assert "one load of at most" in "".join(one_load([offline, offline]))
     assert not list(one_load([paced, offline]))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["MINE.yaml", "empty.json"], "empty.json: "),
-        (["MINE.yaml", "no.json"], "no.json: cannot be read"),
-        (["no.yaml", "one/run.json"], "no.yaml: no such file"),
-        (["MINE.yaml", "one/run.json", "--set", "model=no-such"], "no-such"),
-    ],
-)
-def test_what_cannot_be_compared_is_one_line(arguments: list[str], told: str, folder: Path) -> None:
-    (folder / "empty.json").write_text("")
-    assert told in refusal("calibrate", *arguments)
 
 
 def test_what_results_cannot_tell_is_no_key_to_paste() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evenflow.errors import UsageError
-from evenflow.experiments.recordings import engine_of, of_engines, replay_engines, vllm
+from evenflow.experiments.recordings import form_of, of_engines, replay_engines, vllm
 from evenflow.experiments.recordings.journal import Event, ReplayOutcome, read, replay, simulated
 from tests.command_line import evenflow
 from tools import engines_table
@@ -63,7 +63,7 @@ def test_the_document_has_our_own_recordings(own: list[tuple[Path, Any]]) -> Non
 @pytest.mark.parametrize("path", LOOPS, ids=stem)
 def test_vllm_times_are_as_recorded(path: Path) -> None:
     """A simulation with the engine's loop gives [arrival, first token, last token] to 1 ns."""
-    config, *events = read(path, vllm.FIELDS)
+    config, *events = read(path, vllm.FACTS.fields)
     ours = simulated(vllm.world_of(path, [config | {"version": "0.32.0"}, *events]))
     times = json.loads(path.with_name(f"{stem(path)}.times.json").read_text())
     assert {str(number) for number in ours} == set(times)
@@ -153,7 +153,7 @@ def test_the_name_of_a_folder_says_the_version_where_a_journal_does_not(tmp_path
     for folder, version in (("vllm-0.33.0", "0.33.0"), ("vllm-0.32.0", "0.32.0"), ("x", "0.32.0")):
         (tmp_path / folder).mkdir()
         path = write(tmp_path / folder / "one.jsonl.gz", [CONFIG, *SMALL[1:]])
-        assert engine_of(path)[0].versions == (version,)
+        assert form_of(path)[1] == version
 
 
 def test_another_policy_may_be_asked(tmp_path: Path) -> None:

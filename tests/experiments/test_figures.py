@@ -16,7 +16,7 @@ from evenflow.errors import UsageError
 from evenflow.experiments.figures import names
 from evenflow.experiments.figures.cases import datasets, pairs, served
 from evenflow.experiments.figures.make import chosen, make, maker, write_claims
-from evenflow.experiments.figures.schema import check_like, layered, load_plan
+from evenflow.experiments.figures.schema import check_like, load_plan
 from evenflow.experiments.figures.study import Drawing, footnote, machine_words
 from evenflow.specs.gpu import gpus, link, machines
 from evenflow.study.points import Store
@@ -24,8 +24,6 @@ from evenflow.study.sweep_file import load_sweep
 from tests.command_line import complaint, evenflow, table
 from tests.figure_studies import plan_of, study_of
 from tests.places import ROOT
-
-# -- plans and layers -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", names())
@@ -35,51 +33,28 @@ def test_every_figure_has_keys_that_fit_and_a_module(name: str) -> None:
     assert set(plan.keys.quick) <= set(plan.keys.study), "quick replaces numbers of the study"
 
 
-def test_layers_merge_and_another_kind_replaces() -> None:
-    under = {"scheduler": {"name": "sarathi", "token_budget": 512}, "kv": {"pages": 10}}
-    assert layered(under, {"scheduler": {"token_budget": 64}, "kv": {"page_tokens": 1}}) == {
-        "scheduler": {"name": "sarathi", "token_budget": 64},
-        "kv": {"pages": 10, "page_tokens": 1},
-    }
-    assert layered(under, {"scheduler": "vllm"})["scheduler"] == "vllm"
-    assert layered({"scheduler": "vllm"}, {"scheduler": {"max_num_seqs": 3}}) == {
-        "scheduler": {"name": "vllm", "max_num_seqs": 3}
-    }
-
-
 def test_a_number_set_by_hand_holds_in_a_coarse_pass_too() -> None:
     assert plan_of("gllm_10", quick=True).study["requests"] == 1000
     assert plan_of("gllm_10", "study.requests=7", quick=True).study["requests"] == 7
 
 
-@pytest.mark.parametrize(
-    ("value", "known", "fits"),
-    [
-        (3, 2, True),
-        (0, 2, False),
-        (2.5, 2, False),
-        (True, 2, False),
-        ("x", 2, False),
-        (1, 0.5, True),
-        ([1.5], [1, 2], True),
-        ([], [1, 2], False),
-        (3, [1, 2], False),
-        (["x"], [1, 2], False),
-        ([["L20", "m"]], [["L20", "m"]], True),
-        (["L20"], [["L20", "m"]], False),
-        ({"a": "b"}, {"c": "d"}, True),
-        ({}, {"c": "d"}, False),
-        ("x", {"c": "d"}, False),
-        ({"a": 1}, {"c": {}}, False),
-        (None, None, True),
-        ([1, 2], None, True),
-        (2, None, False),
-    ],
-)
-def test_numbers_are_of_the_kind_that_the_figure_has(value: Any, known: Any, fits: bool) -> None:
-    if fits:
+LIKE = [
+    (3, 2),
+    (1, 0.5),
+    ([1.5], [1, 2]),
+    ([["L20", "m"]], [["L20", "m"]]),
+    ({"a": "b"}, {"c": "d"}),
+]
+LIKE += [(None, None), ([1, 2], None)]
+UNLIKE = [(0, 2), (2.5, 2), (True, 2), ("x", 2), ([], [1, 2]), (3, [1, 2]), (["x"], [1, 2])]
+UNLIKE += [(["L20"], [["L20", "m"]]), ({}, {"c": "d"}), ("x", {"c": "d"}), ({"a": 1}, {"c": {}})]
+UNLIKE += [(2, None)]
+
+
+def test_numbers_are_of_the_kind_that_the_figure_has() -> None:
+    for value, known in LIKE:
         check_like(value, known, "study.x=...")
-    else:
+    for value, known in UNLIKE:
         with pytest.raises(UsageError, match="should be "):
             check_like(value, known, "study.x=...")
 
@@ -87,9 +62,6 @@ def test_numbers_are_of_the_kind_that_the_figure_has(value: Any, known: Any, fit
 def test_names_choose_one_or_a_whole_paper() -> None:
     assert [plan.name for plan in chosen(["gllm-12"], (), quick=False)] == ["gllm-12"]
     assert "gllm-12" in [plan.name for plan in chosen(["gllm"], (), quick=False)]
-
-
-# -- hosts ----------------------------------------------------------------------------------------
 
 
 def test_every_gpu_has_a_machine_whose_links_are_known() -> None:
@@ -134,8 +106,6 @@ def test_another_gpu_leaves_the_links_of_the_first(tmp_path: Path) -> None:
     assert kept.plan.run.data["link"] == "pcie-l20"
 
 
-# -- limits and deployments -----------------------------------------------------------------------
-
 OWN = "study.deployments.Falcon-180B.slo_s"
 
 
@@ -154,12 +124,6 @@ def test_limits_set_by_hand_hold_beside_other_hardware_and_the_rest_are_by_the_r
     by_rule = served(study_of("sarathi_13", tmp_path, slow))[0].slo_s
     assert by_rule["relaxed"] == pytest.approx(5 * by_rule["strict"])
     assert served(study_of("sarathi_13", tmp_path, slow, *given))[0].slo_s == {**by_rule, **kept}
-
-
-@pytest.mark.parametrize("own", [f"{OWN}.relaxed=0.5", f"{OWN}.strict=6.0"])
-def test_a_relaxed_limit_below_the_strict_one_is_refused(tmp_path: Path, own: str) -> None:
-    with pytest.raises(UsageError, match="Falcon-180B: the relaxed limit on P99 TBT"):
-        served(study_of("sarathi_13", tmp_path, own))
 
 
 AFFINE = ("costs={kind: affine, base_s: 0.01, per_token_s: 0.001}", "kv={pages: 1000}")
@@ -188,23 +152,9 @@ def test_deployments_and_data_sets_follow_what_is_set(tmp_path: Path) -> None:
     assert list(datasets(traced)) == ["azure-conv-sample"]
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("study.pairs=[[L20]]", r"is none; write \[GPU, model\] or \[GPU, model, machine\]"),
-        ("study.pairs=[L20]", r"should be a list that is not empty, like \[\[L20, Llama2-13B\]"),
-    ],
-)
-def test_bad_pairs_are_one_line(override: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=message):
-        pairs(study_of("tdpipe_11", tmp_path, override))
-
-
-# -- systems --------------------------------------------------------------------------------------
-
-
 def test_what_is_set_holds_in_every_system_that_has_it(tmp_path: Path) -> None:
-    study = study_of("gllm_12", tmp_path, "scheduler.token_budget=512", "runtime=ideal")
+    given = "scheduler.token_budget=512", "runtime=ideal", "systems.vLLM.scheduler.max_num_seqs=7"
+    study = study_of("gllm_12", tmp_path, *given)
     (pair, *_) = pairs(study).values()
     budgets = {
         label: study.config(study.system(label), pair).scheduler.params.get("token_budget")
@@ -212,12 +162,8 @@ def test_what_is_set_holds_in_every_system_that_has_it(tmp_path: Path) -> None:
     }
     assert budgets == {"gLLM": None, "vLLM": None, "vLLM V0": 512, "SGLang": None}
     assert {study.system(label)["runtime"] for label in study.labels} == {"ideal"}
-
-
-def test_a_key_of_one_published_system_can_be_set(tmp_path: Path) -> None:
-    study = study_of("gllm_12", tmp_path, "systems.vLLM.scheduler.max_num_seqs=7")
     assert study.keys_of("vLLM")["scheduler"]["max_num_seqs"] == 7
-    assert study.keys_of("vLLM")["dispatch"] == "engine_loop"
+    assert study.keys_of("vLLM")["dispatch"] == "engine_loop", "as published"
 
 
 @pytest.mark.parametrize(
@@ -247,8 +193,6 @@ def test_a_wrong_study_has_slower_kernels_and_other_seeds(tmp_path: Path) -> Non
     assert scales[0].costs == 1 < scales[1].costs
     assert not {*studies[0].seeds} & {*studies[1].seeds}
 
-
-# -- figures made small ---------------------------------------------------------------------------
 
 AS_THEY_ARE = """gllm_8 gllm_11 sarathi_3 sarathi_4 sarathi_5 sarathi_6
 sarathi_9 sarathi_13 sarathi_14 sarathi_table3 tdpipe_2 tdpipe_9 tdpipe_10 tdpipe_12
@@ -302,8 +246,6 @@ SOON = "gllm_1 gllm_8 gllm_12 gllm_16 sarathi_4 sarathi_table3 tdpipe_2 tdpipe_1
     ],
 )
 def test_a_small_one_is_made(name: str, tmp_path: Path) -> None:
-    if name == "tdpipe_14":
-        pytest.importorskip("sklearn")
     about, drawing = made(name, tmp_path)
     assert about["title"]
     assert len(drawing.table)
@@ -384,8 +326,6 @@ def test_a_footnote_has_words_for_everything() -> None:
         "costs: roofline; traces: A a, B b; kv pages: 1 .. 11 (11 values). It differs."
     )
 
-
-# -- a figure of one's own ------------------------------------------------------------------------
 
 MINE = """\
 title: "Speed by budget, {requests} requests"
@@ -504,12 +444,16 @@ nonsense=1 | nonsense
 study.requests=-1 | study.requests=-1: should be
 kv.pages=-1 | kv.pages=-1
 stages=0 | stages: should be a whole number of at least 1
+study.pairs=[[L20]] | is none; write [GPU, model] or [GPU, model, machine]
+study.pairs=[L20] | should be a list that is not empty, like [[L20, Qwen2.5-14B]
 scheduler.nope=3 | none of gLLM, vLLM, vLLM V0, SGLang has it
 scheduler=vllm | give --set systems.LABEL=NAME
 workload.requests=9 | give --set study.requests=..., in place of 4000
 systems.gLLM=nothing | nothing: no such system
 model=Falcon-180B | Falcon-180B does not fit
 ## figures --quick
+sarathi-13 study.deployments.Falcon-180B.slo_s.relaxed=0.5 | the relaxed limit on P99 TBT
+sarathi-13 study.deployments.Falcon-180B.slo_s.strict=6.0 | the relaxed limit on P99 TBT
 sarathi-12 study.seeds=[0] scheduler.max_num_seqs=9 | the figure compares 128, 32, 64
 gllm-10 study.seeds=[0] study.rates=2 | should be null, or a list of numbers above 0
 gllm-14 study.seeds=[0] study.limits=[5] | no figure comes of it (TypeError

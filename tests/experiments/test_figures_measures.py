@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenflow.config.build import build, load_workload
+from evenflow.config.build import load_workload
 from evenflow.config.run import load_config
 from evenflow.costs import Work, decode_work, prefill_work
 from evenflow.experiments.figures.iterations import (
@@ -32,9 +32,8 @@ from evenflow.experiments.figures.measures import (
     within,
 )
 from evenflow.experiments.figures.micro_batches import communication
-from evenflow.experiments.figures.own import steps_of_prompt
+from evenflow.experiments.figures.scenarios import steps_of_prompt
 from evenflow.experiments.figures.schema import load_plan
-from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
 from evenflow.study.runs import Job, run_job
 from evenflow.types import Request
@@ -42,20 +41,10 @@ from tests.command_line import write_trace
 from tests.figure_studies import outcome, study_of
 from tests.places import ROOT
 
-# -- measures -------------------------------------------------------------------------------------
-
 
 def late_pair(depth: int = 2) -> Outcome:
     """Two requests of 10 + 3 tokens from 5 s on: a prefill, two decode steps, 1 s each a stage."""
     return outcome([Request(0, 5.0, 10, 3), Request(1, 5.0, 10, 3)], depth)
-
-
-def test_offline_throughput_runs_from_the_first_prefill_to_the_last_token() -> None:
-    summary = summarize(late_pair().result)
-    # Three micro-batches one after the other through two stages of a second each.
-    assert summary["offline_duration"] == 6
-    assert summary["offline_output_throughput"] == pytest.approx(6 / 6)
-    assert summary["offline_total_throughput"] == pytest.approx(26 / 6)
 
 
 def test_busy_stages_over_time() -> None:
@@ -63,13 +52,6 @@ def test_busy_stages_over_time() -> None:
     busy = busy_over_time(late_pair().result, np.array([0.0, 5.0, 5.5, 8.25, 11.0]))
     assert busy.tolist() == pytest.approx([0, 0.5, 0.5, 0.5])
     assert busy_over_time(late_pair(1).result, np.array([5.0, 6.5, 8.0])).tolist() == [1, 1]
-
-
-def test_a_given_cap_binds_td_pipe_too() -> None:
-    path = ROOT / "examples/systems/td_pipe.yaml"
-    config = load_config(path, ["workload.requests=20", "max_in_flight=3"])
-    world = build(config, load_workload(config, path.parent).requests, path.parent).world
-    assert world.max_in_flight == 3
 
 
 def test_phases_are_runs_of_one_kind() -> None:
@@ -126,13 +108,7 @@ def test_the_middle_of_a_run() -> None:
     assert found["decode_tokens"] == [1, 1, 1]
     assert found["mean_change"] == 0
     assert found["busy"] == pytest.approx([1.0, 1.0])
-
-
-def test_the_case_study_keeps_the_micro_batches_asked_for() -> None:
-    found = micro_batches(
-        outcome([Request(0, 0.0, 10, 3)]), ["batch", "start_s"], first=1, batches=1
-    )
-    assert found["batch"] == [1]
+    found = micro_batches(outcome([Request(0, 0.0, 10, 3)]), ["start_s"], first=1, batches=1)
     assert found["start_s"] == [[2.0, 3.0]]
 
 
@@ -150,8 +126,6 @@ def test_a_stall_is_a_prompt_among_decodes(tmp_path: Path) -> None:
     assert found["tokens"][-1] <= 64
     assert len(found["tokens"]) == len(found["returned_s"])
 
-
-# -- single iterations ----------------------------------------------------------------------------
 
 AFFINE = ("costs={kind: affine, base_s: 0.01, per_token_s: 0.001}", "kv={pages: 1000}")
 

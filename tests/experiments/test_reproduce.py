@@ -474,9 +474,6 @@ def test_a_request_with_a_gap_is_left_out_and_told(gap: dict[str, Any], tmp_path
     assert run.doubts == ["1 requests failed or lack a number, and are left out"]
 
 
-# ---- the catalogue
-
-
 def test_a_pipe_holds_no_results(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.json")
     with pytest.raises(UsageError, match="is a pipe or a device"):
@@ -617,13 +614,6 @@ def test_the_nearest_of_kinds_is_counted_by_sets_of_odd_rows() -> None:
         ["even", "all", "1", "0.0% / 0.0%", "90.0% / 90.0%"],
     ]
     assert lost == "not compared: b: no such GPU"
-
-
-def test_a_metric_that_is_seldom_shown_is_shown_alone(folder: Path) -> None:
-    given(folder, metrics={"p99_ttft_ms": 0.01})
-    status, output, _ = evenflow("reproduce", "MINE.yaml", "--data", "data", "--out", "out")
-    assert status == 0
-    assert "TTFT P99" in output
 
 
 @pytest.mark.parametrize(("schedule_s", "holds"), [(0.002, "engine"), (0.009, "nothing")])

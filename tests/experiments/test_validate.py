@@ -18,11 +18,8 @@ from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.errors import PolicyError
 from evenflow.experiments.validation import AROUND_MS, Validation
 from evenflow.experiments.validation.layers import (
-    AROUND,
-    METRICS,
     Recorded,
     Times,
-    bubble_shares,
     compared,
     cost_errors,
     drawn,
@@ -57,15 +54,6 @@ def measured(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[RunResul
     served, journals = serve_noisily(world, seed, late_s)
     times = measured_times(served, world, priced(world, journals).num_tokens)
     return served.result, times
-
-
-def test_so_is_one_of_virtual_engines() -> None:
-    world = replace(WORLD, virtual_engines=3)
-    result, times = measured(world)
-    structure = structure_of(world, result, times)
-    assert structure.parted_at is None
-    assert same_batches(result, structure.again) == 1
-    assert result.engines == 3
 
 
 @settings(max_examples=many(100), deadline=None)
@@ -184,15 +172,6 @@ def test_a_world_of_other_rules_does_not_give_the_run_back(rule: dict[str, Any])
     assert abs(found["metrics"]["mean_ttft_ms"]) > 0.01
 
 
-def test_errors_of_structure() -> None:
-    result, times = measured(WORLD)
-    found = structure_errors(structure_of(WORLD, result, times))
-    assert (found["parted_at"], found["same_micro_batches"]) == (None, 1)
-    assert all(abs(error) < 1e-6 for error in found["metrics"].values())
-    assert set(found["metrics"]) == set(METRICS)
-    assert all(each["most"] < 1e-6 for each in found["requests"].values())
-
-
 def test_once_decisions_part_a_micro_batch_takes_what_its_like_took() -> None:
     result = simulate(WORLD)
     times = times_of(result)
@@ -256,19 +235,6 @@ def test_a_stall_of_the_machine_is_not_drawn_for_one_message() -> None:
     timing = drawn(stalled, WORLD.costs, seed=0)
     first = batch(0, simulate(WORLD), 0)
     assert max(timing(first).freed_s for _ in range(20 * count)) < 0.0041
-
-
-def test_with_no_times_around_the_stages_a_timed_world_is_the_world() -> None:
-    result = simulate(WORLD)
-    nothing = replace(
-        times_of(result), **{name: 0 * getattr(times_of(result), name) for name in AROUND}
-    )
-    again = simulate_timed(WORLD, drawn(nothing, WORLD.costs, seed=0))
-    assert again.completion_s == pytest.approx(result.completion_s, abs=1e-8)
-    assert same_batches(again, result) == 1
-
-
-# -- how far they are apart ------------------------------------------------------------------------
 
 
 def test_costs_are_compared_with_what_a_replayed_journal_held() -> None:
@@ -378,12 +344,6 @@ def test_costs_that_are_off_by_a_factor_and_a_calibration_that_is_worse_are_said
     (why,) = noted(0.01, -0.036, 0.316, 2.5)
     assert "not for the costs (+1%)" in why
     assert noted(0.1, 0.1, 0.105, 2.5) == []
-
-
-def test_bubbles_add_up_to_what_is_not_busy() -> None:
-    result = simulate(WORLD)
-    shares = bubble_shares([result, result])
-    assert sum(shares.values()) == pytest.approx(summary_of(result)["bubble_share"])
 
 
 def test_errors_of_requests() -> None:

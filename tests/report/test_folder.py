@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from contextvars import Context
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -71,21 +70,6 @@ def test_nothing_is_left_of_a_run_that_fails(tmp_path: Path, error: type[BaseExc
 
     with pytest.raises(error):
         fail()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_nothing_is_left_of_a_run_that_is_stopped_as_its_folder_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(path: Path, *arguments: Any, **how: Any) -> None:
-        real(path, *arguments, **how)
-        if path.name.startswith(".partial-"):
-            raise KeyboardInterrupt
-
-    real = Path.mkdir
-    monkeypatch.setattr(Path, "mkdir", stop)
-    with pytest.raises(KeyboardInterrupt), staged(tmp_path / "new" / "run"):
-        pass
     assert list(tmp_path.iterdir()) == []
 
 
@@ -223,8 +207,6 @@ def test_results_go_through_no_link_of_their_folder(tmp_path: Path) -> None:
         put(tmp_path / "out", {"sarathi/summary.json": "ours"}, force=True)
     assert list((tmp_path / "mine").iterdir()) == []
 
-
-# -- stopped anywhere -----------------------------------------------------------------------------
 
 CHANGES = {"open", "os.chmod", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}
 TAKES_ROOM = {"open", "os.mkdir", "os.rename"}
@@ -370,7 +352,7 @@ def test_a_reader_tells_that_another_run_was_written_meanwhile(tmp_path: Path) -
 def test_four_processes_leave_the_whole_run_of_one(tmp_path: Path) -> None:
     def write_often(who: int) -> None:
         done = 0
-        while done < 10:
+        while done < 4:
             try:
                 put(tmp_path / "out", {f"{name}.txt": f"{who}" for name in range(who + 1)})
                 done += 1
@@ -398,12 +380,6 @@ def test_folders_with_records_of_their_own_are_not_of_others(tmp_path: Path) -> 
     check_folder(tmp_path)
     write(tmp_path, validation_md="ours")
     assert contents(tmp_path / "sarathi") == {"summary.json": "ours"}
-
-
-def test_the_clock_is_named_without_its_hash(tmp_path: Path) -> None:
-    with staged(tmp_path) as scratch:
-        (scratch / "wall_clock.json").write_text("1")
-    assert json.loads((tmp_path / MANIFEST).read_text())["files"] == {"wall_clock.json": None}
 
 
 COMMANDS = {

@@ -72,7 +72,7 @@ def test_a_journal_that_cannot_be_written_on_stops_no_run(
 
     with monkeypatch.context() as patch:
         patch.setattr(journal_file, "open", Full, raising=False)
-        status, errors, files = serve(run)
+        status, errors, files = serve(run, *SOON)
     assert status == 1
     reason = "cannot write: No space left on device"
     assert errors == f"decisions.jsonl.gz is left out: {reason}\n"

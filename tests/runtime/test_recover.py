@@ -7,6 +7,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from evenflow.results.recorder import BlockFile, read_blocks
 from evenflow.runtime.journal import NAME, Entries
 from evenflow.runtime.real import job_of, replay_folder, serve_into
 from evenflow.runtime.records import recover
-from tests.command_line import complaint, evenflow, gone, rows_of, summary_of
+from tests.command_line import complaint, evenflow, gone, rows_of, summary_of, write_inputs
 from tests.report.test_full_disk import files_of_at_most
 from tests.runtime.test_runtime_cli import FILES, start
 from tests.serving import Server, serving
@@ -32,13 +33,20 @@ TABLES = ("requests.csv", "batches.csv", "stages.csv", "bubbles.csv", "timeline.
 SLOWLY = ("--set", "workload.arrivals={kind: poisson, rate: 2}")
 
 
-@pytest.fixture
-def scratch(run: Path) -> Path:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return what a run has in its scratch folder just before it is moved."""
-    folder = run.parent / "out" / ".partial-1"
-    folder.mkdir(parents=True)
-    serve_into(folder, job_of(run), run.name)
-    return folder
+    folder = tmp_path_factory.mktemp("served")
+    write_inputs(folder)
+    (folder / "kept").mkdir()
+    serve_into(folder / "kept", job_of(folder / "RUN.yaml"), "RUN.yaml")
+    return folder / "kept"
+
+
+@pytest.fixture
+def scratch(served: Path, tmp_path: Path) -> Path:
+    """Return a copy of it."""
+    return Path(copytree(served, tmp_path / "out" / ".partial-1"))
 
 
 def killed_server(serve: Callable[[Server], Any]) -> tuple[Any, Path]:
@@ -157,35 +165,6 @@ def test_records_of_several_pipelines_give_the_tables_of_each(several: str, run:
     real = whole.pop("real_run") | {"recovered": True, "free_pages": None, "failure": None}
     assert again.pop("real_run") | {"failure": None} == real
     assert again == whole
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("several", SEVERAL, ids=["pools", "replicas"])
-def test_what_a_killed_run_of_several_pipelines_had_served_is_recovered(
-    several: str, run: Path
-) -> None:
-    out = run.parent / "out"
-    begun = start(run, "--set", several, *SLOWLY)
-    (killed,) = out.glob(".partial-*")
-    done: set[int] = set()
-    while len(done) < 4:
-        assert begun.poll() is None
-        time.sleep(0.02)
-        blocks = [*read_blocks(killed / RECORDS)[1]]
-        ended = (each for each in blocks if each["part"][0] not in ("prefill", "decode"))
-        done = {number for block in ended for number in map(int, block["request_id"])}
-    begun.kill()
-    begun.communicate(timeout=60)
-    assert gone(begun, patience_s=5), "workers outlive their driver"
-    status, _, errors = evenflow("recover", str(out))
-    assert status == 0, errors
-    (recovered,) = out.iterdir()
-    rows = rows_of(recovered / "requests.csv")
-    assert {int(row["request_id"]) for row in rows} >= done
-    assert {row["status"] for row in rows} == {"completed"}
-    status, text, errors = evenflow("replay", str(recovered))
-    assert (status, text) == (0, "identical: every decision is as recorded\n")
-    assert errors.startswith("the journal is cut after ")
 
 
 def test_of_records_cut_anywhere_what_is_whole_is_read(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from evenflow.runtime.emulated import EmulatedSettings, Faults, emulated_token, 
 from evenflow.runtime.pipeline import WorkerPipeline
 from evenflow.runtime.wire import Failed, driver_address, encode, open_socket
 from evenflow.runtime.worker import WorkerSettings
-from evenflow.schedulers import POLICIES
 from evenflow.sim import World
 from evenflow.types import Request
 from tests.failing_workers import PREPARE_S, Failing, SlowToPrepare
@@ -79,9 +78,10 @@ def made_up(requests: Iterable[Request]) -> dict[int, list[int]]:
     }
 
 
-def test_every_policy_serves_and_its_decisions_replay() -> None:
+def test_a_pipeline_serves_one_policy_after_the_other_and_their_decisions_replay() -> None:
+    """Plain, named decodes, those ahead of their tokens, and in slots; all are in virtual time."""
     with pipeline() as workers:
-        for name in [*POLICIES, "tests.worlds:NamesDecodes"]:
+        for name in ("sarathi", "tests.worlds:NamesDecodes", "vllm_v1", "sglang"):
             serves_and_replays(name, workers)
 
 
@@ -152,21 +152,19 @@ def check_causes(result: object) -> None:
 
 
 def run_and_fail(
-    workers: WorkerPipeline,
-    during: Callable[[WorkerPipeline], None] | None = None,
-    patience_s: float = 30.0,
+    workers: WorkerPipeline, during: Callable[[WorkerPipeline], None] | None = None
 ) -> Driver:
     def when_one_is_done(count: int) -> None:
         if during is not None and count == 1:
             during(workers)
 
     with workers:
-        driver = driver_of(workers, patience_s=patience_s, on_done=when_one_is_done)
+        driver = driver_of(workers, on_done=when_one_is_done)
         started_s = time.monotonic()
         with pytest.raises(WorkerError) as caught:
             driver.run()
         assert time.monotonic() - started_s < 10
-    assert caught.match(r"stage 1 |stage 2 |nothing heard")
+    assert caught.match(r"stage 1 |stage 2 ")
     return driver
 
 
@@ -178,33 +176,25 @@ def test_a_worker_that_dies_leaves_what_is_finished() -> None:
     attribute(result)
 
 
-@pytest.mark.parametrize(("number", "patience_s"), [(signal.SIGKILL, 30.0), (signal.SIGSTOP, 0.5)])
-def test_a_worker_that_is_killed_or_hangs_is_an_error(number: int, patience_s: float) -> None:
-    run_and_fail(pipeline(), lambda some: os.kill(some.process_ids[1], number), patience_s)
+def test_a_worker_that_is_killed_is_an_error() -> None:
+    run_and_fail(pipeline(), lambda some: os.kill(some.process_ids[1], signal.SIGKILL))
 
 
-def test_a_worker_that_is_stopped_is_named_within_seconds_whatever_the_patience(
+def test_a_worker_that_is_stopped_is_named_and_one_that_computes_for_as_long_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pipeline() as workers:
-        monkeypatch.setattr("evenflow.runtime.pipeline.SILENT_LIMIT_S", 2.5)
-        os.kill(workers.process_ids[1], signal.SIGSTOP)
-        stopped_s = time.monotonic()
-        driver = driver_of(workers, patience_s=3600.0)
-        with pytest.raises(WorkerError, match=r"stage 1 .* says nothing for \d+\.\d s"):
-            driver.run()
-        assert time.monotonic() - stopped_s < 15
-
-
-def test_a_micro_batch_may_take_longer_than_a_worker_may_be_silent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("evenflow.runtime.pipeline.SILENT_LIMIT_S", 2.5)
-    faults = Faults(slow_factor=3.5 / COSTS.base_s)
-    with pipeline((1, EmulatedSettings(faults=faults))) as workers:
+    """Within seconds, whatever the patience, as its beats end."""
+    faults = Faults(slow_factor=2.0 / COSTS.base_s)
+    with pipeline((2, EmulatedSettings(faults=faults))) as workers:
+        monkeypatch.setattr("evenflow.runtime.pipeline.SILENT_LIMIT_S", 1.7)
         driver = driver_of(workers, world_of(requests=[Request(0, 0.0, 20, 1)]))
         driver.run()
-    assert driver.result().status == ["completed"]
+        assert driver.result().status == ["completed"]
+        os.kill(workers.process_ids[1], signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        with pytest.raises(WorkerError, match=r"stage 1 .* says nothing for \d+\.\d s"):
+            driver_of(workers, patience_s=3600.0).run()
+        assert time.monotonic() - stopped_s < 15
 
 
 @pytest.mark.long
@@ -259,8 +249,8 @@ def say_late(context: zmq.Context[zmq.Socket[bytes]], ended: int) -> None:
         (Failing("make"), 60.0, "stage 3 failed: ValueError: no weights for stage 3"),
         (
             Failing("make for an hour"),
-            2.0,
-            r"stages \[(\d, )*3\] did not start within 2 s \(workers.start_limit_s\)",
+            1.0,
+            r"stages \[(\d, )*3\] did not start within 1 s \(workers.start_limit_s\)",
         ),
         pytest.param(
             Failing("stop"),

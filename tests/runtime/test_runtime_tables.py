@@ -4,6 +4,7 @@ what each request draws with, what ends it early.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,18 @@ from evenflow.engines.rules import EngineRules
 from evenflow.errors import WorkerError
 from evenflow.runtime.page_tables import PageTable, StepWriter
 from evenflow.runtime.tokens import RandomTexts, Text, TokenBook
-from evenflow.runtime.wire import Draw, Growth, Piece, Shared, Step, decode, encode
+from evenflow.runtime.wire import (
+    Draw,
+    Failed,
+    Growth,
+    Piece,
+    Returned,
+    Shared,
+    Step,
+    Stop,
+    decode,
+    encode,
+)
 from evenflow.sim.driver import SimDriver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import Chunk, MicroBatch, Prefix, Request
@@ -158,6 +170,30 @@ def test_dropped_pages_may_be_given_away_in_the_same_step() -> None:
     assert len(table) == 1
 
 
+# -- messages -------------------------------------------------------------------------------------
+
+FULL = step(
+    dropped=[1],
+    pieces=[Piece(2, 0, 20, True, [0, 1])],
+    grown=[Growth(3, [4])],
+    draws=[Draw(2, 1.0, 0, 0.9, 5)],
+    adopted=[Piece(4, 0, 9, False, [6])],
+    shared=[Shared(2, 0, [0], 16)],
+)
+
+
+def test_a_message_comes_out_as_it_went_in_and_what_is_none_is_refused() -> None:
+    for message in (FULL, Returned(1, [0.5, 1e-9], [2]), Failed(1, "é"), Stop()):
+        assert decode(encode(message)) == message
+    decodes = list(range(1000, 1256))
+    assert len(encode(step(decodes=decodes))) < 6 * len(decodes), "one that goes on costs its id"
+    odd = [b"", b"[]", b"{}", b"[99]", b"[0, 1]", b'[2, "seven"]', b"[2, 1, 1]", b"\xff\xfe"]
+    odd += [b"[0,1,[],[[1]],[],[],0,[],[],[],[],[]]", b"[0,1,[],[],[],[],0,[],[],[],[[1]],[]]"]
+    for data in [*odd, pickle.dumps(Stop())]:
+        with pytest.raises(WorkerError, match="a message that is none"):
+            decode(data)
+
+
 # -- token ids ------------------------------------------------------------------------------------
 
 REQUEST = Request(7, 0.0, 50, 4)
@@ -188,12 +224,12 @@ def test_each_request_draws_with_a_seed_of_its_own() -> None:
     assert draw != RandomTexts(97, 3, (0.7, 40, 0.9), sampling_seed=2)(REQUEST).draw
 
 
-def test_how_it_draws_is_told_with_the_end_of_a_prompt() -> None:
+def test_a_book_knows_how_a_request_draws() -> None:
     draw = Draw(7, 1.0, 0, 1.0, 5)
     book = TokenBook(lambda _: Text(range(50), draw))
-    assert (book.inputs([chunk(0, 30)], []), book.draws([chunk(0, 30)])) == ([*range(30)], [])
+    assert book.inputs([chunk(0, 30)], []) == [*range(30)]
     assert book.inputs([chunk(30, 50)], []) == [*range(30, 50)]
-    assert book.draws([chunk(30, 50)]) == [draw]
+    assert book.draws([7]) == [draw]
 
 
 def test_a_stop_token_ends_its_request_and_one_that_left_is_not_missed() -> None:

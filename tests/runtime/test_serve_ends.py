@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
+import re
 import resource
 import signal
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
-from tests.command_line import complaint, evenflow, gone, group
+from tests.command_line import complaint, evenflow, gone, rows_of, summary_of
 from tests.serving import RUN, httpx, openai, serving
 
-uvicorn = pytest.importorskip("uvicorn")
-http_app = pytest.importorskip("evenflow.runtime.http.server")
-
-HEAD_LIMIT_S = 10.0
-MAIN_LOOP = f"""
-__file__ = {uvicorn.__file__!r}
-__path__ = {list(uvicorn.__path__)!r}
-exec(open(__file__).read())
-async def dies(self):
-    raise OSError("no more")
-Server.main_loop = dies
-"""
+limits = pytest.importorskip("evenflow.runtime.http.limits")
 
 
 def test_a_port_in_use_is_one_line_and_nothing_is_started(tmp_path: Path) -> None:
@@ -47,41 +39,94 @@ def test_a_port_in_use_is_one_line_and_nothing_is_started(tmp_path: Path) -> Non
     assert not out.exists()
 
 
-def test_a_worker_that_dies_is_told_to_clients_within_seconds() -> None:
+def served_while(act: Callable[[str, int], None], worker: str, folder: Path) -> tuple[int, str]:
+    """Serve in this process, with `act` as client, given a process; return status and errors."""
+    (folder / "RUN.yaml").write_text(RUN)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def client() -> None:
+        url, limit_s = f"http://127.0.0.1:{port}", time.monotonic() + 60
+        try:
+            while health_of(url) != 200:
+                assert time.monotonic() < limit_s
+            process = next(each for each in active_children() if each.name == worker)
+            act(url, process.pid or 0)
+        except BaseException:
+            for _ in range(2):  # so that the server ends
+                os.kill(os.getpid(), signal.SIGINT)
+            raise
+
+    with ThreadPoolExecutor() as pool:
+        acted = pool.submit(client)
+        out = ("--port", str(port), "--out", str(folder / "out"))
+        status, _, errors = evenflow("serve", str(folder / "RUN.yaml"), *out)
+        acted.result(30)
+    return status, errors
+
+
+def health_of(url: str) -> int:
+    with suppress(httpx.TransportError):
+        return int(httpx.get(f"{url}/health", timeout=2).status_code)
+    return 0
+
+
+def begun(url: str, stack: ExitStack) -> Iterator[str]:
+    """Return the lines of a long stream that has begun."""
+    body = {"prompt": [1], "max_tokens": 900, "stream": True}
+    stream = httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60)
+    lines = stack.enter_context(stream).iter_lines()
+    assert '"text"' in next(lines)
+    return lines
+
+
+def test_a_worker_that_dies_is_told_to_clients_within_seconds(
+    tmp_path: Path, sockets: Path
+) -> None:
     why = "was killed by signal 9"
-    with serving() as server, ExitStack() as stack:
-        client = server.client()
-        answer = client.completions.create(
-            model="evenflow", prompt=[1, 2], max_tokens=900, stream=True
-        )
-        assert next(answer).choices[0].text
-        body = {"prompt": [1], "max_tokens": 900, "stream": True}
-        lines = stack.enter_context(
-            server.http.stream("POST", "/v1/completions", json=body)
-        ).iter_lines()
-        assert '"text"' in next(lines)
-        worker = max(set(group(server.process)) - {server.front})
-        os.kill(worker, signal.SIGKILL)
-        with pytest.raises(openai.APIError, match=why):
-            for _ in answer:
-                pass
-        events = [line for line in lines if line]
-        assert why in events[-1], "nothing follows the error"
-        health = server.http.get("/health")
-        assert health.status_code == 503
-        assert why in health.json()["error"]["message"]
-        assert server.complete(prompt=[1]).status_code == 503
-        client.close()
-        status, errors = server.ends()
-        assert status == 1
-        assert f"stage 1 (process {worker}) {why}" in errors
-        assert "; 0 of 2 requests are done" in errors
-        assert "Traceback" not in errors
-        assert server.statuses() == ["aborted"] * 2
+
+    def client(url: str, worker: int) -> None:
+        with ExitStack() as stack:
+            lines = begun(url, stack)
+            os.kill(worker, signal.SIGKILL)
+            events = [line for line in lines if line]
+            assert why in events[-1], "nothing follows the error"
+            health = httpx.get(f"{url}/health")
+            assert (health.status_code, why in health.text) == (503, True)
+            assert httpx.post(f"{url}/v1/completions", json={"prompt": [1]}).status_code == 503
+
+    status, errors = served_while(client, "stage 1", tmp_path)
+    assert re.fullmatch(
+        rf"ended early: stage 1 \(process \d+\) {why}; 0 of 1 requests are done\n", errors
+    )
+    assert (status, rows_of(tmp_path / "out/requests.csv")[0]["status"]) == (1, "aborted")
 
 
-def within_limits(app: Any, messages: Iterable[dict[str, Any]]) -> None:
-    """Run an application whose client sends so much, and then is silent."""
+def test_an_http_server_that_is_killed_ends_the_run_within_seconds(
+    tmp_path: Path, sockets: Path
+) -> None:
+    def client(url: str, front: int) -> None:
+        short = {"prompt": [1], "max_tokens": 4}
+        assert httpx.post(f"{url}/v1/completions", json=short).status_code == 200
+        with ExitStack() as stack:
+            lines = begun(url, stack)
+            os.kill(front, signal.SIGKILL)
+            with pytest.raises(httpx.TransportError):
+                list(lines)
+
+    status, errors = served_while(client, "the HTTP server", tmp_path)
+    assert re.fullmatch(
+        r"ended early: the HTTP server \(process \d+\) was killed by signal 9; "
+        r"1 of 2 requests are done\n",
+        errors,
+    )
+    rows = rows_of(tmp_path / "out" / "requests.csv")
+    assert (status, [row["status"] for row in rows]) == (1, ["completed", "aborted"])
+    assert summary_of(tmp_path / "out")["real_run"]["failure"]
+
+
+def body_read(*messages: dict[str, Any]) -> bytes:
+    """Read the body of a client that sends these messages, and then is silent."""
     left = iter(messages)
 
     async def receive() -> dict[str, Any]:
@@ -90,56 +135,18 @@ def within_limits(app: Any, messages: Iterable[dict[str, Any]]) -> None:
         await asyncio.sleep(3600)
         raise AssertionError
 
-    async def send(message: Any) -> None: ...
-
-    asyncio.run(http_app.BodyLimits(app, lambda: None)({"type": "http"}, receive, send))
+    return asyncio.run(limits.body_of(Request({"type": "http"}, receive)))
 
 
-def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_app, "BODY_LIMIT_S", 0.2)
-    monkeypatch.setattr(http_app, "LOOK_S", 0.05)
-    read = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        while not read or read[-1].get("more_body"):
-            read.append(await receive())
-
-    with pytest.raises(http_app.HTTPException) as refused:
-        within_limits(app, [{"type": "http.request", "body": b"{", "more_body": True}])
-    assert (refused.value.status_code, len(read)) == (408, 1)
-
-
-def test_who_is_answered_may_be_silent_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_app, "BODY_LIMIT_S", 0.1)
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        await asyncio.sleep(0.2)
-        assert (await receive())["type"] == "http.disconnect"
-
-    body = {"type": "http.request", "body": b"{}", "more_body": False}
-    within_limits(app, [body, {"type": "http.disconnect"}])
-
-
-def test_an_http_server_that_is_killed_ends_the_run_within_seconds() -> None:
-    with serving() as server:
-        done = server.complete(prompt=[1, 2], max_tokens=3)
-        assert done.status_code == 200
-        body = {"prompt": [1], "max_tokens": 900, "stream": True}
-        with server.http.stream("POST", "/v1/completions", json=body) as stream:
-            lines = stream.iter_lines()
-            assert '"text"' in next(lines)
-            front = server.front
-            os.kill(front, signal.SIGKILL)
-            with pytest.raises(httpx.TransportError):
-                list(lines)
-        status, errors = server.ends(15)
-        assert status == 1
-        words = f"ended early: the HTTP server (process {front}) was killed by signal 9"
-        assert f"{words}; 1 of 2 requests are done\n" in errors
-        assert "Traceback" not in errors
-        assert server.statuses() == ["completed", "aborted"]
-        assert server.summary()["real_run"]["failure"]
+def test_a_body_that_never_ends_or_is_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BODY_LIMIT_S", 0.1)
+    monkeypatch.setattr(limits, "MOST_BODY_BYTES", 3)
+    part = {"type": "http.request", "body": b"{}", "more_body": True}
+    assert body_read(part, {"type": "http.request", "body": b""}) == b"{}"
+    for parts, status in (([part], 408), ([part, part], 413), ([{"type": "http.disconnect"}], 400)):
+        with pytest.raises(HTTPException) as refused:
+            body_read(*parts)
+        assert refused.value.status_code == status
 
 
 @pytest.mark.long
@@ -156,23 +163,17 @@ def test_the_http_server_does_not_outlive_a_driver_that_is_killed() -> None:
         assert gone(server.process, 15)
 
 
-@pytest.mark.parametrize(
-    ("fails", "status", "line"),
-    [
-        ("raise OSError('no more')", 2, "error: the HTTP server does not start: OSError: no more"),
-        (MAIN_LOOP, 1, "ended early: the HTTP server ended: OSError: no more; 0 of 0 requests"),
-    ],
-)
 def test_an_http_server_that_fails_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, status: int, line: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "RUN.yaml").write_text(RUN)
     (tmp_path / "path" / "uvicorn").mkdir(parents=True)
-    (tmp_path / "path" / "uvicorn" / "__init__.py").write_text(fails)
+    (tmp_path / "path" / "uvicorn" / "__init__.py").write_text("raise OSError('no more')")
     monkeypatch.syspath_prepend(str(tmp_path / "path"))
     run = ("serve", tmp_path / "RUN.yaml", "--port", 0, "--out", tmp_path / "out")
-    found, _, errors = evenflow(*map(str, run))
-    assert (found, errors.splitlines()[-1][: len(line)]) == (status, line)
+    status, _, errors = evenflow(*map(str, run))
+    line = "ended early: the HTTP server ended: OSError: no more; 0 of 0 requests are done"
+    assert (status, errors.splitlines()) == (1, [line])
 
 
 @pytest.mark.long
@@ -209,17 +210,6 @@ def test_ctrl_c_once_serves_who_is_there_twice_ends_at_once() -> None:
         assert server.statuses() == ["completed", "aborted"]
 
 
-def test_what_asyncio_says_of_each_attempt_is_said_once_or_not_at_all() -> None:
-    full, gone, other = "socket.accept() out of system resource", "socket.send() raised", "other"
-    heard = http_app.FewerWords()
-    said = [
-        words
-        for words in (full, gone, other, full, gone, other)
-        if heard.filter(logging.LogRecord("asyncio", 30, "", 0, words, None, None))
-    ]
-    assert said == [full, other, other], "of a client that has left, the counts tell"
-
-
 @pytest.mark.long
 def test_connections_that_send_half_a_head_are_ended_and_the_server_answers() -> None:
     with serving() as server:
@@ -233,19 +223,13 @@ def test_connections_that_send_half_a_head_are_ended_and_the_server_answers() ->
             for one in idle:
                 with suppress(OSError):
                     one.sendall(b"POST / HTTP/1.1\r\nX: ")
-            limit_s = time.monotonic() + HEAD_LIMIT_S + 10
-            while (status := _health(server)) != 200 and time.monotonic() < limit_s:
+            limit_s = time.monotonic() + 2 * limits.HEAD_LIMIT_S + 10
+            while (status := health_of(server.url)) != 200 and time.monotonic() < limit_s:
                 time.sleep(0.5)
             assert status == 200
         _, errors = server.interrupted()
     assert errors.count("out of system resource") <= 1
     assert len(errors) < 5000
-
-
-def _health(server: Any) -> int:
-    with suppress(httpx.TransportError):
-        return int(httpx.get(f"{server.url}/health", timeout=2).status_code)
-    return 0
 
 
 GIVES_UP = """\

@@ -60,20 +60,6 @@ def words(tokens: list[int]) -> str:
     return " ".join(f"w{token}" for token in tokens)
 
 
-@pytest.mark.long
-def test_clients_get_the_tokens_of_transformers(served: tuple[Server, list[list[int]]]) -> None:
-    server, expected = served
-    answer = server.client().completions.create(
-        model=server.model,
-        prompt=PROMPTS,
-        max_tokens=NEW_TOKENS,
-        temperature=0,
-        extra_body={"ignore_eos": True},
-    )
-    assert [choice.text for choice in answer.choices] == [words(tokens) for tokens in expected]
-    assert answer.usage.completion_tokens == NEW_TOKENS * len(PROMPTS)
-
-
 def test_a_prompt_as_text_is_its_tokens_and_the_end_token_ends_it(
     served: tuple[Server, list[list[int]]],
 ) -> None:
@@ -174,8 +160,8 @@ def test_a_chat_is_answered_as_its_template_s_text_is(
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.conte"),
-        ({"tools": [{"type": "function"}]}, "tools: only [] is supported"),
-        ({"logprobs": True}, "logprobs: only False is supported"),
+        ({"tools": [{"type": "function"}]}, "tools: List should have at most 0 items"),
+        ({"logprobs": True}, "logprobs: Input should be False"),
         ({"prompt": "w1"}, "prompt: is not supported"),
         ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
     ],

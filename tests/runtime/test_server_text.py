@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenflow.errors import UsageError
-from evenflow.runtime.http.text import Codec, StopStrings, codec_of
+from evenflow.runtime.http.text import Codec, StopStrings, end_ids
+from tests.amounts import many
 
 PARTS = st.lists(st.text("ab", max_size=3), max_size=12)
 STRINGS = st.lists(st.text("ab", min_size=1, max_size=3), max_size=3)
@@ -65,7 +66,7 @@ def test_a_chat_is_what_the_template_of_the_model_makes_of_it(
     ):
         values = {"chat_template": template, "bos_token": bos}
         path.with_name("tokenizer_config.json").write_text(json.dumps(values))
-        codec = codec_of(None, path, None, made_up=True)
+        codec = Codec(path, made_up=True)
         text = "<end>[system]be brief[user]é?[assistant]"
         assert codec.chat(CHAT) == codec.encode(text)
         assert codec.chat(CHAT)[0] == 256, "the special token is one"
@@ -86,6 +87,7 @@ def test_a_character_comes_with_its_last_token(tokenizer: Path) -> None:
     assert text_of(codec, [*ids[-1:], 256]) == ["!", "", ""], "special tokens are no text"
 
 
+@settings(max_examples=many(150))
 @given(text=st.text(max_size=30))
 def test_the_pieces_are_the_text(tokenizer: Path, text: str) -> None:
     codec = Codec(tokenizer)
@@ -112,7 +114,7 @@ def test_stop_strings_cut_where_the_first_of_them_begins(
         if ended:
             expected = whole[: min(begins)]
             break
-    assert out + ("" if ended else stop.rest()) == expected
+    assert out + ("" if ended else stop.push("", ends=True)[0]) == expected
 
 
 def test_what_may_become_a_stop_string_is_held_back() -> None:
@@ -127,31 +129,20 @@ def test_what_may_become_a_stop_string_is_held_back() -> None:
     assert plain.push("all of it") == ("all of it", False)
 
 
-def test_a_folder_s_own_files_say_how_it_reads_and_where_it_ends(
-    tokenizer: Path, tmp_path: Path
-) -> None:
+def test_a_folder_s_own_files_say_where_a_text_ends(tmp_path: Path) -> None:
+    assert end_ids(tmp_path) == set()
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 5}))
-    assert (codec_of(tmp_path, None, 9).end_ids, codec_of(tmp_path, None, 9).vocab_size) == ({5}, 9)
+    assert end_ids(tmp_path) == {5}
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
-    (tmp_path / "tokenizer.json").write_bytes(tokenizer.read_bytes())
-    codec = codec_of(tmp_path, None, None)
-    assert (codec.end_ids, codec.encode("a")) == ({5, 6}, Codec(tokenizer).encode("a"))
-    assert codec_of(None, None, None).encode("a") is None
-    assert codec_of(None, tokenizer, None).encode("a") is not None
+    assert end_ids(tmp_path) == {5, 6}
+    (tmp_path / "generation_config.json").write_text("[]")
+    with pytest.raises(UsageError, match=r"config\.json: cannot read it"):
+        end_ids(tmp_path)
 
 
 def test_made_up_tokens_are_numbers_whatever_reads_the_prompts(tokenizer: Path) -> None:
-    codec = codec_of(None, tokenizer, None, made_up=True)
+    codec = Codec(tokenizer, made_up=True)
     assert codec.encode("né") == Codec(tokenizer).encode("né")
     assert text_of(codec, [195, 31_999]) == ["195 ", "31999 ", ""]
-
-
-def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"none\.json: no such file"):
-        codec_of(None, tmp_path / "none.json", None)
-    (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(UsageError, match=r"tokenizer\.json: not a tokenizer\.json: EOF"):
-        codec_of(tmp_path, None, None)
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(UsageError, match=r"config\.json: cannot read it"):
-        codec_of(tmp_path, None, None)
+        Codec(tokenizer.with_name("none.json"))

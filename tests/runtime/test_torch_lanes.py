@@ -205,7 +205,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
-    monkeypatch.setattr(settings, "free_gpu_bytes", lambda: [20 * 2**30])
+    monkeypatch.setattr(settings, "free_bytes", lambda device: [20 * 2**30])
 
 
 def job_on_a_gpu(folder: Path, *keys: str) -> Job:

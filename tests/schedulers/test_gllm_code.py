@@ -17,12 +17,12 @@ JOURNALS = sorted((ROOT / "tests" / "journals").glob("gllm-*.jsonl.gz"))
 
 def test_the_journals_preempt_where_pages_are_few() -> None:
     for path in JOURNALS:
-        preempted = any(event.get("preempted") for event in read(path, gllm.FIELDS))
+        preempted = any(event.get("preempted") for event in read(path, gllm.FACTS.fields))
         assert preempted == ("tight" in path.name)
 
 
 def test_the_default_reading_is_not_the_packages() -> None:
-    events = read(JOURNALS[-1], gllm.FIELDS)
+    events = read(JOURNALS[-1], gllm.FACTS.fields)
     world = gllm.world_of(JOURNALS[-1], events, variant="reading")
     assert replayed(events, Replayer(gllm, world)).difference is not None
 

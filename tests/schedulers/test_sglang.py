@@ -43,7 +43,9 @@ from tests.worlds import (
 )
 
 SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")) / "engines" / "sglang-0.5.23"
-JOURNALS = [path for path in sorted(SHARED.glob("*.jsonl.gz")) if sglang.MARK in first_line(path)]
+JOURNALS = [
+    path for path in sorted(SHARED.glob("*.jsonl.gz")) if sglang.FACTS.mark in first_line(path)
+]
 
 
 @pytest.mark.parametrize("path", JOURNALS, ids=stem)

@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import evenflow as ef
+from evenflow.config.parts import ProcessConfig
 from evenflow.config.processes import processes_of
-from evenflow.config.run import ProcessConfig
 from evenflow.core.replay import RecordingBatcher, replay
 from evenflow.engines.recovery import Lives
 from evenflow.errors import UsageError, UserProcessError

@@ -21,14 +21,18 @@ from tests.profiles import deployed
 PARAMETERS = {
     "DeepSeek-V3.2": 671_877_944_064,
     "DeepSeek-V4-Flash": 284.332e9,
+    "DeepSeek-V4-Pro": 1572.997e9,
     "GLM-5": 743.911e9,
     "GLM-5.3": 743.377e9,
     "Gemma-4-26B-A4B": 25.233e9,
+    "Gemma-4-31B": 30.697e9,
     "Kimi-K3": 2.8e12,
     "Llama-4-Maverick": 400.712e9,
     "Llama-4-Scout": 107.770e9,
     "MiniMax-M3": 426.175e9,
     "Nemotron-3-Nano-30B-A3B": 31.578e9,
+    "Nemotron-3-Super-120B-A12B": 120.669e9,
+    "Nemotron-3-Ultra-550B-A55B": 549.309e9,
     "Qwen3.5-27B": 26.896e9,
     "Qwen3.5-35B-A3B": 34.661e9,
     "Qwen3.5-397B-A17B": 396.346e9,
@@ -66,6 +70,12 @@ def read(folder: Path, values: Mapping[str, Any]) -> ModelSpec:
 def test_models_of_today_have_the_parameters_of_their_code(name: str) -> None:
     close = 0.01 if PARAMETERS[name] == 2.8e12 else 0.005
     assert models()[name].num_parameters == pytest.approx(PARAMETERS[name], rel=close)
+
+
+@pytest.mark.parametrize("name", ["MiniMax-M3", "Nemotron-3-Super-120B-A12B"])
+def test_modules_without_weights_or_unlike_any_layer_predict_nothing(name: str) -> None:
+    with pytest.raises(UsageError, match="has no layer that predicts further tokens"):
+        model(name).mtp()
 
 
 def test_layers_of_a_hybrid_keep_tokens_or_a_state(tmp_path: Path) -> None:
@@ -191,7 +201,6 @@ def test_models_prints_what_a_config_is_read_as(tmp_path: Path) -> None:
 
 
 UNREAD = {
-    "nvidia--Gemma-4-31B-IT-NVFP4": "attention is left out",
     "nvidia--Qwen3.6-27B-NVFP4": "one format",
 }
 OWN_FORMATS = {
@@ -220,8 +229,8 @@ def test_all_configs_of_the_package_are_read_but_those_of_other_formats(tmp_path
             continue
         if spec.expert_quantization:
             own[name] = (spec.quantization, spec.expert_quantization)
-            assert not spec.quantized_experts_only
+            assert not spec.plain_attention
     assert OWN_FORMATS.items() <= own.items()
     assert refused.keys() == UNREAD.keys()
     assert all(words in refused[name] for name, words in UNREAD.items())
-    assert len(paths) - len(refused) >= 87
+    assert len(paths) - len(refused) >= 88

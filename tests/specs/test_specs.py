@@ -12,12 +12,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from evenflow.config.run import RuntimeConfig
+from evenflow.config.parts import RuntimeConfig
 from evenflow.errors import UsageError
 from evenflow.runtimes import RuntimeName, RuntimeOverheads, runtimes
 from evenflow.specs import quantization
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.gpu import GIB, GpuSpec, LinkSpec, gpu, gpus, link
+from evenflow.specs.hybrids import READERS
 from evenflow.specs.model import ModelSpec, in_precision, listed, model, models
 from evenflow.specs.precision import FORMATS
 from evenflow.specs.tables import read_rows
@@ -93,6 +94,15 @@ def written(folder: Path, values: object, name: str = "config.json") -> Path:
 
 
 PUBLISHED_BILLIONS = {
+    "GLM-4.5": 352.798,
+    "GLM-4.5-Air": 106.852,
+    "GLM-4.6": 352.798,
+    "GLM-4.7": 352.798,
+    "Gemma-3-12B": 11.766,
+    "Gemma-3-4B": 3.880,
+    "Kimi-K2.6": 1026,
+    "Ministral-3-8B": 8.490,
+    "Mistral-Small-4-119B": 119,
     "Qwen2.5-0.5B": 0.494,
     "Qwen2.5-7B": 7.616,
     "Qwen2.5-14B": 14.770,
@@ -144,11 +154,15 @@ PUBLISHED_BILLIONS = {
     "Gemma-2-27B": 27.23,
     "Gemma-3-27B": 27.01,
 }
-"""As their publishers state them, written down from memory; tied ones count once. What is checked
-against files at hand are the shapes: `aiconfigurator_keeps`, below."""
+"""As their publishers state them, written down from memory; tied ones count once. GLM-4, Gemma 3
+and Ministral 3: of transformers 5.23 on its meta device. What is checked against files at hand are
+the shapes: `aiconfigurator_keeps`, below."""
 
 
-@pytest.mark.parametrize("name", [name for name, spec in models().items() if not spec.parts])
+PLAIN_FAMILIES = [name for name, spec in models().items() if spec.family not in READERS]
+
+
+@pytest.mark.parametrize("name", PLAIN_FAMILIES)
 def test_parameter_counts_are_those_published(name: str) -> None:
     billions = PUBLISHED_BILLIONS[name]
     assert model(name).num_parameters / 1e9 == pytest.approx(billions, rel=1e-3)
@@ -164,6 +178,10 @@ def test_parameter_counts_are_those_published(name: str) -> None:
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "Mixtral-8x7B"),
         ("Qwen/Qwen3-235B-A22B-Instruct-2507", "Qwen3-235B-A22B"),
         ("qwen3-8b", "Qwen3-8B"),
+        ("google/gemma-4-31B-it", "Gemma-4-31B"),
+        ("Qwen/Qwen3.5-27B", "Qwen3.5-27B"),
+        ("Qwen/Qwen3.6-27B", "Qwen3.6-27B"),
+        ("zai-org/GLM-5.1", "GLM-5.1"),
     ],
 )
 def test_models_go_by_the_names_that_people_write(written: str, name: str) -> None:
@@ -421,8 +439,9 @@ def test_the_mlp_of_a_mixture_is_its_shared_one_and_the_router_is_whole() -> Non
         ({"num_experts": None}, 'the key "num_experts" is missing'),
         ({"num_experts_per_tok": 0}, '"num_experts_per_tok" is 0; it must be a whole number'),
         ({"num_experts_per_tok": 129}, "experts_per_token is 129; there are only 128 experts"),
-        ({"mlp_only_layers": [0]}, "some layers have no experts (mlp_only_layers, decoder_sparse"),
-        ({"decoder_sparse_step": 2}, "all layers must be alike"),
+        ({"mlp_only_layers": 3}, '"mlp_only_layers" is 3; it must be a list'),
+        ({"num_hidden_layers": 10**12}, "1000000000000 layers; 10000 at most are right"),
+        ({"decoder_sparse_step": 49}, '"decoder_sparse_step" is 49; of 48 layers some must have'),
         ({"moe_intermediate_size": None}, 'the key "moe_intermediate_size" is missing'),
     ],
 )
@@ -488,13 +507,10 @@ def test_a_quantised_checkpoint_is_read(tmp_path: Path, said: Any, quantization:
 UNREAD: list[tuple[Any, str, str]] = [
     (grouped((4, "float", 4, MLP), (8, "float", 8, SELF)), '"group_1" is fp8 beside', "fp8"),
     (grouped((8, "float", 8, SELF), (4, "float", 4, MLP)), '"group_1" is nvfp4 beside', "fp8"),
-    (grouped((8, "float", 8, MLP)), "attention is left out", "fp8"),
-    (grouped((4, "float", 4, SELF)), "MLP is left out", "nvfp4"),
     (grouped((4, "int", 8, {})), "weights in 4 bits of int with inputs in 8 bits", "int4_wo"),
     (grouped((8, "float", 8, {"strategy": "group", "group_size": 64})), "8 bits of float", "fp8"),
     (grouped((8, "float", 8, {}), sparsity_config={"sparsity_structure": "2:4"}), "'2:4'", "fp8"),
     ({"quant_method": "fp8", "weight_block_size": [1, 32]}, "blocks of [1, 32]", "fp8_block"),
-    ({"quant_method": "fp8", "ignore": ["re:.*self_attn.*"]}, "attention is left out", "fp8"),
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ' is none of", "bfloat16"),
     ({"quant_method": "gptq", "bits": 4, "dynamic": {"x": {}}}, '"dynamic" has formats', "int4_wo"),
     ({"quant_method": "auto-round", "bits": 4, "data_type": "fp"}, "bits of fp", "int4_wo"),
@@ -577,22 +593,48 @@ MIXED = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
 @example(said={"quantized_layers": {"experts": {"quant_algo": 4}}}, experts=8)
 @example(said=MIXED | {"quantized_layers": {"a": {"quant_algo": "FP8"}, "b": 4}}, experts=0)
 def test_whatever_a_quantisation_says_is_a_format_or_one_line(said: Any, experts: int) -> None:
-    quantization.spares_attention(said)
+    quantization.plain_parts(said, 4)
     assert quantization.expert_format(said) in ("", *FORMATS)
     told, file = "", Path("c.json")
     try:
-        assert quantization.weights_format(said, 4, experts, file) in ("", *FORMATS)
+        assert quantization.weights_format(said, experts, file) in ("", *FORMATS)
         assert quantization.kv_format(said, file) in ("", "fp8")
     except UsageError as error:
         told = str(error)
     assert not told or re.fullmatch(r"c\.json: .*type: \w+ in the run stands in for it", told)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
-def test_a_mixture_is_read_whose_attention_is_not_quantised(tmp_path: Path, family: str) -> None:
-    said = {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.self_attn"]}
-    values = QWEN3_MOE | {"model_type": family, "quantization_config": said}
-    assert ModelSpec.from_config_json(written(tmp_path, values)).quantized_experts_only
+FIRST = [f"model.layers.{layer}.mlp" for layer in range(24)]
+FP8 = {"quant_method": "fp8"}
+
+
+@pytest.mark.parametrize("base", [QWEN, QWEN3_MOE, QWEN3_MOE | {"model_type": "mixtral"}])
+@pytest.mark.parametrize(
+    ("said", "plain"),
+    [
+        (FP8, (False, False)),
+        (FP8 | {"ignore": ["re:.*self_attn.*"]}, (True, False)),
+        (FP8 | {"ignore": ["model.layers.0.self_attn", *FIRST[:3]]}, (False, False)),
+        (FP8 | {"ignore": ["re:.*mlp", "re:.*self_attn.o_proj"]}, (True, True)),
+        (FP8 | {"ignore": ["*.linear_attn*", "mlp.shared_experts*"]}, (True, True)),
+        (grouped((8, "float", 8, MLP)), (True, False)),
+    ],
+)
+def test_what_most_layers_leave_out_of_a_format_stays_plain(
+    tmp_path: Path, base: dict[str, Any], said: Any, plain: tuple[bool, bool]
+) -> None:
+    spec = model(written(tmp_path, base | {"quantization_config": said}))
+    assert (spec.quantization, spec.plain_attention, spec.plain_mlp) == ("fp8", *plain)
+
+
+def test_parts_that_stay_plain_have_the_bytes_of_the_models_dtype(tmp_path: Path) -> None:
+    """Of one layer: attention in 16 bits, an MLP in 8 with a float32 scale a matrix and input."""
+    said = FP8 | {"ignore": ["re:.*self_attn.*"]}
+    whole = model(written(tmp_path, QWEN | {"quantization_config": FP8}))
+    plain = model(written(tmp_path, QWEN | {"quantization_config": said}))
+    attention = 5120 * (5120 + 2 * 1024) + 5120 * 5120
+    assert plain.layer_bytes() - whole.layer_bytes() == attention - 2 * 4
+    assert plain.layer_bytes(2) - whole.layer_bytes(2) == attention // 2 - 2 * 4
 
 
 def test_a_quantisation_that_stands_beside_the_config_is_read(tmp_path: Path) -> None:

@@ -11,22 +11,19 @@ import pytest
 from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document
 from evenflow.results.student import student_quantile
-from evenflow.study.nearness import KEPT, Likeness, MeasuredSet, deviation, likeness, measured_sets
+from evenflow.study.nearness import KEPT, Likeness, deviation, likeness, measured_sets
 from evenflow.study.uncertainty import MetricInterval, widened
 from tools import interval_errors
 
 LIKE = Likeness("vllm", "H200", "dense", 4)
 
 
-def a_set(
-    mean: float, metric: str = "mean_ttft_ms", sd: float = 0.1, **facts: object
-) -> MeasuredSet:
-    named = LIKE._asdict() | facts
-    return MeasuredSet(**named, metric=metric, runs=9, mean=mean, sd=sd)
+def a_set(mean: float, **facts: object) -> dict[str, object]:
+    return LIKE._asdict() | {"metric": "mean_ttft_ms", "runs": 9, "mean": mean, "sd": 0.1} | facts
 
 
 def test_of_the_set_itself_a_further_run_is_as_far_off() -> None:
-    found = deviation(LIKE, "mean_ttft_ms", [a_set(0.2), a_set(0.5, ranks=8)])
+    found = deviation(LIKE, "mean_ttft_ms", pd.DataFrame([a_set(0.2), a_set(0.5, ranks=8)]))
     assert found is not None
     half = student_quantile(0.95, 8) * 0.1 * math.sqrt(10 / 9)
     assert (found.low, found.high) == pytest.approx((0.2 - half, 0.2 + half))
@@ -48,11 +45,12 @@ def test_the_farther_what_was_measured_the_wider() -> None:
         Likeness("vllm", "A100-80G", "latent", 4),
         Likeness("gllm", "A100-80G", "latent", 4),
     ]
-    found = [deviation(like, "mean_ttft_ms", sets) for like in asked]
+    table = pd.DataFrame(sets)
+    found = [deviation(like, "mean_ttft_ms", table) for like in asked]
     assert [each.distance for each in found if each] == list(KEPT)
     widths = [each.high - each.low for each in found if each]
     assert widths[1:] == sorted(widths[1:])
-    assert deviation(LIKE, "p99_itl_ms", sets) is None
+    assert deviation(LIKE, "p99_itl_ms", table) is None
 
 
 def test_runs_are_like_those_of_the_engine_that_their_cpu_time_or_policy_names() -> None:
@@ -97,7 +95,7 @@ def test_the_table_is_of_every_second_run_and_scored_on_the_others() -> None:
     place = table.groupby("entry").cumcount()
     table = table.assign(even=place % 2 == 0, log=np.log(table["measured"]))
     sets = interval_errors.sets_of(table)
-    assert [each.runs for each in sets] == [100] * 4
+    assert sets.runs.to_list() == [100] * 4
     itself, others = (
         list(interval_errors.scores(table, sets, "mean_tpot_ms", each)) for each in list(KEPT)[:2]
     )
@@ -108,6 +106,7 @@ def test_the_table_is_of_every_second_run_and_scored_on_the_others() -> None:
 
 def test_the_shipped_table_has_both_latencies_of_three_engines() -> None:
     sets = measured_sets()
-    assert {each.metric for each in sets} == {"mean_tpot_ms", "mean_ttft_ms"}
-    assert {"vllm", "sglang", "trtllm"} <= {each.engine for each in sets}
-    assert all(each.runs >= interval_errors.FEWEST and each.sd >= 0 for each in sets)
+    assert set(sets.metric) == {"mean_tpot_ms", "mean_ttft_ms"}
+    assert {"vllm", "sglang", "trtllm"} <= set(sets.engine)
+    assert (sets.runs >= interval_errors.FEWEST).all()
+    assert (sets.sd >= 0).all()

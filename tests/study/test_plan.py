@@ -25,7 +25,6 @@ from evenflow.study.deployments import launch_lines, layouts, most_tokens, pairs
 from evenflow.study.plan import Planned, answered, facts, rows, sentences
 from evenflow.study.plan_prepare import prepare
 from evenflow.study.plan_question import Ask, PlanQuestion, name_of, parse_budgets
-from evenflow.study.plan_rates import missed_at
 from evenflow.study.plan_search import ranked, search
 from evenflow.study.runs import Job, run_job
 from evenflow.study.slo import Condition, parse_slo
@@ -111,8 +110,7 @@ def test_the_answer_is_that_of_all_points_simulated(
     assert fits_a_screen(found).best.labels == every.best.labels
     name = name_of(found.best)
     assert found.rates.get(name) == max(every.rates.values(), default=None)
-    broken = missed_at(question, found.trials, name)
-    assert all(each.rate > found.rates[name] for each in broken)
+    assert all(each.rate > found.rates[name] for each in found.missed)
     kept = {(each.labels["setting"], each.labels["replicas"]) for each in every.kept}
     assert kept.isdisjoint(question.bounds)
     done, most = facts(found)["effort"], facts(every)["effort"]

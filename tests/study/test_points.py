@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -16,15 +17,13 @@ from evenflow.config.yaml_file import Document
 from evenflow.errors import LostProcessError, UsageError
 from evenflow.results.outcome import Outcome
 from evenflow.study.points import (
-    HEADER,
     Point,
     Record,
     Store,
+    code_digest,
     executor_of,
-    remove_records,
     simulate_point,
     simulated,
-    workload_of,
 )
 from evenflow.study.trials import Simulator
 from tests.command_line import write_trace
@@ -53,9 +52,9 @@ def test_the_key_follows_what_a_result_depends_on(tmp_path: Path) -> None:
     named = point(*words, beside=tmp_path)
     before = named.key
     assert before == point(*words, beside=tmp_path).key
-    assert workload_of(named).requests[0].output_tokens == 5
+    assert named.workload.requests[0].output_tokens == 5
     write_trace(trace, "0,5,50")
-    assert workload_of(named).requests[0].output_tokens == 50
+    assert named.workload.requests[0].output_tokens == 50
     keys = [before, named.key, point().key, point("workload.seed=1").key]
     keys += [Point(point().config, Path(), completed, (("factor", n),)).key for n in (1, 2)]
     assert len(set(keys)) == len(keys)
@@ -73,25 +72,17 @@ def test_a_point_is_run_once_and_found_again(tmp_path: Path) -> None:
     assert Simulator(Store(tmp_path), closed).records(points) == first
 
 
-def test_a_failed_point_says_why_and_the_others_go_on(tmp_path: Path) -> None:
-    points = [point("workload.trace=missing.csv"), point()]
-    with simulator(tmp_path) as who:
-        failed, done = who.records(points)
-    assert "missing.csv" in failed.error
-    assert done.error is None
-    assert done.values["completed"] == 5
-
-
-def test_results_of_other_code_stay_and_are_not_used(tmp_path: Path) -> None:
-    folder = tmp_path / "store"
-    Store(folder).put(Record("00", {}))
-    header = json.loads((folder / HEADER).read_text())
-    (folder / HEADER).write_text(json.dumps(header | {"code_sha256": "other"}))
-    ours = Store(folder)
-    assert ours.get("00") is None
-    ours.put(Record("00", {"x": 1}))
-    assert Store(folder).get("00") == Record("00", {"x": 1})
-    assert json.loads((folder / "00/00.json").read_text())["values"] == {}
+def test_results_of_other_code_stay_and_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evenflow.study.points.code_digest", lambda: "other")
+    Store(tmp_path).put(Record("00", {}))
+    monkeypatch.undo()
+    Store(tmp_path).clear()
+    assert Store(tmp_path).get("00") is None
+    Store(tmp_path).put(Record("00", {"x": 1}))
+    assert Store(tmp_path).get("00") == Record("00", {"x": 1})
+    assert json.loads((tmp_path / "other/00/00.json").read_text())["values"] == {}
 
 
 def test_what_a_killed_study_had_begun_to_write_goes(tmp_path: Path) -> None:
@@ -106,20 +97,10 @@ def test_what_a_killed_study_had_begun_to_write_goes(tmp_path: Path) -> None:
     assert sorted(path for path in tmp_path.glob(".*")) == sorted([new, *others])
 
 
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    record = simulate_point(point())
-    store.put(record)
-    assert store.get(record.key) == record
-    path = tmp_path / record.key[:2] / f"{record.key}.json"
-    path.write_text(path.read_text()[:-20])
-    with pytest.raises(UsageError, match=path.name):
-        store.get(record.key)
-
-
 @pytest.mark.parametrize(
     "text",
     [
+        "{",
         "{}",
         '{"key": "00"}',
         '{"key": "01", "values": {}}',
@@ -129,8 +110,10 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_record_of_its_key_is_told(tmp_path: Path, text: str) -> None:
-    (tmp_path / "00").mkdir()
-    (tmp_path / "00" / "00.json").write_text(text)
+    Store(tmp_path).put(Record("00", {"x": math.inf, "y": 0.1, "z": [None]}))
+    assert Store(tmp_path).get("00") == Record("00", {"x": math.inf, "y": 0.1, "z": [None]})
+    (path,) = tmp_path.rglob("00.json")
+    path.write_text(text)
     with pytest.raises(UsageError, match=r"00/00\.json: .*; remove it"):
         Store(tmp_path).get("00")
 
@@ -140,24 +123,27 @@ def test_a_store_goes_through_no_link_of_its_folder(tmp_path: Path) -> None:
     mine = tmp_path / "mine" / f"{key}.json"
     mine.parent.mkdir()
     mine.write_text("mine")
-    (out / "store").mkdir(parents=True)
-    (out / "store" / "ab").symlink_to(mine.parent)
+    place = out / code_digest()[:12] / "ab"
+    place.parent.mkdir(parents=True)
+    place.symlink_to(mine.parent)
     for call in (
-        lambda: remove_records(out / "store"),
-        lambda: Store(out / "store").put(Record(key, {})),
-        lambda: Store(out / "store").get(key),
+        lambda: Store(out).clear(),
+        lambda: Store(out).put(Record(key, {})),
+        lambda: Store(out).get(key),
     ):
-        with pytest.raises(UsageError, match="store/ab: is a link"):
+        with pytest.raises(UsageError, match="/ab: is a link"):
             call()
     assert mine.read_text() == "mine"
 
 
-def test_failures_are_told_and_simulated_again_when_asked(tmp_path: Path) -> None:
+def test_a_failed_point_says_why_and_is_simulated_again_when_asked(tmp_path: Path) -> None:
     points = [point("workload.trace=missing.csv"), point()]
     told: list[Record] = []
     for retry, count in ((False, 1), (False, 1), (True, 2)):
         with simulator(tmp_path, on_failure=told.append, retry=retry) as who:
-            who.records(points)
+            failed, done = who.records(points)
+        assert "missing.csv" in failed.error
+        assert (done.error, done.values["completed"]) == (None, 5)
         assert [record.key for record in told] == [points[0].key] * count
 
 
@@ -184,19 +170,6 @@ def test_a_measure_is_kept_instead_of_the_summary_as_it_is_read_again(tmp_path: 
         (fresh,) = who.records([asked])
     assert fresh.values == {"completed": [1, 15]}
     assert Store(tmp_path).get(asked.key) == fresh
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("threads", "should be process, dask or dask:ADDRESS"),
-        ("process:4", "should be process, dask or dask:ADDRESS"),
-        ("dask:nonsense://x", "no Dask scheduler answers there"),
-    ],
-)
-def test_an_executor_that_there_is_not(name: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told), executor_of(name):
-        pass
 
 
 def test_a_cluster_at_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

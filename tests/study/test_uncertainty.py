@@ -37,7 +37,7 @@ def test_the_interval_of_known_errors_is_theirs(costs: float, host: float, middl
 
 
 def test_nine_seeds_cover_a_tenth_run_nine_times_of_ten() -> None:
-    draws = np.random.default_rng(0).lognormal(3.0, 0.2, (4000, 10))
+    draws = np.random.default_rng(0).lognormal(3.0, 0.2, (1000, 10))
     inside = [
         found.low <= tenth <= found.high
         for *nine, tenth in draws.tolist()

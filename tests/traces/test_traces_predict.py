@@ -14,13 +14,12 @@ from evenflow.config.build import build, load_workload
 from evenflow.config.run import RunConfig
 from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
+from evenflow.sim import simulate
 from evenflow.study.advice import changes
 from evenflow.traces import sample_trace
 from evenflow.traces.formats import reader_of
 from evenflow.traces.lines import Source
 from evenflow.traces.predict import (
-    NUM_CLASSES,
-    WORD_BINS,
     LengthClasses,
     accumulated_error,
     load_classifier,
@@ -29,7 +28,7 @@ from evenflow.traces.predict import (
     train,
     with_predictions,
 )
-from evenflow.traces.trace import Ints, Trace, random_stream, read_trace
+from evenflow.traces.trace import Ints, Trace, read_trace
 from evenflow.types import Request
 from tests.command_line import done, refusal
 
@@ -40,13 +39,13 @@ def of_lengths(prompts: Ints, outputs: Ints, texts: list[str] | None = None) -> 
     return Trace("made", "made", None, prompts, outputs, {}, None, None, len(prompts), texts=texts)
 
 
-def spoken(count: int = 400) -> Trace:
-    """Prompts of equal length whose one telling word gives the output away."""
+def spoken(count: int = 200) -> Trace:
+    """Prompts of equal length and of the same words; which comes first gives the output away."""
     rng = np.random.default_rng(0)
-    kinds = rng.integers(0, 4, count)
     words = ("yes", "why", "list", "essay")
-    texts = [f"please {words[kind]} now" for kind in kinds]
-    outputs = 10**kinds + rng.integers(1, 4, count)
+    orders = [rng.permutation(4) for _ in range(count)]
+    texts = [f"a {words[first]}, not a {words[second]}" for first, second, *_ in orders]
+    outputs = 10 ** np.array([first for first, *_ in orders]) + rng.integers(1, 4, count)
     return of_lengths(np.full(count, 20), outputs, texts)
 
 
@@ -125,6 +124,8 @@ def test_requests_are_filled_in_and_otherwise_unchanged() -> None:
         ({"kind": "noisy", "accuracy": 2}, "accuracy is 2; expected 0 to 1"),
         ({"kind": "noisy", "accuracy": "high"}, "accuracy is 'high'; expected 0 to 1"),
         ({"kind": "noisy", "seed": -1}, "seed is -1; expected a whole number"),
+        ({"kind": "mean", "per_token_s": -1}, "per_token_s is -1; it must be a finite number, 0"),
+        ({"kind": "oracle", "per_token_s": "x"}, "per_token_s is 'x'; it must be a finite number"),
         ({"kind": "classifier", "path": 3}, "path is 3; expected the path"),
         ({"kind": "mean", "accuracy": 0.5}, "predictor mean: .*accuracy"),
         ({"kind": "classifier", "path": "gone.json"}, "gone.json: cannot be read"),
@@ -138,23 +139,21 @@ def test_a_bad_predictor_is_one_clear_line(spec: object, message: str) -> None:
 # -- the classifier -------------------------------------------------------------------------------
 
 
-def test_a_classifier_learns_from_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sklearn")
-    monkeypatch.setattr(
-        "evenflow.traces.predict.STRENGTHS", (1.0,)
-    )  # of thousands of words, seconds each
+def test_a_classifier_learns_which_word_comes_first(tmp_path: Path) -> None:
+    pytest.importorskip("torch").set_num_threads(1)  # several wait for each other on a busy machine
     trace = spoken()
     classifier, report = train(trace)
-    assert report["features"] == "text and length"
-    assert report["requests"] == {"train": 240, "test": 80}
+    assert report["requests"] == {"train": 120, "test": 40}
     assert report["classifier"]["class_accuracy"] > report["largest_class_share"] + 0.3
-    assert report["classifier"]["accumulated_error"][64] < 0.2
-    save_classifier(classifier, tmp_path / "model.json")
-    loaded = load_classifier(tmp_path / "model.json")
-    predicted = classifier.predict(trace.prompt_tokens, trace.texts)
-    assert (loaded.predict(trace.prompt_tokens, trace.texts) == predicted).all()
-    with pytest.raises(UsageError, match="trained on prompt texts, and this trace holds none"):
-        loaded.predict(trace.prompt_tokens)
+    assert report["classifier"]["accumulated_error"][32] < 0.2
+    assert report["seconds_per_prompt_token"] == classifier.per_token_s > 0
+    save_classifier(classifier, tmp_path / "model")
+    loaded = make_predictor({"kind": "classifier", "path": str(tmp_path / "model")})
+    assert loaded.per_token_s == classifier.per_token_s
+    asked = (trace.prompt_tokens, trace.output_tokens)
+    assert (loaded.predict(*asked, trace.texts) == classifier.predict(*asked, trace.texts)).all()
+    with pytest.raises(UsageError, match="reads prompt texts, and this trace holds none"):
+        loaded.predict(*asked, None)
 
 
 def test_prompts_are_kept_where_asked_and_there_are_any() -> None:
@@ -171,62 +170,61 @@ def test_prompts_are_kept_where_asked_and_there_are_any() -> None:
     assert read([*talk, *lengths], True).texts is None, "not every request has a text"
 
 
-def test_a_classifier_learns_from_lengths_where_there_is_no_text() -> None:
-    pytest.importorskip("sklearn")
-    prompts = random_stream(0, "test").integers(1, 2000, 500)
-    classifier, report = train(of_lengths(prompts, prompts // 2 + 1))
-    assert report["features"] == "length"
-    assert report["classifier"]["class_accuracy"] > 0.7
-    short, long = classifier.predict(np.array([10, 1900])).tolist()
-    assert short < 300 < long
-
-
-@pytest.mark.parametrize(("count", "message"), [(20, "needs 50 or more"), (60, "one length cl")])
-def test_what_cannot_be_trained_on(count: int, message: str) -> None:
-    pytest.importorskip("sklearn")
+@pytest.mark.parametrize(
+    ("count", "texts", "message"),
+    [
+        (20, True, "needs 50 or more"),
+        (60, True, "one length cl"),
+        (60, False, "has no prompt texts to learn from; predictor: {kind: noisy"),
+    ],
+)
+def test_what_cannot_be_trained_on(count: int, texts: bool, message: str) -> None:
+    pytest.importorskip("torch")
+    words = ["same"] * count if texts else None
     with pytest.raises(UsageError, match=message):
-        train(of_lengths(np.arange(1, count + 1), np.full(count, 5)))
+        train(of_lengths(np.arange(1, count + 1), np.full(count, 5), words))
 
 
 # -- its file -------------------------------------------------------------------------------------
 
-
-def stored() -> dict[str, object]:
-    return {
-        "format": "evenflow-length-predictor",
-        "version": 1,
-        "reads_text": False,
-        "trained_on": {},
-        "edges": [10.0, 20.0, 30.0, 40.0],
-        "means": [5.0, 15.0, 25.0, 35.0, 45.0],
-        "bias": [0.0, 0.0, 1.0, 0.0, 0.0],
-        "weights": [[0.0] * 33] * 5,
-    }
+TOLD = {
+    "edges": [10.0, 20.0, 30.0, 40.0],
+    "means": [5.0, 15.0, 25.0, 35.0, 45.0],
+    "vocabulary": ["a", "b"],
+    "trained_on": {},
+    "per_token_s": 0.5,
+}
 
 
-def test_a_stored_classifier_predicts(tmp_path: Path) -> None:
-    path = tmp_path / "model.json"
-    path.write_text(json.dumps(stored()))
-    assert load_classifier(path).predict(np.array([1, 100])).tolist() == [25, 25]
+def store(path: Path, told: object = TOLD, bias: float = 1.0, **more: float) -> Path:
+    """Write a classifier that always names the third class, by the `bias` of its head alone."""
+    encoder = pytest.importorskip("evenflow.traces.encoder", exc_type=ImportError)
+    torch = pytest.importorskip("torch")
+    weights = {name: 0 * one for name, one in encoder.untrained(2, 5).state_dict().items()}
+    weights["head.2.bias"][2] = bias
+    weights |= {name: torch.tensor(value) for name, value in more.items()}
+    about = {"evenflow-length-predictor": json.dumps(told)}
+    path.write_bytes(pytest.importorskip("safetensors.torch").save(weights, about))
+    return path
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("told", "bias", "more", "message"),
     [
-        ({"version": 2}, "version 2, this is version 1; train it again"),
-        ({"format": "other"}, "not a file of evenflow traces predict"),
-        ({"bias": [0.0]}, r"damaged \(bias\)"),
-        ({"bias": [float("nan")] * 5}, r"damaged \(bias\)"),
-        ({"weights": [["x"] * 33] * 5}, "damaged"),
-        ({"edges": [4.0, 3.0, 2.0, 1.0]}, r"damaged \(edges or means\)"),
-        ({"reads_text": True}, r"damaged \(weights\)"),
+        (TOLD | {"means": [0.0]}, 1.0, {}, r"damaged \(.*means.*at least 5 items"),
+        (TOLD | {"means": [float("nan")] * 5}, 1.0, {}, r"damaged \(.*means"),
+        (TOLD | {"edges": ["x"] * 4}, 1.0, {}, r"damaged \(.*edges"),
+        (TOLD | {"edges": [4.0, 3.0, 2.0, 1.0]}, 1.0, {}, r"damaged \(edges or means\)"),
+        (TOLD | {"vocabulary": ["a"]}, 1.0, {}, r"damaged \(shapes of the weights\)"),
+        (TOLD, 1.0, {"more": 1.0}, r"damaged \(shapes of the weights\)"),
+        (TOLD, float("nan"), {}, r"damaged \(weights that are not finite\)"),
+        ([], 1.0, {}, "damaged"),
     ],
 )
 def test_a_file_that_is_not_right_is_refused(
-    change: dict[str, object], message: str, tmp_path: Path
+    told: object, bias: float, more: dict[str, float], message: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "model.json"
-    path.write_text(json.dumps(stored() | change))
+    path = store(tmp_path / "model", told, bias, **more)
     with pytest.raises(UsageError, match=message):
         load_classifier(path)
 
@@ -238,6 +236,7 @@ class Trap:
 
 @pytest.mark.parametrize("content", [pickle.dumps(Trap()), b"", b"[1]", b"{", b"\xff\xfe"])
 def test_an_untrusted_file_is_refused_and_never_run(content: bytes, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
     path = tmp_path / "model.pkl"
     path.write_bytes(content)
     with pytest.raises(UsageError, match="not a file of evenflow traces predict; refused"):
@@ -279,16 +278,22 @@ def test_a_policy_gets_the_predictor_it_names_and_others_see_no_prediction() -> 
 
 
 def test_a_classifier_file_is_found_beside_the_configuration(tmp_path: Path) -> None:
-    (tmp_path / "model.json").write_text(json.dumps(stored()))
-    run = config(name="td_pipe", predictor={"kind": "classifier", "path": "model.json"})
-    built = build(run, [Request(0, 0.0, 10, 10)], tmp_path)
+    store(tmp_path / "model")
+    run = config(name="td_pipe", predictor={"kind": "classifier", "path": "model"})
+    built = build(run, [Request(0, 0.0, 10, 10)], tmp_path, ["a c"])
     assert built.world.requests[0].predicted_output_tokens == 25
+    assert built.world.overheads.tokenize_s == 0.5
+
+
+def test_requests_wait_for_their_predictor_one_after_the_other() -> None:
+    run = config(name="td_pipe", predictor={"kind": "mean", "per_token_s": 0.25})
+    world = build(run, [Request(0, 0.0, 8, 2), Request(1, 0.0, 4, 2)], Path()).world
+    assert simulate(world).first_scheduled_s.tolist() == [2.0, 3.0]
 
 
 def test_layouts_are_tried_with_a_classifier_that_reads_words(tmp_path: Path) -> None:
     """Each is built for one request, whose prompt is read."""
-    of_words = {"reads_text": True, "weights": [[0.0] * (33 + WORD_BINS)] * NUM_CLASSES}
-    (tmp_path / "model.json").write_text(json.dumps({**stored(), **of_words}))
+    store(tmp_path / "model.json")
     tokenizers = pytest.importorskip("tokenizers")
     words = tokenizers.models.WordLevel({"?": 0}, unk_token="?")
     tokenizers.Tokenizer(words).save(str(tmp_path / "tokenizer.json"))
@@ -310,13 +315,20 @@ def test_layouts_are_tried_with_a_classifier_that_reads_words(tmp_path: Path) ->
 
 
 def test_the_command_trains_and_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sklearn")
+    pytest.importorskip("torch").set_num_threads(1)
     monkeypatch.chdir(tmp_path)
-    rows = [f"{prompt},{prompt // 2 + 1}" for prompt in range(1, 401)]
-    Path("trace.csv").write_text("\n".join(["num_prefill_tokens,num_decode_tokens", *rows, ""]))
-    report = json.loads(done("traces", "predict", "trace.csv", "--out", "model.json"))
-    assert report["requests"] == {"train": 240, "test": 80}
-    assert load_classifier(Path("model.json")).trained_on["trace"] == "trace.csv"
-    Path("few.csv").write_text("\n".join(["num_prefill_tokens,num_decode_tokens", *rows[:9], ""]))
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.models.WordLevel({"?": 0}, unk_token="?")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save("tokenizer.json")
+    answers = {"why": "so " * 9, "list": "one " * 90}
+    talks = [[{"value": ask}, {"value": answers[ask]}] for ask in [*answers] * 30]
+    Path("talk.json").write_text(json.dumps([{"conversations": talk} for talk in talks]))
+    told = done("traces", "predict", "talk.json", "--tokenizer", "tokenizer.json", "--out", "model")
+    report = json.loads(told)
+    assert report["requests"] == {"train": 36, "test": 12}
+    assert load_classifier(Path("model")).trained_on["trace"] == "talk.json"
+    Path("few.csv").write_text("num_prefill_tokens,num_decode_tokens\n1,2\n")
     told = refusal("traces", "predict", "few.csv")
-    assert told == "trace few.csv: 9 requests; training needs 50 or more"
+    assert told == "trace few.csv: 1 requests; training needs 50 or more"

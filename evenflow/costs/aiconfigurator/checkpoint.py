@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from evenflow.costs.silicon.tables import package_folder
 from evenflow.errors import UsageError
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.model import ModelSpec, kept_config
 
-PACKAGE, QUANT = "aiconfigurator_core", "hf_quant_config"
+QUANT = "hf_quant_config"
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "LlamaForCausalLM",
@@ -31,16 +31,6 @@ ARCHITECTURES = {
 """Family -> the architecture of which the engine has a model class."""
 
 
-def package_folder() -> Path:
-    """Return the folder of the package; UsageError where it is not installed."""
-    spec = find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        raise UsageError(
-            "costs: aiconfigurator needs its package: pip install aiconfigurator-core pyarrow"
-        )
-    return Path(spec.origin).parent
-
-
 def config_of(model: ModelSpec) -> dict[str, Any]:
     """Return the config.json of a model of several kinds of layers: the user's, or the package's.
 
@@ -48,7 +38,7 @@ def config_of(model: ModelSpec) -> dict[str, Any]:
     """
     folder = package_folder() / "model_configs"
     name = model.source.replace("/", "--")
-    paths = [Path(model.source), folder / f"{name}_config.json"]
+    paths = [Path(model.source), folder / f"{name}_config.json", kept_config(model.source)]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
         raise UsageError(

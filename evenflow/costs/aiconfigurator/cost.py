@@ -8,7 +8,7 @@ requests are those of prompts, also in decode steps.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from evenflow.costs.aiconfigurator.checkpoint import config_of, first_layers, written
 from evenflow.costs.aiconfigurator.engine import Answer, LayerQuestion, answer
 from evenflow.costs.roofline import Part
+from evenflow.costs.silicon.cost import GPUS
 from evenflow.costs.tables import (
     Attending,
     BySize,
@@ -28,19 +29,10 @@ from evenflow.costs.tables import (
 )
 from evenflow.errors import UsageError, instead_of
 from evenflow.specs.deployment import Deployment
+from evenflow.specs.hybrids import READERS
 from evenflow.specs.model import ModelSpec, models
 
-SYSTEMS = {
-    "A100-80G": "a100_sxm",
-    "L40S": "l40s",
-    "H100": "h100_sxm",
-    "H200": "h200_sxm",
-    "B200": "b200_sxm",
-    "B300": "b300_sxm",
-    "GB200": "gb200",
-    "GB300": "gb300",
-    "RTX-PRO-6000": "rtx_pro_6000_server",
-}
+SYSTEMS = {name: source.system for name, source in GPUS.items() if name == source.on}
 """The package's names of the GPUs that it has measurements of."""
 
 PRODUCTS = {
@@ -104,8 +96,8 @@ def question(
     """Return what the engine is asked of a layer of one kind."""
     model, ranks = deployment.model, deployment.tensor_parallel
     # Its mixtures have experts in all layers: of a dense one the MLP's products are asked for.
-    dense = bool(model.num_experts) and not kind.num_experts and not model.parts
-    like = replace(model, num_layers=1, dense_layers=0) if dense else kind
+    dense = bool(model.num_experts) and not kind.num_experts and model.family not in READERS
+    like = next(each for each in model.kinds() if each.num_experts) if dense else kind
     entry = ((2 * kind.hidden_size, kind.hidden_size),) if kind.is_mtp else ()
     config, less = _configs(model, kind) or (written(like), None)
     split, gpu = deployment.expert_split, deployment.gpu
@@ -118,7 +110,7 @@ def question(
         json.dumps(less, sort_keys=True) if less else "",
         ranks,
         deployment.data_parallel,
-        (split.slices, split.ranks) if model.num_experts else (1, 1),
+        (split.slices, split.ranks) if model.num_experts or model.family in READERS else (1, 1),
         tuple(formats(model, like, framework, four_bits).items()),
         (*(kind.mlp_shapes(ranks) if dense else ()), *entry),
         dense,
@@ -134,7 +126,7 @@ def _configs(
     """
     if kind.is_mtp:
         model = _as_read(model)
-    if not model.parts:
+    if model.family not in READERS:
         return None
     config = config_of(model)
     part = model.pattern[-1] if kind.is_mtp else model.parts.index(kind)
@@ -152,12 +144,12 @@ def formats(
     Of a checkpoint that says its formats itself, the engine reads them, part by part; `four_bits`
     are those of experts of four bits beside others of eight.
     """
-    if whole.parts and whole.quantization == _as_read(whole).quantization:
+    if whole.family in READERS and whole.quantization == _as_read(whole).quantization:
         kept = {"kvcache_quant_mode": "fp8"} if model.kv_value_bytes == 1 else {}
         small = model.expert_quantization in ("mxfp4", "nvfp4")
         return kept | ({"moe_quant_mode": four_bits} if small else {})
     given = model.quantization
-    products = "" if model.quantized_experts_only else given
+    products = "" if model.plain_attention else given
     if products not in PRODUCTS or (model.num_experts and given not in EXPERTS):
         what = "experts" if products in PRODUCTS else "products"
         raise UsageError(f"costs: aiconfigurator has no {given} {what}; costs: roofline is right")

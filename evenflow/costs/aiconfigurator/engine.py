@@ -20,7 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from evenflow.costs.aiconfigurator.checkpoint import QUANT, package_folder
+from evenflow.costs.aiconfigurator.checkpoint import QUANT
+from evenflow.costs.silicon.tables import package_folder
 from evenflow.errors import UsageError
 from evenflow.files import write_whole
 

@@ -30,6 +30,7 @@ from evenflow.costs.tables import (
     BySize,
     Curve,
     Estimate,
+    LayerParts,
     Surface,
     TableCost,
     added,
@@ -255,7 +256,7 @@ def check_device(profile: Profile, gpu_name: str, name: str) -> None:
         )
 
 
-class StageParts:
+class StageParts(LayerParts):
     """Parts of a layer and of the ends, from the file or from the fill."""
 
     def __init__(
@@ -275,9 +276,6 @@ class StageParts:
         self.fill_attention = None if fill is None else estimated_attention(fill, model)
         self.name = name
         self.reduces = reduces
-
-    def alone(self) -> None:
-        """Decodes alone take no other time."""
 
     def attending(self) -> Attending:
         """Return attention of a layer."""

@@ -46,6 +46,7 @@ from evenflow.costs.tables import (
     Attention,
     BySize,
     Curve,
+    LayerParts,
     Surface,
     TableCost,
     added,
@@ -167,7 +168,7 @@ def silicon_source(
         for kind in spec.kinds()
     }
     tables = next(iter(kinds.values()))
-    arithmetic, plain = deployment.arithmetic, spec.quantized_experts_only
+    arithmetic, plain = deployment.arithmetic, spec.plain_attention and spec.plain_mlp
     if arithmetic != "16-bit" and not tables.quantized and not plain:
         raise UsageError(
             f"costs: silicon has no {spec.quantization} products of {framework} "
@@ -250,7 +251,7 @@ def silicon_cost(
     return table_cost(deployment.model, deployment.layers_per_stage, parts_of)
 
 
-class _Parts:
+class _Parts(LayerParts):
     """Seconds of a layer and of the ends, from one set of tables, corrected for a derived GPU."""
 
     def __init__(
@@ -328,9 +329,6 @@ class _Parts:
             experts = beside(experts, added(self.products(shared)), most)
         return added([self.own(without=shared), experts, *self.all_reduces()])
 
-    def alone(self) -> None:
-        """Decodes alone take no other time."""
-
     def own(self, without: Sequence[tuple[int, int]] = ()) -> BySize:
         """Return the operators that every token passes, except some products."""
         model = self.model
@@ -345,7 +343,8 @@ class _Parts:
 
     def products(self, shapes: Sequence[tuple[int, int]]) -> list[BySize]:
         """Return linear operators of a layer, quantised where the model's are."""
-        return [self.product(shape, plain=not self.model.is_quantized(shape)) for shape in shapes]
+        is_quantized = self.model.is_quantized
+        return [self.product(shape, plain=not is_quantized(shape, self.ranks)) for shape in shapes]
 
     def all_reduces(self) -> list[BySize]:
         """Return the all-reduces of the attention and of the ranks' own MLP."""

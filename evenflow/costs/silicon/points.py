@@ -73,10 +73,9 @@ def from_memory(
 ) -> SiliconTables:
     """Return products and decode steps as a model meets them: read from memory, not from a cache.
 
-    A benchmark repeats one operator, so that a large cache (96 MB on L40S) holds its matrix, or its
-    keys and values; in a model those of all other layers come between. So no operator takes less
-    than its matrix, keys and values do at `memory_bytes_per_s`. `bits` are of a value of the
-    quantised matrices; `key_bytes` a token keeps for a KV head, in a window at most.
+    No operator takes less than its matrix, keys and values do at `memory_bytes_per_s`, as a cache
+    holds what a benchmark repeats (docs/costs-errors.md). `bits` are of a value of the quantised
+    matrices; `key_bytes` a token keeps for a KV head, in a window at most.
     """
     per_byte_s = 1 / memory_bytes_per_s(tables.gemm)
 
@@ -132,8 +131,7 @@ def product_times(
     """Return m -> seconds of a product [m, k] x [k, n] of any shape.
 
     Along k, the number of steps of every tile, seconds follow a straight line between measured
-    shapes; along n, and beyond the measured shapes, the efficiency does (over log n). Leave-one-out
-    over shapes: 2 % median error, 10-13 % P95 (A100, H100, H200); along n alone 3-5 % and 15-23 %.
+    shapes; along n, and beyond the measured shapes, the efficiency does (over log n).
     """
     if n in gemm and k in gemm[n]:
         return dict(gemm[n][k])

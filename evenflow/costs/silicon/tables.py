@@ -18,7 +18,6 @@ from typing import Any, Literal, NamedTuple
 from evenflow.errors import UsageError, instead_of
 from evenflow.sums import plain_sum
 
-PACKAGE = "aiconfigurator_core"
 DTYPE = "bfloat16"
 """The tables' 16-bit type; float16 takes as long."""
 
@@ -95,12 +94,18 @@ class SiliconTables:
     rotates: bool = False
 
 
-def data_folder() -> Path:
-    """Return the folder of the tables; UsageError when the package is not installed."""
-    spec = find_spec(PACKAGE)
+def package_folder() -> Path:
+    """Return the folder of the package, of the extra `silicon`; UsageError without it."""
+    spec = find_spec("aiconfigurator_core")
     if spec is None or spec.origin is None:
-        raise UsageError("costs: silicon needs its tables: pip install aiconfigurator-core pyarrow")
-    return Path(spec.origin).parent / "systems" / "data"
+        what = "pip install aiconfigurator-core pyarrow"
+        raise UsageError(f"costs: silicon and aiconfigurator need their package: {what}")
+    return Path(spec.origin).parent
+
+
+def data_folder() -> Path:
+    """Return the folder of the tables."""
+    return package_folder() / "systems" / "data"
 
 
 def systems(folder: Path) -> dict[str, list[str]]:
@@ -180,10 +185,8 @@ def each_product(
 def without_host(blocks: Products, plain: Products) -> Products:
     """Return FP8 products with a scale a block, without those measured while waiting for the host.
 
-    vLLM's were measured as they are launched one by one: below some size all take as long as the
-    smallest, 57 us on H200 and 155 on B200, where SGLang's and TensorRT-LLM's tables have 10 for
-    the same product. Where the smallest takes more than twice the smallest with a scale a matrix,
-    what takes less than twice as long as it counts as the product with a scale a matrix.
+    Where the smallest takes more than twice the smallest with a scale a matrix, what takes less
+    than twice as long counts as the product with a scale a matrix (docs/costs-errors.md).
     """
     ends = (_least(blocks), _least(plain))
     waits_s = {m: 2 * s for m, s in ends[0].items() if s > 2 * ends[1].get(m, s)}
@@ -199,9 +202,8 @@ def without_scales(
 ) -> dict[int, dict[int, dict[int, float]]]:
     """Return FP8 products whose inputs' scale is known, as a checkpoint has it (NVIDIA's).
 
-    The measured ones find the scale in the inputs first, which takes `scales[k][m]` seconds: of a
-    product of few rows 1 us with vLLM, 7 with TensorRT-LLM. What is left is a quarter or more: the
-    two were measured apart.
+    The measured ones find the scale in the inputs first, which takes `scales[k][m]` seconds. What
+    is left is a quarter or more: the two were measured apart.
     """
     return each_product(plain, lambda n, k, m, s: max(s - scales.get(k, {}).get(m, 0.0), s / 4))
 
@@ -211,20 +213,15 @@ def _scales(gemm: Path) -> dict[int, dict[int, float]]:
     path = gemm.parents[3] / "quantize" / gemm.parent.relative_to(gemm.parents[2]) / SCALES
     if not path.is_file():
         return {}
-    scales: dict[int, dict[int, float]] = {}
-    for m, k, dtype, latency_ms in rows_of(path, "m", "k", "quant_dtype", "latency"):
-        if dtype == PER_TENSOR:
-            scales.setdefault(k, {})[m] = latency_ms / 1000
-    return {k: calm(by_m) for k, by_m in scales.items()}
+    rows = rows_of(path, "k", "m", "latency", where=[("quant_dtype", "=", PER_TENSOR)])
+    return {k: calm(by_m) for k, by_m in nested(rows).items()}
 
 
 def _least(gemm: Products) -> dict[int, float]:
     """Return m -> seconds of the fastest product of m rows."""
     least: dict[int, float] = {}
-    for by_k in gemm.values():
-        for by_m in by_k.values():
-            for m, seconds in by_m.items():
-                least[m] = min(seconds, least.get(m, seconds))
+    for by_m in (by_m for by_k in gemm.values() for by_m in by_k.values()):
+        least |= {m: min(seconds, least.get(m, seconds)) for m, seconds in by_m.items()}
     return least
 
 
@@ -279,12 +276,26 @@ def rows_of(
     return zip(*(columns[name] for name in (*names, *otherwise)), strict=not absent)
 
 
+def nested(rows: Iterable[tuple[Any, ...]], *, first: bool = False) -> dict[Any, Any]:
+    """Return key -> ... -> key -> seconds from rows of keys and milliseconds.
+
+    Of rows with the same keys the last counts, or the `first`.
+    """
+    found: dict[Any, Any] = {}
+    for *keys, last, latency_ms in rows:
+        table = found
+        for key in keys:
+            table = table.setdefault(key, {})
+        if not first or last not in table:
+            table[last] = latency_ms / 1000
+    return found
+
+
 def calm(times: Mapping[int, float]) -> dict[int, float]:
     """Return size -> seconds without hiccups of the benchmark.
 
-    A size that takes more than twice as long as the next smaller and the next larger is one: 2,200
-    of 4.6 million points of A100, H100, H200, B200 and L40S, some a hundred times too long. It
-    counts as the longer of the two.
+    A size that takes more than twice as long as both its neighbours is one (2,200 of 4.6 million
+    points), and counts as the longer of the two.
     """
     sizes = sorted(times)
     around = zip(sizes[:1] + sizes[:-1], sizes, sizes[1:] + sizes[-1:], strict=True)
@@ -301,19 +312,12 @@ def calm_steps(points: Mapping[tuple[int, int], float]) -> dict[tuple[int, int],
     lines: dict[int, dict[int, float]] = {}
     for (rows, context), seconds in points.items():
         lines.setdefault(rows, {})[context] = seconds
-    return {
-        (rows, context): seconds
-        for rows, line in lines.items()
-        for context, seconds in calm(line).items()
-    }
+    return {(rows, at): s for rows, line in lines.items() for at, s in calm(line).items()}
 
 
 def _gemm(path: Path, wanted: set[str]) -> dict[str, dict[int, dict[int, dict[int, float]]]]:
-    tables: dict[str, dict[int, dict[int, dict[int, float]]]] = {}
-    for dtype, m, n, k, latency_ms in rows_of(path, "gemm_dtype", "m", "n", "k", "latency"):
-        if dtype in wanted:
-            table = tables.setdefault(dtype, {})
-            table.setdefault(n, {}).setdefault(k, {})[m] = latency_ms / 1000
+    columns = ("gemm_dtype", "n", "k", "m", "latency")
+    tables = nested(rows_of(path, *columns, where=[("gemm_dtype", "in", wanted)]))
     for table in tables.values():
         calm_products(table)
     return tables
@@ -344,7 +348,7 @@ def calm_products(table: dict[int, dict[int, dict[int, float]]]) -> None:
 def _attention_rows(
     path: Path, head_dim: int, dtypes: Iterable[str], kv_dtype: str, window: int = 0
 ) -> list[tuple[int, int, int, int, int, float]]:
-    """Return (heads, KV heads, batch, tokens, step, seconds), of attention to a window.
+    """Return (heads, KV heads, batch, tokens, step, milliseconds), of attention to a window.
 
     Of the `dtypes` that it is computed in, the first that was measured.
     """
@@ -353,15 +357,10 @@ def _attention_rows(
     rows = list(rows_of(path, *keys, *sizes, window_size=0))
     for dtype in dtypes:
         wanted = (dtype, kv_dtype, head_dim)
-        found = [
-            (*row[3:8], row[8] / 1000)
-            for row in rows
-            if row[:3] == wanted and max(row[9], 0) == window
-        ]
+        found = [row[3:9] for row in rows if row[:3] == wanted and max(row[9], 0) == window]
         if found:
             return found
-    known = sorted({f"{row[2]} with {row[1]} KV" for row in rows})
-    there = ", ".join(known)
+    there = ", ".join(sorted({f"{row[2]} with {row[1]} KV" for row in rows}))
     raise NotMeasuredError(
         f"costs: silicon, {path.parent}: heads of {head_dim} with {kv_dtype} KV; measured: {there}"
     )
@@ -370,32 +369,24 @@ def _attention_rows(
 def _context(
     path: Path, head_dim: int, dtypes: Iterable[str], kv_dtype: str, window: int
 ) -> dict[Heads, dict[int, float]]:
-    table: dict[Heads, dict[int, float]] = {}
     rows = _attention_rows(path, head_dim, dtypes, kv_dtype, window)
-    for heads, kv_heads, batch, tokens, _, seconds in rows:
-        if batch == 1:
-            table.setdefault((heads, kv_heads), {}).setdefault(tokens, seconds)
+    table = nested(((row[:2], row[3], row[5]) for row in rows if row[2] == 1), first=True)
     return {each: calm(times) for each, times in table.items()}
 
 
 def _generation(
     path: Path, head_dim: int, kv_dtype: str, window: int
 ) -> dict[Heads, dict[tuple[int, int], float]]:
-    table: dict[Heads, dict[tuple[int, int], float]] = {}
     rows = _attention_rows(path, head_dim, (DTYPE,), kv_dtype, window)
-    for heads, kv_heads, batch, _, step, seconds in rows:
-        table.setdefault((heads, kv_heads), {}).setdefault((batch, step), seconds)
+    table = nested(((row[:2], (row[2], row[4]), row[5]) for row in rows), first=True)
     return {each: calm_steps(times) for each, times in table.items()}
 
 
 def _all_reduce(path: Path) -> dict[int, dict[int, float]]:
     """Read device times: of kernels in a CUDA graph where both kinds were measured."""
     rows = list(rows_of(path, "num_gpus", "message_size", "latency", kernel_source=""))
-    graphs = any("graph" in str(source) for *_, source in rows)
-    table: dict[int, dict[int, float]] = {}
-    for ranks, elements, latency_ms, source in rows:
-        if not graphs or "graph" in str(source):
-            table.setdefault(ranks, {})[2 * elements] = latency_ms / 1000
+    graphs = [row for row in rows if "graph" in str(row[3])]
+    table = nested((ranks, 2 * elements, ms) for ranks, elements, ms, _ in graphs or rows)
     return {ranks: calm(times) for ranks, times in table.items()}
 
 
@@ -431,11 +422,10 @@ def latent_steps(
     `dtypes`: that of keys and values, and those of products, of which the first one counts.
     """
     kv_dtype, wanted = dtypes
-    names = ("mla_dtype", "kv_cache_dtype", "num_heads", "batch_size", size, "latency")
-    found: dict[str, dict[int, dict[tuple[int, int], float]]] = {}
-    for dtype, kv, heads, rows, tokens, latency_ms, gemm in rows_of(path, *names, gemm_type=DTYPE):
-        if (dtype, kv) == (DTYPE, kv_dtype):
-            found.setdefault(gemm, {}).setdefault(heads, {})[rows, tokens] = latency_ms / 1000
+    names = ("num_heads", "batch_size", size, "latency")
+    where = [("mla_dtype", "=", DTYPE), ("kv_cache_dtype", "=", kv_dtype)]
+    rows = rows_of(path, *names, where=where, gemm_type=DTYPE)
+    found = nested((gemm, heads, (n, tokens), ms) for heads, n, tokens, ms, gemm in rows)
     gemm = next((each for each in wanted if each in found), None)
     if gemm is None:
         raise NotMeasuredError(f"costs: silicon, {path.parent}: no latents with {kv_dtype} KV")
@@ -448,12 +438,8 @@ def latent_products(path: Path, quantization: str) -> dict[int, dict[int, float]
     Engines have their matrix in FP8 where the checkpoint has it so, with scales of any kind.
     """
     wanted = "fp8" if quantization.startswith("fp8") else DTYPE
-    names = ("bmm_dtype", "op_name", "num_heads", "num_tokens", "latency")
-    times: dict[int, dict[int, dict[str, float]]] = {}
-    for dtype, name, heads, tokens, latency_ms in rows_of(path, *names):
-        if dtype == wanted:
-            by_tokens = times.setdefault(heads, {})
-            by_tokens.setdefault(tokens, {}).setdefault(name, latency_ms / 1000)
+    names = ("num_heads", "num_tokens", "op_name", "latency")
+    times = nested(rows_of(path, *names, where=[("bmm_dtype", "=", wanted)]), first=True)
     return {
         heads: {tokens: plain_sum(both.values()) for tokens, both in by_tokens.items()}
         for heads, by_tokens in times.items()
@@ -500,10 +486,10 @@ def read_experts(
     formats = (*names, *(name for name in alike if name not in names), DTYPE)
     measured: dict[tuple[str, ExpertShape], dict[tuple[int, int], dict[int, float]]] = {}
     for path in table_files(base, MOE, framework, version, or_newest=True):
-        rows = _expert_rows(path, formats, load, kernel)
-        for name, *sizes, slices, ranks, tokens, latency_ms in rows:
-            times = measured.setdefault((name, ExpertShape(*sizes)), {})
-            times.setdefault((slices, ranks), {}).setdefault(tokens, latency_ms / 1000)
+        for each, times in nested(_expert_rows(path, formats, load, kernel), first=True).items():
+            known = measured.setdefault(each, {})
+            for split, by_tokens in times.items():
+                known[split] = by_tokens | known.get(split, {})
         exact = any((name, shape) in measured for name in formats[:-1] or formats)
         if exact or (kernel and measured):
             break  # newer tables hold fewer shapes; of a kernel the newest tables count
@@ -525,10 +511,12 @@ def read_experts(
 def _expert_rows(
     path: Path, formats: Sequence[str], load: Load, kernel: str | None
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield format, sizes, slices, ranks, tokens and milliseconds."""
+    """Yield (format, shape), (slices, ranks), tokens and milliseconds."""
     sizes = ("hidden_size", "inter_size", "num_experts", "topk")
     names = ("moe_dtype", *sizes, "moe_tp_size", "moe_ep_size", "num_tokens", "latency")
     where = [("distribution", "=", load), ("moe_dtype", "in", list(formats))]
-    for *row, source in rows_of(path, *names, "kernel_source", where=where):
+    for name, *shape, slices, ranks, tokens, ms, source in rows_of(
+        path, *names, "kernel_source", where=where
+    ):
         if kernel is None or kernel in source:
-            yield tuple(row)
+            yield (name, ExpertShape(*shape)), (slices, ranks), tokens, ms

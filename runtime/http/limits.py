@@ -1,0 +1,99 @@
+"""Limits on a server's clients: those of uvicorn and Starlette, and two that they lack.
+
+Of the server of a real run and of the page of `explore` alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from collections.abc import Sequence
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MOST_BODY_BYTES = 16 * 1024**2
+"""Two million token ids, or sixteen million letters: more than any context."""
+
+BODY_LIMIT_S = 30.0
+"""How long a body may be on its way; a client that goes silent in one keeps no memory here."""
+
+HEAD_LIMIT_S = 10.0
+"""How long a client may be silent before a request's head is here; twice that where it began."""
+
+OTHER_FILES = 64
+"""What a server has open besides connections."""
+
+DRAIN_LIMIT_S = 2
+"""How long clients that have all their tokens may take to read them."""
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class HttpConnection(H11Protocol):
+    """A client's connection, ended where no head of a request comes; uvicorn waits for ever."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._look_later()
+
+    def _look_later(self) -> None:
+        self.loop.call_later(HEAD_LIMIT_S, self._look, self.cycle)
+
+    def _look(self, before: object) -> None:
+        """End the connection if no request came after `before`, and none is being answered."""
+        answers = self.cycle is not None and not self.cycle.response_complete
+        if self.cycle is before and not answers:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self._look_later()
+
+
+async def body_of(request: Request) -> bytes:
+    """Return a request's body; HTTPException for one that is too long or takes too long."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_LIMIT_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MOST_BODY_BYTES:
+                    raise HTTPException(413, f"the body has more than {MOST_BODY_BYTES} bytes")
+    except TimeoutError:
+        raise HTTPException(408, f"the body took longer than {BODY_LIMIT_S:g} s") from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the client left") from None
+    return bytes(body)
+
+
+def own_hosts(hosts: Sequence[str] = ()) -> Middleware:
+    """Return what answers only to loopback's names and `hosts`: 400 elsewhere.
+
+    A foreign page with a name that leads to this address (DNS rebinding) still calls it by that
+    name.
+    """
+    names = [f"[{name}]" if ":" in name else name for name in (*LOOPBACK, *hosts)]
+    return Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)
+
+
+def configured(app: Starlette) -> uvicorn.Config:
+    """Return uvicorn's settings for an application, which prints its own failures.
+
+    asyncio and uvicorn would write tracebacks of them, and of every client that leaves.
+    """
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return uvicorn.Config(
+        app,
+        http=HttpConnection,
+        lifespan="off",
+        log_level="critical",
+        access_log=False,
+        limit_concurrency=files - OTHER_FILES if files > OTHER_FILES else None,
+        timeout_graceful_shutdown=DRAIN_LIMIT_S,
+    )

@@ -182,6 +182,10 @@ def test_points_that_fail_are_rows_too(tmp_path: Path) -> None:
     assert found.table["failed_replications"].to_list() == [2, 0]
     assert found.ranked == [1]
     assert main_effects(found)[0].values == [128]
+    alone = found_of(tmp_path, parameters={BUDGET: [0]})  # all but the run as it is
+    assert (alone.default_is_extra, alone.answered) == (True, [0])
+    assert main_effects(alone)[0].values == []
+    write_findings(tmp_path, alone, "title")
 
 
 @pytest.mark.parametrize("sampler", ["tpe", pytest.param("nsga2", marks=pytest.mark.long)])

@@ -299,7 +299,8 @@ class Difference(Shown):
         """Yield rows of the numbers that differ and that tables show."""
         for metric in metrics():
             if metric.key in self.metrics.index:
-                a, b = self.metrics.loc[metric.key, ["a", "b"]].astype(float)
+                values = (run.summary.get(metric.key) for run in (self.a, self.b))
+                a, b = (math.nan if value is None else float(value) for value in values)
                 share = percent((b - a) / a, 1) if a else ""
                 of = self.interval(metric.key)
                 told = "" if of is None else signed(of)

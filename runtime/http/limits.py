@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-import sys
 from collections.abc import Sequence
 
 import uvicorn
@@ -75,9 +74,10 @@ async def body_of(request: Request) -> bytes:
 
 
 def failure_of(request: Request, error: Exception) -> str:
-    """Return what an unexpected error says; print it, and where it is, in a line."""
+    """Return what an unexpected error says; log it, and where it is, in a line."""
     words = words_of(error)
-    print(f"{request.method} {request.url.path}: {words}{place_of(error)}", file=sys.stderr)
+    where = f"{request.method} {request.url.path}"
+    logging.getLogger("evenflow").error("%s: %s%s", where, words, place_of(error))
     return words
 
 

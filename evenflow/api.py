@@ -486,9 +486,9 @@ def _additions(
         document = job.config.document(job.label)
         yield predict(document, job.beside, _how(watch=watch)).addition
     if advise:
-        from evenflow.study import advice
+        from evenflow.study.advice import advise as study_advise
 
-        yield advice.told(advice.advise(job, run, _how(watch=watch)))
+        yield study_advise(job, run, _how(watch=watch)).addition
 
 
 def _how(

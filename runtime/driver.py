@@ -182,10 +182,8 @@ class Driver(System):
     in; without one, those of the world come. `text_of` gives the tokens that workers compute with;
     `book` has them where several drivers share the requests. The run fails when no message of a
     micro-batch comes for `patience_s` seconds longer than all those in flight take. Called are
-    `on_refused` with (request id, why) and `on_done` with the number of requests done. `on_token`
-    gets (request id, token), and returns True where the request ends. `on_given_up` gets the id of
-    a request that the policy ends for want of pages. What happens goes
-    to `blocks` every FLUSH_S.
+    `on_done` with the number of requests done, and `on_token` with (request id, token). What
+    happens goes to `blocks` every FLUSH_S.
     """
 
     def __init__(
@@ -198,10 +196,8 @@ class Driver(System):
         book: TokenBook | None = None,
         patience_s: float = 30.0,
         front: Front | None = None,
-        on_refused: Callable[[int, str], None] = lambda *_: None,
-        on_given_up: Callable[[int], None] = lambda _: None,
         on_done: Callable[[int], None] | None = None,
-        on_token: Callable[[int, int], bool | None] | None = None,
+        on_token: Callable[[int, int], None] | None = None,
         blocks: Blocks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -209,8 +205,6 @@ class Driver(System):
         self.pipeline = pipeline
         self._patience_s = patience_s
         self._facts = world.facts
-        self._on_refused = on_refused
-        self._on_given_up = on_given_up
         self._on_done = on_done
         self._on_token = on_token
         self._clock = clock
@@ -252,7 +246,7 @@ class Driver(System):
         self._noted["admitted_s"].append(now_s)
         reason = self._loop.admit(request)
         if reason is not None:
-            self._on_refused(request.request_id, reason)
+            self._front.refused(request.request_id, reason)
             self._left(1)
 
     def let_in(self, now_s: float) -> None:
@@ -367,17 +361,18 @@ class Driver(System):
         self._recorder.finish(sequences)
         for seq in sequences:
             if seq.aborted:
-                self._on_given_up(seq.request.request_id)
+                self._front.given_up(seq.request.request_id)
         self._writer.ended(sequences)
         self._left(len(sequences))
 
     def _hand_out(self, request_ids: abc.Sequence[int], tokens: abc.Sequence[int]) -> list[int]:
         """Give each request its token; return the requests that end with it."""
         stopped = [] if self._book is None else self._book.sampled(request_ids, tokens)
-        if (on_token := self._on_token) is not None:
-            pairs = zip(request_ids, tokens, strict=True)
-            ended = [request_id for request_id, token in pairs if on_token(request_id, token)]
-            stopped += [request_id for request_id in ended if request_id not in stopped]
+        for request_id, token in zip(request_ids, tokens, strict=True):
+            if self._on_token is not None:
+                self._on_token(request_id, token)
+            if self._front.token(request_id, token) and request_id not in stopped:
+                stopped.append(request_id)
         return stopped
 
     def _abort(self, request_id: int, reason: str) -> None:

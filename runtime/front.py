@@ -6,33 +6,43 @@ Knows when a request comes and when its client leaves; nothing of what happens t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from evenflow.types import Request
 
 
-class Front(Protocol):
-    """The source of a driver's requests. True as long as requests may come."""
+class Front:
+    """The source of a driver's requests, noting what becomes of them. True while more may come."""
 
     @property
     def next_s(self) -> float | None:
         """When the next request is due, as far as is known."""
-
-    def __bool__(self) -> bool: ...
+        return None
 
     def due(self, now_s: float) -> Request | None:
         """Return a request that enters now, if there is one."""
+        raise NotImplementedError
 
-    def withdrawn(self) -> Iterator[int]:
+    def withdrawn(self) -> Iterable[int]:
         """Iterate over the requests withdrawn by their clients since the last call."""
+        return ()
+
+    def refused(self, request_id: int, why: str) -> None:
+        """Note why a request never can be served."""
+
+    def given_up(self, request_id: int) -> None:
+        """Note that the policy ended a request early."""
+
+    def token(self, request_id: int, token: int) -> bool:
+        """Note a token; return whether the request ends with it, though more might be allowed."""
+        return False
 
     def left(self, count: int) -> None:
         """Note that `count` requests have ended."""
 
 
-class TraceReplay:
+class TraceReplay(Front):
     """Admits `requests`, in order of time, at their arrival times.
 
     `concurrency`: only as many at once; each that ends lets the next one in, and the arrival times
@@ -66,11 +76,6 @@ class TraceReplay:
         self._places -= 1
         return replace(self._backlog.popleft(), arrival_s=now_s)
 
-    def withdrawn(self) -> Iterator[int]:
-        """Iterate over nothing: a trace's clients wait."""
-        return iter(())
-
     def left(self, count: int) -> None:
-        """Note that `count` requests have ended."""
         if self._places is not None:
             self._places += count

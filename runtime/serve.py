@@ -193,7 +193,7 @@ def serve(
                 failure, interrupted = driven(system.run, system.stop)
             else:  # there is one pipeline
                 speaks = each.text_of is not None
-                driver = live.open(drives[name], engines, pipeline, on_token, speaks=speaks)
+                driver = live.open(drives[name], engines, pipeline, speaks=speaks)
                 failure, interrupted = driven(driver.run, live.drain, driver.quit)
                 system, failure = driver, live.ended(failure)
             ends = time.perf_counter() - started_s, failure, interrupted

@@ -79,7 +79,7 @@ def test_what_is_said_to_install_is_in_the_extras() -> None:
     told += re.findall(r"require_package\([^()]*?(?:, \"([a-z\- ]+)\")?\)", code)
     named = [name for words in told for name in words.split()]
     assert set(named) - known == set()
-    assert {"aiconfigurator-core", "tokenizers", "pyzmq", "safetensors", "starlette"} <= set(named)
+    assert {"aiconfigurator-core", "pyzmq", "safetensors", "starlette"} <= set(named)
     documents = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
     installed = re.findall(r"pip install '\.\[([a-z,]+)\]'", documents)
     assert {name for names in installed for name in names.split(",")} <= set(extras)

@@ -276,7 +276,7 @@ def load_classifier(path: Path) -> Classifier:
             raise UsageError(f"predictor {path}: over {MOST_FILE_BYTES >> 20} MiB; refused")
         told, weights = _read(path)
     except OSError as error:
-        raise UsageError(f"predictor {path}: cannot be read ({error.strerror})") from error
+        raise UsageError(f"predictor {path}: cannot be read ({error.strerror or error})") from error
     if told is None:
         raise UsageError(f"predictor {path}: not a file of evenflow traces predict; refused")
     try:

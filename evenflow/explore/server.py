@@ -25,7 +25,7 @@ from evenflow.errors import UsageError
 from evenflow.explore.document import MOST_SIDES, Given, question_of
 from evenflow.explore.page import live_page
 from evenflow.explore.workers import Task, WorkerPool, line
-from evenflow.runtime.http.limits import body_of, configured, own_hosts
+from evenflow.runtime.http.limits import body_of, configured, failure_of, own_hosts
 from evenflow.runtime.http.live import listening
 
 MOST_VALUES = 25
@@ -66,13 +66,14 @@ def make_app(given: Given, token: str, tells: Tells) -> Starlette:
         Route("/simulate", simulate, methods=["POST"]),
         Route("/sweep", sweep, methods=["POST"]),
     ]
-    refusals = {HTTPException: _refused}
+    refusals = dict.fromkeys((HTTPException, Exception), _refused)
     return Starlette(routes=routes, middleware=[own_hosts()], exception_handlers=refusals)
 
 
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return PlainTextResponse(f"{error.detail}\n", error.status_code)
+async def _refused(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        return PlainTextResponse(f"{error.detail}\n", error.status_code)
+    return PlainTextResponse(f"{failure_of(request, error)}\n", 500)
 
 
 async def _json(request: Request) -> Any:

@@ -94,6 +94,33 @@ class Advice:
         best = {words: self.changed[words] for words in list(kinds.values())[:SHOWN]}
         return {"as it is": self.base, **best, **self.bounds}
 
+    @property
+    def addition(self) -> Addition:
+        """The run, what helps most and the bounds as a table; how many help, how many fail."""
+        metrics = dict.fromkeys([self.metric, "duration", "mean_ttft_ms", "mean_tpot_ms"])
+        rows = [
+            [
+                words,
+                *(number(summary[metric], 3) for metric in metrics),
+                "" if summary is self.base else percent(self.gain(summary), 1),
+            ]
+            for words, summary in self.rows.items()
+        ]
+        helps = sum(self.gain(summary) > HELPS for summary in self.changed.values())
+        lost = f"; {self.failed} cannot be" if self.failed else ""
+        of_kinds = "the best of each kind is above" if helps else "none"
+        sentence = (
+            f"{len(self.changed) + self.failed} changes simulated, one at a time: {helps} would "
+            f"help, {of_kinds}{lost}. A bound is the run without one cause of its bubbles."
+        )
+        heads = ["change", *map(metric_words, metrics), "better by"]
+
+        def write(folder: Path) -> None:
+            every = {"as it is": self.base, **self.changed, **self.bounds}
+            write_summaries(folder / "advice.csv", "change", every)
+
+        return Addition("What would help", sentence, heads, rows, write)
+
 
 def advise(job: Job, outcome: Outcome, how: How) -> Advice:
     """Simulate a job with each change that may help it, and without each cause of its bubbles."""
@@ -164,31 +191,3 @@ def faster_links(config: RunConfig) -> Iterator[tuple[str, Patch]]:
         faster.sort(key=lambda each: each.bandwidth_gb_s)
         for each in dict.fromkeys([*faster[:1], *faster[-1:]]):
             yield f"{key}: {each.name} ({each.bandwidth_gb_s:g} GB/s)", {key: each.name}
-
-
-def told(advice: Advice) -> Addition:
-    """Return the run, what helps most and the bounds as a table; how many help, how many fail."""
-    metrics = dict.fromkeys([advice.metric, "duration", "mean_ttft_ms", "mean_tpot_ms"])
-    rows = [
-        [
-            words,
-            *(number(summary[metric], 3) for metric in metrics),
-            "" if summary is advice.base else percent(advice.gain(summary), 1),
-        ]
-        for words, summary in advice.rows.items()
-    ]
-    helps = sum(advice.gain(summary) > HELPS for summary in advice.changed.values())
-    lost = f"; {advice.failed} cannot be" if advice.failed else ""
-    count = len(advice.changed) + advice.failed
-    of_kinds = "the best of each kind is above" if helps else "none"
-    sentence = (
-        f"{count} changes simulated, one at a time: {helps} would help, {of_kinds}{lost}. "
-        "A bound is the run without one cause of its bubbles."
-    )
-    heads = ["change", *map(metric_words, metrics), "better by"]
-    every = {"as it is": advice.base, **advice.changed, **advice.bounds}
-
-    def write(folder: Path) -> None:
-        write_summaries(folder / "advice.csv", "change", every)
-
-    return Addition("What would help", sentence, heads, rows, write)

@@ -299,8 +299,8 @@ class Difference(Shown):
         """Yield rows of the numbers that differ and that tables show."""
         for metric in metrics():
             if metric.key in self.metrics.index:
-                a, b = (run.summary.get(metric.key) for run in (self.a, self.b))
-                share = "" if not a else "-" if b is None else percent((b - a) / a, 1)
+                a, b = self.metrics.loc[metric.key, ["a", "b"]].astype(float)
+                share = percent((b - a) / a, 1) if a else ""
                 of = self.interval(metric.key)
                 told = "" if of is None else signed(of)
                 yield [metric.words, metric.cell(a), metric.cell(b), share, told]

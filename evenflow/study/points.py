@@ -142,7 +142,7 @@ def simulate_point(point: Point) -> Record:
 
 
 class Store:
-    """A folder of records by key, a file each, which is written whole or not at all.
+    """A folder of records by key, one file for one record, which is written whole or not at all.
 
     Results of other versions of the code lie beside ours, in another folder of it. Folders of
     several machines merge by copying them into one. UsageError for one that cannot be written.

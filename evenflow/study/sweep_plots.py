@@ -30,7 +30,7 @@ LINE = 36
 NEUTRAL = "#9AA5B1"
 
 
-class Panel(NamedTuple):
+class ParameterPanel(NamedTuple):
     """A parameter, its values in order, and for each metric its mean and half-width at each.
 
     `default` is the position of the run's own value. `scattered`: each point has its own value
@@ -44,7 +44,7 @@ class Panel(NamedTuple):
     scattered: bool
 
 
-def sensitivity(found: Swept) -> list[Panel]:
+def sensitivity(found: Swept) -> list[ParameterPanel]:
     """Return a panel a parameter: metrics relative to the default, all other parameters as there.
 
     Ratios are taken within a replication. A parameter with no other value than the default is left
@@ -62,13 +62,13 @@ def sensitivity(found: Swept) -> list[Panel]:
     return [panel for panel in panels if len(panel.values) > 1]
 
 
-def main_effects(found: Swept) -> list[Panel]:
+def main_effects(found: Swept) -> list[ParameterPanel]:
     """Return a panel a parameter: the mean of each metric that decides over points with a value.
 
     Points are averaged within a replication first: the interval is that of the replications. Of
     a parameter with many values, each point by itself. Means are fair over all points of a balanced
-    method, of `one_at_a_time` over those that differ from the default in nothing else; the run as
-    it is counts only if the method chose it.
+    method, of `one_at_a_time` over points that differ from the default in nothing else; the run
+    as it is counts only if the method chose it.
     """
     values = {metric: found.values(metric) for metric in found.config.metrics}
     alone = found.base is not None and found.config.method.kind == "one_at_a_time"
@@ -93,7 +93,7 @@ def _panel(
     points: list[int],
     metrics: Mapping[str, pd.DataFrame],
     most: float = math.inf,
-) -> Panel:
+) -> ParameterPanel:
     """Return the means of points with each value; of more than `most` numbers, of each point."""
     labels = {index: found.trials[index].labels[name] for index in points}
     numbers = all(map(is_number, labels.values()))
@@ -108,7 +108,7 @@ def _panel(
         metric: spread(runs.loc[points].groupby(by, sort=False).agg(pd.Series.mean, skipna=False))
         for metric, runs in metrics.items()
     }
-    return Panel(name, values, default, means, scattered)
+    return ParameterPanel(name, values, default, means, scattered)
 
 
 def pictures(found: Swept) -> dict[str, Figure]:
@@ -123,7 +123,7 @@ def pictures(found: Swept) -> dict[str, Figure]:
     return drawn
 
 
-def _draw_sensitivity(around: Sequence[Panel]) -> Figure:
+def _draw_sensitivity(around: Sequence[ParameterPanel]) -> Figure:
     """Draw a panel a parameter: metrics relative to the default, as gLLM's figure 16."""
     figure, grid = plots.panels(len(around), 3.0, 3.4, columns=COLUMNS, sharey=True)
     for axes, panel in zip(grid, around, strict=True):
@@ -138,7 +138,7 @@ def _draw_sensitivity(around: Sequence[Panel]) -> Figure:
     return figure
 
 
-def _draw_main_effects(effects: Sequence[Panel]) -> Figure:
+def _draw_main_effects(effects: Sequence[ParameterPanel]) -> Figure:
     """Draw a row a metric and a panel a parameter: the mean over all points with a value."""
     metrics, width = list(effects[0].means), len(effects)
     figure, grid = plots.panels(len(metrics) * width, 3.1, 2.9, columns=width, sharey="row")
@@ -162,7 +162,7 @@ def _draw_front(found: Swept) -> Figure:
     return figure
 
 
-def _draw_means(axes: Axes, panel: Panel, metric: str, index: int) -> None:
+def _draw_means(axes: Axes, panel: ParameterPanel, metric: str, index: int) -> None:
     at = panel.values if panel.scattered else range(len(panel.values))
     means, words = panel.means[metric], metric_words(metric).partition(" (")[0]
     reach = 0 * means["half_width"] if panel.scattered else means["half_width"]
@@ -170,7 +170,7 @@ def _draw_means(axes: Axes, panel: Panel, metric: str, index: int) -> None:
     plots.whiskers(axes, at, means["mean"], reach, index, joined=joined, label=words)
 
 
-def _finish(axes: Axes, panel: Panel) -> None:
+def _finish(axes: Axes, panel: ParameterPanel) -> None:
     if panel.scattered:
         if 0 < panel.values[0] < panel.values[-1] / 10:
             axes.set_xscale("log")

@@ -347,8 +347,9 @@ def answers(trial: Trial, allow_refused: bool) -> bool:
 
 def spread(values: pd.DataFrame) -> pd.DataFrame:
     """Return the `mean` of each row and the `half_width` of its interval; NaN where one is NaN."""
-    rows = [interval(row) for row in values.to_numpy().tolist()]
-    return pd.DataFrame(rows, values.index)[["mean", "half_width"]]
+    means = [interval(row) for row in values.to_numpy().tolist()]
+    rows = [(mean.mean, mean.half_width) for mean in means]
+    return pd.DataFrame(rows, values.index, ["mean", "half_width"])
 
 
 def trial_rows(trial: Trial, cell: Callable[[Any], Any]) -> list[dict[str, Any]]:

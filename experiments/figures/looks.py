@@ -19,8 +19,8 @@ from evenflow.report.plots import finish
 Words = Mapping[str, Any]
 
 _LOOKS = pd.read_csv(Path(__file__).with_name("looks.csv"), index_col="label", dtype=str)
-COLORS: Mapping[str, str] = _LOOKS.colour.to_dict()
-MARKERS: Mapping[str, str] = _LOOKS.marker.dropna().to_dict()
+COLORS: Mapping[str, str] = {str(label): each for label, each in _LOOKS.colour.items()}
+MARKERS = {str(label): str(each) for label, each in _LOOKS.marker.dropna().items()}
 """Looks of the labels that several figures have: of systems, and of parts of an iteration."""
 SPARE = ("#2a9d8f", "#b02a37", "#8c6d31", "#5b5b5b", "#e377c2")
 """Colours of labels without one, or with that of another beside them."""

@@ -274,7 +274,7 @@ def _panels(panel: Panel, table: pd.DataFrame, numbers: Words, words: Words) -> 
         shown = [panel.words.get(str(value), value) for value in values]
         legend = panel.legend if (panel.kind == "lines" and panel.write) or not index else None
         one = panel.model_copy(update={"legend": legend})
-        changed = {} if named else {"title": "{}"}
+        changed: dict[str, str | None] = {} if named else {"title": "{}"}
         changed |= {"ylabel": None} if index else {}
         yield _with_axes(Placed(one, own, {**words, **_words(each, shown)}), **changed)
 
@@ -358,7 +358,8 @@ def _written(write: str, means: pd.DataFrame, heights: pd.Series) -> Iterator[st
     """Yield the words at each place across, from the height there or from columns."""
     columns = means.assign(**{"": heights}).to_dict("records")
     for row in columns:
-        words = filled(write, row, "plot.panels.write")
+        named = {str(name): value for name, value in row.items()}
+        words = filled(write, named, "plot.panels.write")
         yield "" if "nan" in words or words == NO_RATIO else words
 
 

@@ -371,8 +371,8 @@ def set_by_hand(document: Document) -> dict[str, Any]:
     for path, place in document.places.items():
         if place.startswith("--set"):
             value: Any = document.data
-            for key in path:
-                value = value[key]
+            for key in path:  # a key that was set to null may be gone
+                value = value.get(key) if isinstance(value, Mapping) else value[key]
             patch[".".join(map(str, path))] = value
     return patched(Document("", {}, {}), patch).data
 

@@ -248,8 +248,14 @@ def world_of(
     make_scheduler()  # a name that is none
     times_s = events[0].get("base_s", 1.0), events[0].get("per_token_s", 0.0)
     requests, cost = requests_of(events, contents), AffineCost(*times_s, depth)
-    cached = {"prefix_cache": contents is not None}
-    return World(requests, make_scheduler, cost, depth=depth, **cached, **deployment)
+    return World(
+        requests,
+        make_scheduler,
+        cost,
+        depth=depth,
+        prefix_cache=contents is not None,
+        **deployment,
+    )
 
 
 def time_of(event: Event, number: int) -> float:
@@ -265,7 +271,7 @@ def requests_of(events: Sequence[Event], contents: Contents | None = None) -> li
             event.get("at", event.get("arrival_s", time_of(event, number))),
             event["prompt"],
             event["output"],
-            prefix=contents and contents.prefix(event["id"], event["output"]),
+            prefix=None if contents is None else contents.prefix(event["id"], event["output"]),
             priority=event.get("priority", 0),
             max_new_tokens=None if event.get("ignore_eos") else event.get("max_new"),
         )

@@ -83,7 +83,7 @@ class EntryKeys(Keys):
     spread by metric, of runs with names that end so. `launch` is how the engine was started, where
     that is known. `run` holds RUN.yaml's keys; lengths, arrivals and layout come from the file
     where it says them; `by_clients` holds keys that are the number of clients plus a constant,
-    `by_step` those that are a prompt, a decode of each client and a constant, in tokens, `some`
+    `by_step` keys of a prompt, a decode of each client and a constant, in tokens, `some`
     those of some rows, each before what stands before it. A closed loop serves `rounds`
     requests a client, of lengths drawn uniformly from the `shortest` share of what is stated to all
     of it. `sequence`: the runs, by how their names end, were made one after the other on one

@@ -18,6 +18,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from evenflow.user_code import place_of, words_of
+
 MOST_BODY_BYTES = 16 * 1024**2
 """Two million token ids, or sixteen million letters: more than any context."""
 
@@ -69,6 +71,14 @@ async def body_of(request: Request) -> bytes:
     except ClientDisconnect:
         raise HTTPException(400, "the client left") from None
     return bytes(body)
+
+
+def failure_of(request: Request, error: Exception) -> str:
+    """Return what an unexpected error says; log it, and where it is, in a line."""
+    words = words_of(error)
+    where = f"{request.method} {request.url.path}"
+    logging.getLogger("evenflow").error("%s: %s%s", where, words, place_of(error))
+    return words
 
 
 def own_hosts(hosts: Sequence[str] = ()) -> Middleware:

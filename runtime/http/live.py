@@ -23,6 +23,7 @@ from evenflow.core.batcher import Batcher
 from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError, require_package
 from evenflow.runtime.driver import Driver
+from evenflow.runtime.front import Front
 from evenflow.runtime.http import FAILED_S, Serving
 from evenflow.runtime.pipeline import WorkerPipeline, ended_error
 from evenflow.runtime.tokens import Text
@@ -61,7 +62,7 @@ class _Asked:
     stopped: bool = False
 
 
-class Clients:
+class Clients(Front):
     """The front of a driver, by what the HTTP server at the other end of `channel` says.
 
     `knows_prefixes`: a request says what its prompt begins with, for a prefix cache. `gauges` are
@@ -76,7 +77,6 @@ class Clients:
         *,
         knows_prefixes: bool,
     ) -> None:
-        self.next_s: float | None = None  # the channel wakes the driver
         self.origin_s = 0.0
         self._channel = channel
         self._gauges = gauges
@@ -116,14 +116,10 @@ class Clients:
         return None
 
     def withdrawn(self) -> Iterator[int]:
-        """Iterate over the requests whose clients have left."""
         while self._left:
             request_id = self._left.pop(0)
             self._asked.pop(request_id, None)
             yield request_id
-
-    def left(self, count: int) -> None:
-        """Note that `count` requests have ended."""
 
     def close(self, why: str) -> None:
         """Let no more requests in; a signal handler may call it."""
@@ -144,12 +140,10 @@ class Clients:
                 self._channel.send(self._news.get())
 
     def refused(self, request_id: int, why: str) -> None:
-        """Tell why a request never can be served."""
         del self._asked[request_id]
         self._words.append(("refused", request_id, why))
 
     def given_up(self, request_id: int) -> None:
-        """Tell that the policy ended a request early."""
         if self._asked.pop(request_id, None) is not None:
             self._words.append(("given_up", request_id))
 
@@ -205,37 +199,22 @@ class LiveServer:
         drive: Callable[..., Driver],
         engines: Sequence[Batcher],
         pipeline: WorkerPipeline,
-        on_token: Callable[[int, int], None] | None,
         *,
         speaks: bool,
     ) -> Driver:
         """Let clients in; return the driver that serves them once it runs, made by `drive`.
 
-        `on_token` gets their tokens too. `speaks`: the workers compute with tokens.
+        `speaks`: the workers compute with tokens.
         """
         spawn = multiprocessing.get_context("spawn")
         channel, theirs = spawn.Pipe()
-        rules, keeps = EngineRules.of(engines[0].scheduler), engines[0].kv.keeps
-        gauges = partial(_gauges, engines)
-        clients = Clients(channel, gauges, self._lost, knows_prefixes=keeps)
-        self._clients = clients
-
-        def heard(request_id: int, token: int) -> bool:
-            if on_token is not None:
-                on_token(request_id, token)
-            return clients.token(request_id, token)
-
-        self._driver = drive(
-            text_of=clients.text_of if speaks else None,
-            front=clients,
-            on_refused=clients.refused,
-            on_given_up=clients.given_up,
-            on_token=heard,
-        )
+        gauges, keeps = partial(_gauges, engines), engines[0].kv.keeps
+        clients = self._clients = Clients(channel, gauges, self._lost, knows_prefixes=keeps)
+        self._driver = drive(front=clients, text_of=clients.text_of if speaks else None)
         clients.origin_s = self._driver.origin_s
         pipeline.watch(channel.fileno())
-        most, orders = engines[0].max_model_len, rules.by_priority
-        serving = replace(self.serving, max_model_len=most, by_priority=orders)
+        most, rules = engines[0].max_model_len, EngineRules.of(engines[0].scheduler)
+        serving = replace(self.serving, max_model_len=most, by_priority=rules.by_priority)
         told = serving, self._bound, theirs
         self._process = spawn.Process(
             target=_serve_clients, args=told, name="the HTTP server", daemon=True

@@ -10,7 +10,6 @@ import asyncio
 import json
 import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -30,7 +29,7 @@ from starlette.routing import Route
 
 from evenflow.runtime.http import FAILED_S, Serving
 from evenflow.runtime.http.answers import Answers, Reply
-from evenflow.runtime.http.limits import body_of, configured, own_hosts
+from evenflow.runtime.http.limits import body_of, configured, failure_of, own_hosts
 from evenflow.runtime.http.protocol import (
     ChatRequest,
     CompletionBody,
@@ -42,7 +41,6 @@ from evenflow.runtime.http.protocol import (
     first_of,
     usage,
 )
-from evenflow.user_code import place_of, words_of
 
 T = TypeVar("T")
 
@@ -117,9 +115,7 @@ def _service_error(request: Request, error: Exception, there: str) -> ServiceErr
         if error.status_code in (404, 405):
             message += f"; there are {there}"
         return ServiceError(message, error.status_code)
-    words = words_of(error)
-    print(f"{request.method} {request.url.path}: {words}{place_of(error)}", file=sys.stderr)
-    return ServiceError(ascii(words), 500)
+    return ServiceError(ascii(failure_of(request, error)), 500)
 
 
 def _error(error: ServiceError) -> Response:

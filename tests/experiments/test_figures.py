@@ -38,6 +38,11 @@ def test_a_number_set_by_hand_holds_in_a_coarse_pass_too() -> None:
     assert plan_of("gllm_10", "study.requests=7", quick=True).study["requests"] == 7
 
 
+def test_a_machine_may_be_set_to_null_beside_another_card() -> None:
+    plan = plan_of("sarathi_3", "gpu=A100-80G", "machine=null")
+    assert plan.by_hand == {"gpu": "A100-80G", "machine": None}
+
+
 LIKE = [
     (3, 2),
     (1, 0.5),

@@ -15,6 +15,7 @@ import evenflow.runtime.driver
 from evenflow.core.batcher import Batcher
 from evenflow.core.replay import Call, RecordingBatcher, replay
 from evenflow.runtime.driver import Driver
+from evenflow.runtime.front import Front
 from evenflow.runtime.page_tables import PageTable
 from evenflow.runtime.wire import Step
 from evenflow.sim import World
@@ -39,7 +40,7 @@ class Checked(VirtualPipeline):
         super().send(step)
 
 
-class Script:
+class Script(Front):
     """A front with a script: at which time who comes, or whose client leaves."""
 
     def __init__(self, events: list[tuple[float, Request | int]]) -> None:
@@ -65,9 +66,6 @@ class Script:
     def withdrawn(self) -> Iterator[int]:
         while (request_id := self._pop(self.now_s, int)) is not None:
             yield request_id
-
-    def left(self, count: int) -> None:
-        pass
 
 
 @st.composite
@@ -97,8 +95,9 @@ def live_driver(
     on_token: Callable[[int, int], bool | None],
 ) -> Driver:
     pipeline: Any = Checked(world.depth)
-    front = Script(events)
-    return Driver(world, [owner], pipeline, front=front, on_token=on_token, clock=pipeline.clock)
+    front: Any = Script(events)
+    front.token = on_token
+    return Driver(world, [owner], pipeline, front=front, clock=pipeline.clock)
 
 
 @settings(max_examples=many(200), deadline=None)

@@ -134,10 +134,10 @@ def test_a_queue_that_is_full_and_a_server_that_stops_refuse() -> None:
 class Peer:
     """An HTTP server at the other end of a channel, and the clients that a driver knows by it."""
 
-    def __init__(self, *, keeps: bool = False) -> None:
+    def __init__(self) -> None:
         ours, self.channel = multiprocessing.Pipe()
         self.is_lost = False
-        self.clients = Clients(ours, lambda: {"pages": 3}, self._lose, knows_prefixes=keeps)
+        self.clients = Clients(ours, lambda: {"pages": 3}, self._lose, knows_prefixes=True)
 
     def _lose(self) -> None:
         self.is_lost = True
@@ -159,7 +159,7 @@ class Peer:
 
 
 def test_what_workers_compute_with() -> None:
-    peer, draw = Peer(keeps=True), Draw(1, 0.5, 5, 0.9, 11)
+    peer, draw = Peer(), Draw(1, 0.5, 5, 0.9, 11)
     peer.clients.origin_s = 0.25
     requests = [peer.submit(0), peer.submit(1, 3, draw)]
     assert [peer.clients.text_of(each).draw for each in requests] == [None, draw]

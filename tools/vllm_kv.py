@@ -96,7 +96,7 @@ def _specs(path: Path) -> Iterator[Any]:
     kind = {"step3p7": "step3p5", "minimax_m3": "minimax_m3_text"}.get(
         keys["model_type"], keys["model_type"]
     )
-    keys |= {name: 2 for name in EXPERTS if name in keys}
+    keys |= {name: 2 for name in EXPERTS if keys.get(name)}
     keys |= {name: 1 for name in CHOSEN if name in keys}
     keys |= {"architectures": [ARCHITECTURES[kind]], "model_type": kind}
     keys.pop("quantization_config", None)
@@ -105,6 +105,9 @@ def _specs(path: Path) -> Iterator[Any]:
         keys["moe_layer_freq"] = [0] * len(keys["moe_layer_freq"])
     if "hybrid_override_pattern" in keys:
         keys["hybrid_override_pattern"] = keys["hybrid_override_pattern"].replace("E", "-")
+    if "layers_block_type" in keys:
+        kinds = keys["layers_block_type"]
+        keys["layers_block_type"] = ["mlp" if kind == "moe" else kind for kind in kinds]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(keys), encoding="utf-8")
         arguments = EngineArgs(

@@ -87,7 +87,7 @@ def models_command(from_config: FromConfig = None) -> None:
         )
         for name, spec in models().items()
     ]
-    print_numbers(("model", "1e9 parameters", "layers", "KV KiB/token", "most tokens"), rows)
+    print_numbers(("model", "billions", "layers", "KV KiB/token", "most tokens"), rows)
 
 
 def _print_model(spec: ModelSpec) -> None:

@@ -271,7 +271,7 @@ def read_config(
 
 def _family(config: _Config) -> str:
     """Return the family of a model; UsageError where its layers are not modelled."""
-    model_type, other = config.get("model_type"), _other_layers(config)
+    model_type, other = config.get("model_type"), " ".join(_other_layers(config).split())
     words = f"{other}, which is not modelled" if other else ""
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise UsageError(

@@ -98,9 +98,9 @@ def weights_format(said: object, experts: int, where: Path) -> str:
             raise _UnreadError(f"only {', '.join(METHODS)} are read")
         found = read(_beside_experts(given) if experts else given)
     except _UnreadError as error:
-        stand_in = error.stand_in or _nearest(given)
+        stand_in, words = error.stand_in or _nearest(given), " ".join(str(error).split())
         raise UsageError(
-            f'{where}: "quantization_config" of {method!r}: {error}; dtype: {stand_in} in the run '
+            f'{where}: "quantization_config" of {method!r}: {words}; dtype: {stand_in} in the run '
             "stands in for it"
         ) from None
     return found

@@ -342,6 +342,7 @@ HYBRID = QWEN3_MOE | {"num_hidden_layers": 4, "model_type": "zamba2"}
     ("change", "words"),
     [
         ({"layer_types": ["conv", "full_attention"] * 2}, "(2 of 4 layers are conv, which is not"),
+        ({"layer_types": ["a\nb", "full"] * 2}, "(2 of 4 layers are a b, which is not"),
         ({"full_attention_interval": 4}, "(3 of 4 layers are linear_attention, which is not"),
         ({"attn_type_list": [0, 1, 1, 0]}, "(2 of 4 layers are linear_attention, which is not"),
         ({"mamba_d_state": 16}, '(has layers with "mamba_d_state", which is not modelled)'),
@@ -529,6 +530,7 @@ UNREAD: list[tuple[Any, str, str]] = [
     ({"quant_method": "quark", "global": {"weight": {"dtype": "fp8_e4m3"}}}, "only", "fp8"),
     ({"quant_method": "quark", "global": {"weight": {"dtype": "fp4e8m0"}}}, "only", "mxfp4"),
     ({"quant_method": "aqlm"}, "'aqlm': only", "bfloat16"),
+    (grouped((4, "in\nt", 4, {})), "weights in 4 bits of in t", "int4_wo"),
 ]
 
 

@@ -228,9 +228,9 @@ class Batcher:
                 chunks.append(self._place(prefill))
         return self._take_decodes(decodes, order, victims)
 
-    def _place(self, prefill: Prefill) -> Chunk:
+    def _place(self, prefill: Any) -> Chunk:
         seq = self._prefillable(prefill)
-        stop = seq.computed + prefill.tokens
+        stop: int = seq.computed + prefill.tokens
         if prefill.ends and stop < seq.prompt_tokens and not self.queues.cut(seq, stop):
             raise self._broken("ends its prefill early, which its rules do not allow", seq)
         pool = self.pool
@@ -290,7 +290,8 @@ class Batcher:
         if type(prefills) is not list and not isinstance(prefills, abc.Sequence):
             raise self._no(prefills, "the prefills", "a list of Prefill(request_id, tokens)")
         for prefill in prefills:
-            if type(prefill) is not Prefill:
+            kind: Any = type(prefill)  # which tells the compiler nothing of its fields
+            if kind is not Prefill:
                 raise self._no(prefill, "a prefill", "Prefill(request_id, tokens)")
             for tokens in (prefill.tokens, prefill.hold_tokens):
                 if type(tokens) is not int and not isinstance(tokens, Integral):
@@ -303,7 +304,7 @@ class Batcher:
         seq = self.queues.live.get(int(request_id)) if whole else None
         return None if seq is None or seq.aborted else seq
 
-    def _prefillable(self, prefill: Prefill) -> Sequence:
+    def _prefillable(self, prefill: Any) -> Sequence:
         seq = self.served(prefill.request_id)
         if seq is None or seq.decoding:
             what = "is not being served" if seq is None else "decodes"
@@ -314,7 +315,7 @@ class Batcher:
             raise self._broken(why, seq)
         return seq
 
-    def preemptible(self, request_id: int) -> Sequence:
+    def preemptible(self, request_id: Any) -> Sequence:
         """Return a request that may be preempted now; PolicyError for one that may not."""
         seq = self.served(request_id)
         why = "which is not being served" if seq is None else self.queues.may_preempt(seq)
@@ -337,9 +338,9 @@ class Batcher:
             named[seq] = None
         return tuple(named), 0
 
-    def _wait(self, plan: Plan) -> None:
+    def _wait(self, plan: Any) -> None:
         """Record why nothing is sent; StallError if nothing ever would be."""
-        if not isinstance(plan.wake_at_s, Real | None):
+        if plan.wake_at_s is not None and not isinstance(plan.wake_at_s, Real):
             raise self._no(plan.wake_at_s, "the time to be asked again", "seconds")
         queues, idle = self.queues, not self.under_way
         waited_at = queues.batches, None if idle else queues.now_s
@@ -357,7 +358,7 @@ class Batcher:
                 f"and not taken: {queues.ready.num_sequences} decodes, {prompts} prompts, with "
                 f"{self.pool.free_pages} of {self.pool.total_pages} pages free"
             )
-        self.wake_at_s = plan.wake_at_s
+        self.wake_at_s = None if plan.wake_at_s is None else float(plan.wake_at_s)
         self._answer = "kv" if plan.kv_limited else "policy"
 
     def _no(self, value: object, what: str, right: str) -> PolicyError:

@@ -104,6 +104,7 @@ def configured(app: Starlette) -> uvicorn.Config:
         lifespan="off",
         log_level="critical",
         access_log=False,
+        backlog=OTHER_FILES,  # asyncio accepts as many before it reads what they say
         limit_concurrency=files - OTHER_FILES if files > OTHER_FILES else None,
         timeout_graceful_shutdown=DRAIN_LIMIT_S,
     )

@@ -11,8 +11,8 @@ import json
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -216,7 +216,8 @@ def _event(body: Mapping[str, Any]) -> str:
 
 def serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -> None:
     """Run a server's process on a bound socket until the driver says "exit", or is gone."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])  # the driver's
+    for number in (signal.SIGINT, signal.SIGTERM):  # the driver's
+        signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         Path("/proc/self/comm").write_text(NAME, encoding="ascii")
     asyncio.run(HttpServer(serving, channel).serve([bound]))
@@ -232,6 +233,11 @@ class HttpServer(uvicorn.Server):
         words: tuple[Callable[..., None], ...] = (*told, answers.close, answers.fail, self.exit)
         self._words = {word.__name__: word for word in words}
         super().__init__(configured(make_app(answers)))
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals ignored: the driver says when to end."""
+        yield
 
     def exit(self) -> None:
         """End, once the open connections have."""

@@ -651,7 +651,7 @@ def test_a_process_in_a_run_has_parameters(mine: Path) -> None:
         ({"name": "my_faults.py:straggler", "stage": "x"}, "stage should be a whole number, not"),
         ({"name": "straggler", "stage": 2}, "replica 0, stage 2: there are 1 replicas of 2 stages"),
         ({"name": "straggler", "stage": 0, "every_s": 1.0}, "give both or none"),
-        ({"name": "straggler"}, "process straggler needs a value of 'stage'"),
+        ({"name": "straggler"}, "process straggler needs a value of 'stage', a whole number"),
         ({"name": "contended_link", "hop": 0, "share": 0.5}, "hop 0: there are 1 replicas of 0 h"),
         ({"name": "contended_link", "hop": 0, "share": 1.0}, "share should be less than 1"),
         ({"name": "outage", "mtbf_s": 0, "restart_s": 1}, "mtbf_s should be greater than 0"),

@@ -188,5 +188,5 @@ def shown(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    text = f'"{value}"' if isinstance(value, str) else " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

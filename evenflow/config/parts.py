@@ -145,7 +145,7 @@ class KvConfig(Keys):
     """Whether requests share the pages of common prefixes."""
     swap: bool = False
     """Whether preempted requests are copied to the host and back, instead of recomputed."""
-    host_link: HostLinkConfig | None = Field(None, examples=[{"bandwidth_gb_s": 25.0}])
+    host_link: HostLinkConfig | None = Field(default=None, examples=[{"bandwidth_gb_s": 25.0}])
     """The link that `swap` copies over."""
 
     @model_validator(mode="after")

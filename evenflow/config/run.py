@@ -94,13 +94,13 @@ Dtype = Literal[
 class RunConfig(Keys):
     """One run: a deployment, a scheduler, a workload."""
 
-    model: Annotated[str, Field(min_length=1)] | None = Field(None, examples=["Llama-3.1-8B"])
+    model: Annotated[str, Field(min_length=1)] | None = Field(default=None, examples=["Llama-3.1-8B"])
     """A name of `evenflow models`, or the path of a Hugging Face config.json."""
     dtype: Dtype | None = None
     """What the layers' matrices are in; null: as the model has them."""
     kv_dtype: Literal["bfloat16", "float16", "fp8"] | None = None
     """What keys and values are in; null: as the model has them."""
-    gpu: Gpu | None = Field(None, examples=["H100"])
+    gpu: Gpu | None = Field(default=None, examples=["H100"])
     """A name of `evenflow gpus`, or a mapping with what differs from one; or a list, one for each
     stage.
     """

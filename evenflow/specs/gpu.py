@@ -255,6 +255,8 @@ def _look_up(
         return replace(by_name[name], **wanted)
     needed = {key for key, field in known.items() if field.default is MISSING} - {"name", *wanted}
     if needed:
-        words = f"needs {', '.join(sorted(needed))}, or the name of one that has them"
-        raise UsageError(f"{kind}: {words}; {instead_of(name, by_name)}")
+        raise UsageError(
+            f"{kind}: needs {', '.join(sorted(needed))}, or the name of one that has them; "
+            f"{instead_of(name, by_name)}"
+        )
     return make(**({"name": kind} | dict(wanted)))

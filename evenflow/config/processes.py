@@ -26,7 +26,7 @@ NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 def processes_of(named: Sequence[ProcessConfig], beside: Path) -> list[Callable[..., Any]]:
-    """Return the functions that a run names; UsageError for what is none, or takes no such value.
+    """Return the functions that a run names; UsageError for an unknown one or a wrong value.
 
     A module is looked for as a policy's is, in the current folder, then in `beside`.
     """

@@ -40,7 +40,7 @@ STOPPING = "the server is stopping"
 
 @dataclass(slots=True)
 class _Asked:
-    """What the driver knows of a request while it is served."""
+    """State of a request in the driver while it is served."""
 
     text: Text
     left: int

@@ -282,9 +282,10 @@ def plan(
 ) -> "Planned":
     """Find the cheapest deployment that keeps limits on latency, and say how to start it.
 
-    Where there is none of `gpus` GPUs, find the nearest. `.table` has a row for each that does, the
-    best first, `.points` one for all that was simulated. `rate`: requests/s, or a multiple of the
-    run's own ("2x"); `price`: dollars of a GPU an hour; `budgets`: tokens of a micro-batch.
+    Where no deployment of `gpus` GPUs does, find the nearest. `.table` has a row for each that
+    does, the best first, `.points` one for all that was simulated. `rate`: requests/s, or a
+    multiple of the run's own ("2x"); `price`: dollars of a GPU an hour; `budgets`: tokens of a
+    micro-batch.
     `with_` has processes that join each simulation, by name, `{"outage": {"mtbf_s": 86400,
     "restart_s": 120}}`; `.spare` is how many GPUs more that takes than without them.
     `exhaustive` simulates every point. `slo`, `set`, `out`, `allow_refused` and `force` are as for

@@ -1,4 +1,4 @@
-"""What a micro-batch costs: the keys of each kind of costs, and the cost model each one makes.
+"""Costs of a micro-batch: the keys of each kind, and the cost model that it makes.
 
 Knows specifications and cost models; no trace, no scheduler, no simulator's clock.
 """

@@ -166,7 +166,7 @@ class Batcher:
 
     @property
     def wait_reason(self) -> str:
-        """Why nothing is sent (one of WAIT_REASONS): the policy's answer, or what is in the way.
+        """Reason that nothing is sent (one of WAIT_REASONS): the policy's answer, or a limit.
 
         It is the policy if work waits behind the cap or an earlier chunk, or if running decodes,
         enough for every stage, are in fewer micro-batches than there are stages.

@@ -40,7 +40,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class SourceKeys(Keys):
-    """Where the original is: a repository, a commit of it, and a path in that."""
+    """Place of the original: a repository, a commit of it, and a path in that."""
 
     repository: Text
     commit: Text
@@ -55,7 +55,7 @@ Where = dict[str, list[Any]]
 
 
 class LaunchKeys(Keys):
-    """How the engine was started: the script that did it, the commit of that, and its settings.
+    """Start of the engine: the script that did it, the commit of that, and its settings.
 
     `not_simulated` are those of the settings that the simulation leaves out, and what they change.
     """

@@ -89,8 +89,8 @@ class MadeCosts(NamedTuple):
 
     `hop`: seconds, and seconds a byte, from stage to stage, and `host`: the CPU time around a
     micro-batch, where they were measured too. `experts`: the costs shared by groups of GPUs with
-    separate requests, which are then not in `cost`. `prompt_scale`: a micro-batch with prompts
-    takes so many times as long.
+    separate requests, which are then not in `cost`. `prompt_scale` multiplies micro-batches
+    with prompts.
     """
 
     cost: StageCost

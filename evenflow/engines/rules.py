@@ -39,6 +39,7 @@ class EngineRules(Rules):
     decode holds pages for two steps. `prefills`: prompts only, for another engine (`PrefillLoop`),
     which with `admits_late` agrees on what comes, too. `receives`: decodes only, whose KV comes
     from another engine (`DecodeLoop`); most of them in a slot, 0 where it computes prompts.
+    `looks_every`: steps of decodes from one look for requests that came to the next (`Looks`).
     `unspeculative`: why it does not go with speculation, if so.
     """
 
@@ -57,6 +58,7 @@ class EngineRules(Rules):
     prefills: bool = False
     admits_late: bool = False
     receives: int = 0
+    looks_every: int = 1
     unspeculative: str = ""
 
     @classmethod

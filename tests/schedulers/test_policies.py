@@ -42,8 +42,9 @@ DEFAULTS = {
     "share='seats'",
     "sarathi": "token_budget=512 max_num_seqs=256 watermark=0.01 mode='hybrid' "
     "max_batch_rows=None tbt_slo_s=None",
-    "sglang": "chunked_prefill_size=8192 max_prefill_tokens=16384 max_running_requests=2048 "
-    "pp_max_micro_batch_size=None schedule_conservativeness=1.0 schedule_policy='fcfs' "
+    "sglang": "chunked_prefill_size=8192 max_prefill_tokens=16384 prefill_max_requests=None "
+    "max_running_requests=None pp_max_micro_batch_size=None schedule_conservativeness=1.0 "
+    "schedule_policy='fcfs' "
     "mixed_chunk=False dynamic_chunking=False prefill_decode_interval=0 "
     "scheduler_recv_interval=1 overlap=None disaggregation_mode=None "
     "num_reserved_decode_tokens=512 version='0.5.23' "

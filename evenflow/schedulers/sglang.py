@@ -70,20 +70,23 @@ class SGLang(Policy):
     }
 
     chunked_prefill_size: Count | None = 8192
-    """Most prompt tokens of a micro-batch; longer prompts are cut; null: none are."""
+    """Most prompt tokens of a micro-batch, of all groups with `data_parallel`; longer prompts are
+    cut; null: none are.
+    """
     max_prefill_tokens: Count = 16384
     """Most prompt tokens that are admitted in a micro-batch."""
     prefill_max_requests: Count | None = None
     """Most requests whose prompts go in a micro-batch; null: no limit."""
     max_running_requests: Count | None = None
-    """Most requests that are admitted at a time, at most half the pool's tokens; null: 48 with
-    speculation, else 512 for each `max_model_len` in the pool, from 2,048 to 4,096.
+    """Most requests that are admitted at a time, to all groups with `data_parallel`, and at most
+    half the pool's tokens; null: 48 with speculation, else 512 for each `max_model_len` in a
+    group's pool, from 2,048 to 4,096 of each.
     """
     pp_max_micro_batch_size: Count | None = None
     """Most requests of a slot; null: an even part of `max_running_requests`."""
     schedule_conservativeness: NonNegative = 1.0
     """How much of the output that clients allow is kept free for the running decodes: 0.7 times
-    this ratio at first, less with each step.
+    this ratio at first, less with each step; 0.3 of it with `data_parallel`.
     """
     schedule_policy: Literal["fcfs", "lpm"] = "fcfs"
     """The order of prompts: by arrival, or the longest prefix in the cache first."""
@@ -108,11 +111,14 @@ class SGLang(Policy):
     max_model_len: Count | None = None
     """Most tokens of a request; null: the run's."""
     depth: int = 1
+    data_parallel: int = 1
     page_tokens: int = 1
     prefill_s: Callable[[int], float] | None = None
 
     def __post_init__(self) -> None:
-        chunk, depth = self.chunked_prefill_size, self.depth
+        depth, groups = self.depth, self.data_parallel
+        chunk = self.chunked_prefill_size and max(self.chunked_prefill_size // groups, 1)
+        self._chunk = chunk
         slotted = not (depth == 1 if self.overlap is None else self.overlap)
         if depth > 1 and not slotted:
             raise ValueError(f"overlap is for one stage, not {depth}; false is right")
@@ -124,7 +130,7 @@ class SGLang(Policy):
         if mode and self.scheduler_recv_interval > 1:
             raise ValueError("scheduler_recv_interval: 1 is right with disaggregation_mode")
         if chunk and chunk % self.page_tokens:
-            what = f"chunked_prefill_size {chunk} is no multiple of"
+            what = f"chunked_prefill_size {chunk}{' of a group' * (groups > 1)} is no multiple of"
             raise ValueError(f"{what} kv.page_tokens, {self.page_tokens}")
         if chunk is None and (self.mixed_chunk or self.dynamic_chunking):
             raise ValueError("mixed_chunk and dynamic_chunking need a chunked_prefill_size")
@@ -145,7 +151,8 @@ class SGLang(Policy):
             looks_every=self.scheduler_recv_interval,
             cuts=self.page_tokens > 1 and (self.mixed_chunk or self.dynamic_chunking),
         )
-        self.new_token_ratio = self._most_ratio = min(0.7 * self.schedule_conservativeness, 1.0)
+        conservativeness = self.schedule_conservativeness * (0.3 if groups > 1 else 1.0)
+        self.new_token_ratio = self._most_ratio = min(0.7 * conservativeness, 1.0)
         self._fitted: tuple[float, float] | None = None
         self._slots: dict[int, Slot] = {}
         self._idles = self._passes = 0
@@ -205,7 +212,7 @@ class SGLang(Policy):
             return []
         if view.prefix_cache and waiting:
             yield from self._look_up(view)
-        chunk = self.chunked_prefill_size or UNLIMITED
+        chunk = self._chunk or UNLIMITED
         if partial is not None and self.dynamic_chunking:
             chunk = self.chunk_after(partial.computed)
         riding = running if self.mixed_chunk else 0
@@ -227,7 +234,9 @@ class SGLang(Policy):
         most = self.max_running_requests
         if most is None and view.due_tokens is not None:
             most = SPECULATING
-        if most is None:
+        if most is not None:
+            most = max(most // self.data_parallel, 1)
+        else:
             longest = self.max_model_len or pool_tokens
             most = max(min(int(pool_tokens / longest * 512), MOST_RUNNING), LEAST_RUNNING)
         return min(most, pool_tokens // 2)
@@ -247,7 +256,7 @@ class SGLang(Policy):
                 return False
             if not room.fits(prompt):
                 return bool(room.taken or room.decodes)
-            if self.chunked_prefill_size is None and not room.is_whole(prompt):
+            if self._chunk is None and not room.is_whole(prompt):
                 return False
             if room.chunk_of(prompt) <= 0:
                 return False
@@ -363,7 +372,7 @@ class SGLang(Policy):
         long as the first, f(l + x) - f(l) = f(chunk) - f(0), smoothed. Without a square, all are
         alike.
         """
-        chunk = self.chunked_prefill_size
+        chunk = self._chunk
         assert self.max_model_len is not None  # the constructor asks for both
         assert chunk is not None
         if self._fitted is None:

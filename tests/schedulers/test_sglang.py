@@ -144,6 +144,15 @@ def test_as_many_requests_run_as_sglang_resolves(
         )
 
 
+def test_groups_of_data_parallel_attention_divide_chunks_and_requests() -> None:
+    """Its ServerArgs make 2,048 and 0.3 of 8,192 and 1.0 for four ranks; 48 are 12 of each."""
+    policy = SGLang(data_parallel=4, max_running_requests=48, max_model_len=4096)
+    engine = engine_of(policy, PagePool(50_000), [(3000, 5)], max_model_len=4096, asks_again=False)
+    assert policy.new_token_ratio == 0.7 * 0.3
+    assert policy.most_running(engine.view) == 12
+    assert send(engine, 0.0).prefill_tokens == 2048
+
+
 @pytest.mark.parametrize(("version", "two_s"), [("0.5.23", [8.0, 8.0]), ("0.5.17", [4.0, 8.0])])
 def test_the_stages_of_a_prefill_server_agree_before_a_prompt_ends(
     version: str, two_s: list[float]

@@ -76,7 +76,7 @@ HOST_REPEATS = 50
 
 @dataclass(frozen=True, slots=True)
 class ProfileSettings:
-    """How to measure: for `minutes` in all, on `threads` threads, a stage of `layers` layers.
+    """Plan of a measurement: `minutes` in all, on `threads` threads, of a stage of `layers` layers.
 
     More layers where these would not be of all of the model's kinds. `max_tokens`, `max_rows` and
     `max_context` bound the grid; None takes the device's default, and a window with a chunk.

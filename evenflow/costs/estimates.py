@@ -22,7 +22,7 @@ from evenflow.specs.model import ModelSpec
 
 
 class Estimates(TypedDict):
-    """What `estimates` returns; the keys are names of policy parameters."""
+    """Names that `estimates` returns, which are those of policy parameters."""
 
     token_budget_for: Callable[[float], int]
     prefill_s: Callable[[int], float]
@@ -123,8 +123,9 @@ def balanced_layers(
 
 
 def balanced_by(by_layer: StageCost, stages: int, work: BatchShape = REFERENCE) -> tuple[int, ...]:
-    """Return the layers of each stage that minimise the slowest stage's seconds, from the costs of
-    stages of one layer each.
+    """Return the layers of each stage that minimise the slowest stage's seconds.
+
+    `by_layer` are the costs of stages of one layer each.
     """
     seconds = by_layer.times(work)
     done_s = [0.0, *accumulate(seconds)]

@@ -1,4 +1,4 @@
-"""Seconds per stage from the shapes of a model and the peaks of a GPU, for any GPU in the table.
+"""Seconds per stage, for any GPU in the table, from a model's shapes and the GPU's peaks.
 
 The formulas come first, one function each: seconds of one operator in one layer on one rank, the
 longer of its arithmetic and its memory traffic at the rates that the GPU reaches (`Rates`); a
@@ -28,7 +28,7 @@ WEIGHT_ONLY_TILE = 16
 
 
 class Rates(NamedTuple):
-    """What a GPU reaches: floating-point operations and bytes of memory traffic a second."""
+    """Rates that a GPU reaches: floating-point operations and bytes of memory traffic a second."""
 
     flops_per_s: float
     bytes_per_s: float

@@ -1,5 +1,7 @@
-"""vLLM: V0, prefills first and never in one micro-batch with decodes; V1, one pass over running,
-then over waiting requests, under one token budget; and proposals to balance that.
+"""Policies of vLLM: V0, prefills first and never in one micro-batch with decodes.
+
+V1, one pass over running, then over waiting requests, under one token budget; and proposals to
+balance that.
 """
 
 from __future__ import annotations

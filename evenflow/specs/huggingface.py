@@ -1,8 +1,8 @@
 """Reads a Hugging Face config.json: Llama, Mistral, Qwen, Gemma, DeepSeek, GLM, Falcon, their like.
 
 Knows the spellings, old and new, and the defaults of those files; not what the numbers are for.
-Of a model that also sees or hears, only the part that reads text is read (`text_config`). Left
-unread: RoPE scaling, attention sinks, biases but those of queries, keys and values, soft caps,
+Of a model of images or sound, only the part that reads text is read (`text_config`). Left unread:
+RoPE scaling, attention sinks, biases but those of queries, keys and values, soft caps,
 and Gemma's norms after a block. A key that is left out is as in transformers (`defaults.json`).
 """
 

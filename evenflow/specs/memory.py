@@ -1,4 +1,4 @@
-"""What an engine takes of each GPU besides weights and pages, by engine: `memory.csv`.
+"""Memory that an engine takes of each GPU besides weights and pages, by engine: `memory.csv`.
 
 Fitted on start-up logs by `tools.startup_memory` (docs/kv.md). Knows a model's shape; no scheduler.
 """

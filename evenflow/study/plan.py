@@ -90,7 +90,7 @@ class Planned(Shown):
 
     @property
     def setup(self) -> str:
-        """What the best point is simulated on, with what was not chosen marked."""
+        """Ground on which the best point is simulated, with what was not chosen marked."""
         return configured(self.winner).setup()
 
     @cached_property

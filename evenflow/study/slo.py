@@ -1,4 +1,4 @@
-"""What is good, and what it costs: limits on numbers of a run's summary, objectives, prices.
+"""Limits on numbers of a run's summary, objectives, prices.
 
 A limit is at most, or at least for numbers of which more is better. Knows no search.
 """
@@ -128,7 +128,7 @@ def larger_is_better(metric: str) -> bool:
 class Objective(Keys):
     """A key of the summary, and whether less or more of it is better."""
 
-    metric: Annotated[str, Field(min_length=1)]
+    metric: Annotated[str, Field(min_length=1)] = Field(examples=["mean_ttft_ms"])
     """A key of `evenflow metrics`."""
     goal: Literal["minimize", "maximize"] = "minimize"
     """Whether less or more of it is better."""
@@ -331,7 +331,7 @@ def completed_per_s(values: Mapping[str, Any], *, keeps_up: bool) -> float:
 
 
 def checked_price(price: float) -> float:
-    """Return the price of a GPU; UsageError for one that is none."""
+    """Return the price of a GPU; UsageError unless it is above 0."""
     if not 0 < price < math.inf:
         raise UsageError(f"--price {price:g}: should be dollars of a GPU an hour, above 0")
     return price

@@ -33,7 +33,7 @@ MOST_ROWS = 4096
 
 
 class BenchSettings(NamedTuple):
-    """What trtllm-bench sets: rows and tokens of a micro-batch."""
+    """Settings of trtllm-bench: rows and tokens of a micro-batch."""
 
     max_batch_size: int
     max_num_tokens: int

@@ -80,8 +80,9 @@ Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None
 
 @dataclass(frozen=True, slots=True)
 class PipelineRun:
-    """The outcome of one pipeline of a real run, the predicted costs of its micro-batches, and its
-    times; `world` has the requests that were its own (that of a pool has none).
+    """The outcome of one pipeline of a real run, its times, and the predicted costs.
+
+    `world` has the requests that were its own (that of a pool has none).
     """
 
     world: World
@@ -103,8 +104,9 @@ class RealRun:
     load: Load
 
     def again(self, system: World | PooledWorld, *, late: bool = True) -> list[Structure]:
-        """Simulate each replica, or the pools together, from its own times; unless `late`, as if
-        stages took no time before they start.
+        """Simulate each replica, or the pools together, from its own times.
+
+        Unless `late`, it is as if stages took no time before they start.
         """
         times = [part.times if late else part.times.at_once() for part in self.parts]
         if isinstance(system, PooledWorld):

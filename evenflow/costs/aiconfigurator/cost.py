@@ -120,7 +120,7 @@ def question(
 def _configs(
     model: ModelSpec, kind: ModelSpec
 ) -> tuple[dict[str, Any], dict[str, Any] | None] | None:
-    """Return the files of a model up to a layer of a kind, and up to the one before, if any.
+    """Return the files of a model up to a layer of a kind, and up to the one before.
 
     A module that predicts further tokens is like the last layer. None where layers are alike.
     """

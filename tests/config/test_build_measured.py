@@ -16,7 +16,7 @@ from evenflow.config.run import RunConfig, load_config
 from evenflow.costs.profile.file import TIME_COLUMNS, ProfilePoint, write_profile
 from evenflow.profiler.outside import Service, host_points
 from evenflow.results.metrics import summarize
-from evenflow.runtime.real import notes_of, workers_of
+from evenflow.runtime.kinds import notes_of, workers_of
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.sim import simulate
 from evenflow.study.fair import left_out

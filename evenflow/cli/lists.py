@@ -288,12 +288,11 @@ def convert_command(
     trace: Any,
     *,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The csv to write.")],
-    to: Annotated[str, typer.Option("--to", help="The format to write.")] = "vidur",
 ) -> None:
-    """Write a trace in another format."""
+    """Write a trace as a csv of Vidur."""
     from evenflow.traces.describe import convert
 
-    echo(convert(trace, out, to))
+    echo(convert(trace, out))
     for reason, count in trace.dropped.items():
         echo(f"dropped: {count} rows: {reason}", err=True)
 

@@ -22,7 +22,7 @@ from evenflow.specs.model import ModelSpec
 
 
 class Estimates(TypedDict):
-    """Names that `estimates` returns, which are those of policy parameters."""
+    """Estimates by the names of policy parameters."""
 
     token_budget_for: Callable[[float], int]
     prefill_s: Callable[[int], float]

@@ -37,7 +37,8 @@ from evenflow.profiler.timed_runs import (
     time_run,
     undisturbed,
 )
-from evenflow.specs.model import ModelSpec, of_shape
+from evenflow.specs.model import of_shape
+from evenflow.specs.modelspec import ModelSpec
 from evenflow.sums import plain_sum
 
 

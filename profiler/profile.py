@@ -50,7 +50,7 @@ from evenflow.profiler.timed_runs import (
     runs_by_shape,
 )
 from evenflow.specs.deployment import require_shareable
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 
 TILES = (64, 128, 256)
 """Tokens of a tile that kernels of GPUs are known for. A grid has points on both sides of the edges

@@ -22,7 +22,8 @@ from evenflow.runtime import RandomTexts, Workers
 from evenflow.runtime.torch import settings as on_torch
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.huggingface import read_dtype
-from evenflow.specs.model import ModelSpec, listed, model
+from evenflow.specs.model import listed, model
+from evenflow.specs.modelspec import ModelSpec
 
 ONLY_SIMULATED = "can only be simulated; for a real run"
 """Why a key is refused, in the words of the error."""

@@ -36,7 +36,8 @@ from evenflow.profiler.check import errors_table
 from evenflow.profiler.machine import device_name
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
-from evenflow.specs.model import ModelSpec, model
+from evenflow.specs.model import model
+from evenflow.specs.modelspec import ModelSpec
 
 if TYPE_CHECKING:
     from evenflow.study.runs import Job

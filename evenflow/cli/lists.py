@@ -15,7 +15,7 @@ from evenflow.errors import UsageError
 from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
-    from evenflow.specs.model import ModelSpec
+    from evenflow.specs.modelspec import ModelSpec
 
 TEMPLATE = Path(__file__).parent.parent / "config" / "template.yaml"
 
@@ -72,7 +72,8 @@ FromConfig = Annotated[
 def models_command(from_config: FromConfig = None) -> None:
     """List the models that a run may name; any other is a path to its config.json."""
     from evenflow.report.tables import print_numbers
-    from evenflow.specs.model import ModelSpec, models
+    from evenflow.specs.model import models
+    from evenflow.specs.modelspec import ModelSpec
 
     if from_config is not None:
         _print_model(ModelSpec.from_config_json(from_config))

@@ -18,7 +18,7 @@ from evenflow.costs.roofline import RooflineCost
 from evenflow.errors import UsageError, require_counts, require_positive
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GpuSpec, LinkSpec
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 
 
 class Estimates(TypedDict):

@@ -27,7 +27,7 @@ from evenflow.profiler.outside import Service, detokenise_points  # noqa: E402
 from evenflow.profiler.timed_runs import MIN_ROUNDS  # noqa: E402
 from evenflow.runtime import profiled as timed  # noqa: E402
 from evenflow.runtime.profiled import profile_model, timed_stage  # noqa: E402
-from evenflow.specs.model import ModelSpec  # noqa: E402
+from evenflow.specs.modelspec import ModelSpec  # noqa: E402
 from tests.command_line import (  # noqa: E402
     START_S,
     complaint,

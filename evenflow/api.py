@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenflow import options as given
+from evenflow.arguments import checked
 from evenflow.errors import UsageError
 from evenflow.options import AnyProcess, Changes, Policy
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from evenflow.study.uncertainty import Prediction
 
 
+@checked
 def simulate(
     run: given.Run,
     *,
@@ -84,6 +86,7 @@ def simulate(
     return simulated
 
 
+@checked
 def compare(
     run: given.Run,
     schedulers: given.Schedulers = "",
@@ -127,6 +130,7 @@ def compare(
     return comparison
 
 
+@checked
 def diff(a: given.Saved, b: given.Saved) -> "Difference":
     """Compare two saved runs: what differs in how they were made, and in what they came to.
 
@@ -141,6 +145,7 @@ def diff(a: given.Saved, b: given.Saved) -> "Difference":
     return study_diff(a, b)
 
 
+@checked
 def check(
     runs: given.Runs,
     *,
@@ -175,6 +180,7 @@ def check(
     return study_check(jobs, simulate_one, before, bounds, after, allow_refused=allow_refused)
 
 
+@checked
 def sweep(
     file: given.SweepFile,
     *,
@@ -206,6 +212,7 @@ def sweep(
     return study_sweep(asked, how, on_unseen=check, allow_refused=allow_refused)
 
 
+@checked
 def capacity(
     run: given.Run,
     slo: given.Slo = (),
@@ -240,7 +247,7 @@ def capacity(
 
     document, file = _document(run, set)
     config = configured(document)
-    config = config if gpus is None else on_gpus(config, parse_gpus(str(gpus)))
+    config = config if gpus is None else on_gpus(config, parse_gpus(_gpus(gpus)))
     limits = _conditions(slo, max_median_queue_s)
     per_hour = None if price is None else checked_price(price) * num_gpus(config)
     asked = (config, limits, file.parent, tolerance, replications, per_hour, allow_refused)
@@ -250,6 +257,7 @@ def capacity(
     )
 
 
+@checked
 def plan(
     run: given.Run,
     slo: given.Slo = (),
@@ -292,7 +300,7 @@ def plan(
     document, file = _document(run, set)
     ask = Ask(
         slo=_conditions(slo, max_median_queue_s),
-        gpus=parse_gpus(str(gpus)),
+        gpus=parse_gpus(_gpus(gpus)),
         rate=None if rate is None else str(rate),
         price=price,
         schedulers=_names(schedulers) if isinstance(schedulers, str) else schedulers,
@@ -307,6 +315,7 @@ def plan(
     return study_plan(document, file.parent, ask, _how(out, force, [file], **who))
 
 
+@checked
 def figures(
     names: given.FigureNames = (),
     *,
@@ -351,6 +360,7 @@ def figures(
         return make_all(plans, folder, pool, watch, say, intervals=intervals, tables=bool(asked))
 
 
+@checked
 def reproduce(
     names: given.Entries = (),
     *,
@@ -395,6 +405,7 @@ def reproduce(
     return found
 
 
+@checked
 def calibrate(
     run: given.Run,
     results: given.Results,
@@ -414,9 +425,12 @@ def calibrate(
 
     document, file = _document(run, set)
     runs = [each for path in results for each in read_results(Path(path))]
+    if not runs:
+        raise UsageError("results: none are given; a file of a benchmark of this run is right")
     return calibrate_run(document, file.parent, runs, _how(workers=workers, watch=watch))
 
 
+@checked
 def intervals(
     run: given.RunFile, *, set: Changes = None, workers: int | None = None
 ) -> "Prediction":
@@ -445,7 +459,7 @@ def _by_name(keys: Any) -> Any:
     """Return keys with policies as plain data: their names, and the parameters of objects."""
     if isinstance(keys, Mapping):
         return {key: _by_name(value) for key, value in keys.items()}
-    if isinstance(keys, list | tuple):
+    if isinstance(keys, list):
         return [_by_name(value) for value in keys]
     if callable(getattr(keys, "schedule", None)):
         return _policy_by_name(keys)
@@ -531,6 +545,10 @@ def _texts(changes: Changes) -> list[str]:
     if not isinstance(changes, Mapping):
         return list(changes or ())
     return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+
+
+def _gpus(gpus: int | str | Sequence[int]) -> str:
+    return ",".join(map(str, gpus)) if isinstance(gpus, list) else str(gpus)
 
 
 def _names(text: str) -> list[str]:

@@ -539,7 +539,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
             self._wait()
         going = [req for req in batch.reqs if not req.finished()]
         if result.accept_lens is None:
-            result.next_token_ids = torch.tensor([self._token(req) for req in batch.reqs])
+            result.next_token_ids = torch.tensor([self.token(req) for req in batch.reqs])
         leaving = {req.rid for req in self.disagg_prefill_inflight_queue}
         if self.prefills:
             self.process_batch_result_disagg_prefill(batch, result)
@@ -562,7 +562,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         )
         self.accepted = {}
 
-    def _token(self, req: Req, later: int = 0) -> int:
+    def token(self, req: Req, later: int = 0) -> int:
         """Return the next token of a request, or one that comes so much later."""
         last = len(req.output_ids) + 1 + later >= self.outputs[req.rid]
         return END_TOKEN if last else TOKEN
@@ -595,7 +595,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         if sent.forward_mode.is_decode():
             tensors = self._verified(sent)
         else:
-            tensors = {"next_token_ids": torch.tensor([self._token(req) for req in sent.reqs])}
+            tensors = {"next_token_ids": torch.tensor([self.token(req) for req in sent.reqs])}
             self.drafted.difference_update(req.rid for req in sent.reqs)
         return super()._pp_prep_batch_result(batch, metadata, PPProxyTensors(tensors))
 
@@ -608,7 +608,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         }
         self.drafted.update(req.rid for req in sent.reqs)
         tokens = torch.tensor(
-            [[self._token(req, later) for later in range(most)] for req in sent.reqs]
+            [[self.token(req, later) for later in range(most)] for req in sent.reqs]
         )
         accepted = torch.tensor(gains)
         known = torch.tensor([req.kv.kv_committed_len for req in sent.reqs])

@@ -52,7 +52,7 @@ class Poisson(Keys):
     """Independent exponential gaps."""
 
     kind: Literal["poisson"] = "poisson"
-    rate: Positive
+    rate: Positive = Field(examples=[2.0])
     """Requests a second."""
 
     def times(self, n: int, seed: int, _trace_s: Floats | None, /) -> Floats:
@@ -64,7 +64,7 @@ class Gamma(Keys):
     """Independent gamma gaps, whose coefficient of variation is 1 / sqrt(burstiness)."""
 
     kind: Literal["gamma"] = "gamma"
-    rate: Positive
+    rate: Positive = Field(examples=[2.0])
     """Requests a second."""
     burstiness: Annotated[float, Field(gt=0)] = 1.0
     """The shape, a ratio: 1 is Poisson, below 1 is burstier, .inf gives equal gaps (vLLM's
@@ -97,7 +97,7 @@ class Closed(Keys):
     """
 
     kind: Literal["closed"] = "closed"
-    concurrency: Count
+    concurrency: Count = Field(examples=[16])
     """How many clients, which is how many requests are in the system."""
 
     def times(self, n: int, _seed: int, _trace_s: Floats | None, /) -> Floats:

@@ -216,7 +216,9 @@ def make_predictor(spec: str | Mapping[str, Any]) -> Predictor:
     Raises UsageError for an unknown kind or option, and for a file that cannot be loaded.
     """
     options = dict(spec) if isinstance(spec, Mapping) else {"kind": spec}
-    kind = options.pop("kind", "")
+    if "kind" not in options:
+        raise UsageError(f'predictor: the key "kind" is missing; known: {", ".join(PREDICTORS)}')
+    kind = options.pop("kind")
     if not isinstance(kind, str) or kind not in PREDICTORS:
         raise UsageError(f'predictor "{kind}" is unknown; {instead_of(kind, PREDICTORS)}')
     try:

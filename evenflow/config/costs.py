@@ -126,9 +126,9 @@ class AffineCosts(Keys):
     NEEDS: ClassVar[tuple[str, ...]] = ()
 
     kind: Literal["affine"]
-    base_s: NonNegative
+    base_s: NonNegative = Field(examples=[0.005])
     """Seconds of a micro-batch on a stage, however many tokens it has."""
-    per_token_s: NonNegative
+    per_token_s: NonNegative = Field(examples=[2.0e-5])
     """Seconds for each of its tokens."""
 
     def make(self, hardware: Hardware) -> MadeCosts:
@@ -209,7 +209,7 @@ class ProfileCosts(Keys):
     NEEDS: ClassVar[tuple[str, ...]] = ("model",)
 
     kind: Literal["profile"]
-    path: Annotated[str, Field(min_length=1)]
+    path: Annotated[str, Field(min_length=1)] = Field(examples=["profile.csv"])
     """The profile's file."""
     fill: Literal["roofline"] | None = None
     """Estimate the operators that the file lacks with the GPU's efficiencies; null: refuse it."""
@@ -326,9 +326,9 @@ Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 class SpeculativeConfig(Keys):
     """Tokens are proposed and, in turn, accepted; one of the two costs of a proposal is given."""
 
-    k: Count
+    k: Count = Field(examples=[3])
     """Tokens proposed a step."""
-    acceptance: Probability | list[Probability]
+    acceptance: Probability | list[Probability] = Field(examples=[0.7])
     """The probability that a proposed token is accepted, if those before it were; or k of them, by
     position.
     """

@@ -106,9 +106,9 @@ NameOrAllReduce = NameOr[str, AllReduceConfig]
 class NodesConfig(Keys):
     """Machines of several GPUs each."""
 
-    gpus: Count
+    gpus: Count = Field(examples=[8])
     """GPUs of a machine, filled stage by stage."""
-    link: NameOrLink
+    link: NameOrLink = Field(examples=["ethernet-100g"])
     """Between neighbouring machines."""
     all_reduce: Literal["ring", "hierarchical"] = "ring"
     """How a stage that spans machines adds up: one ring over `link`, or within the machines first.

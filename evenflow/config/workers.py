@@ -12,7 +12,7 @@ Index = Annotated[int, Field(ge=0)]
 class FaultConfig(Keys):
     """A fault of one stage, on purpose."""
 
-    stage: Index
+    stage: Index = Field(examples=[0])
     """Which stage, from 0."""
     slow_factor: Positive = 1.0
     """The ratio by which it computes longer."""

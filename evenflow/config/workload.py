@@ -53,7 +53,7 @@ class ColumnsConfig(Keys):
 class PartConfig(Keys):
     """Requests that come, and their arrivals."""
 
-    trace: Annotated[str, Field(min_length=1)]
+    trace: Annotated[str, Field(min_length=1)] = Field(examples=["azure-conv-sample"])
     """A sample's name, or the path of a file of a known format (docs/traces.md)."""
     format: str | None = None
     """The file's format; null: detected."""

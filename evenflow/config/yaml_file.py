@@ -341,19 +341,25 @@ def _problem(dotted: str, detail: ErrorDetails) -> tuple[KeyPath, str]:
     kind, context = detail["type"], detail.get("ctx", {})
     match kind:
         case "missing":
-            return (), f'the key "{dotted}" is missing'
+            return (), f'the key "{dotted}" is missing{_remedy(context)}'
+        case "missing_name":
+            return (), f'the key "{dotted}.name" is missing{_remedy(context)}'
         case "unknown_key":
             below = f"{dotted}.{context['key']}".lstrip(".")
             return (context["key"],), f'unknown key "{below}"; {context["hint"]}'
         case "needed":
-            return (), f"{context['reason']} needs the key {context['key']}"
+            return (), f"{context['reason']} needs the key {context['key']}{_remedy(context)}"
         case "union_tag_not_found":
-            return (), f'{dotted}: the key "{dotted}.kind" is missing'
+            return (), f'the key "{dotted}.kind" is missing{_remedy(context)}'
         case "union_tag_invalid":
             known = str(context["expected_tags"]).replace("'", "").split(", ")
             hint = instead_of(context["tag"], known)
             return ("kind",), f'{dotted}.kind: unknown "{context["tag"]}"; {hint}'
     return (), f"{dotted}: should be {expected(detail)}, not {shown(detail['input'])}"
+
+
+def _remedy(context: Mapping[str, Any]) -> str:
+    return f"; {context['remedy']}" if context.get("remedy") else ""
 
 
 def _path_in(data: object, detail: ErrorDetails) -> KeyPath:

@@ -198,7 +198,7 @@ class Batcher:
         answer = self._call(self.scheduler.schedule, self.view)
         if type(answer) is Plan:
             return answer, self._carry_out(answer, chunks)
-        if not isinstance(answer, abc.Iterator):
+        if not hasattr(answer, "__next__"):
             raise self._broken(f"returned {shown(answer)}, not a Plan")
         plan, group = EMPTY, None
         while (part := self._call(next, answer, None)) is not None:

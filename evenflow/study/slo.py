@@ -128,7 +128,7 @@ def larger_is_better(metric: str) -> bool:
 class Objective(Keys):
     """A key of the summary, and whether less or more of it is better."""
 
-    metric: Annotated[str, Field(min_length=1)]
+    metric: Annotated[str, Field(min_length=1)] = Field(examples=["mean_ttft_ms"])
     """A key of `evenflow metrics`."""
     goal: Literal["minimize", "maximize"] = "minimize"
     """Whether less or more of it is better."""

@@ -79,9 +79,11 @@ class SweepConfig(Keys):
     run: Annotated[
         str | dict[str, Any],
         expect(lambda v: isinstance(v, str | dict) and bool(v), "a RUN.yaml, or its keys"),
-    ]
+    ] = Field(examples=["RUN.yaml"])
     """A RUN.yaml, or its keys."""
-    parameters: Annotated[dict[str, Parameter], Field(min_length=1)]
+    parameters: Annotated[dict[str, Parameter], Field(min_length=1)] = Field(
+        examples=[{"kv.pages": [500, 1000]}]
+    )
     """What is varied: a list of values or a range for each dotted key of the run. A name that is no
     key of the run has mappings of keys as values, which change together.
     """

@@ -100,7 +100,9 @@ class Panel(Keys):
     `[min]` and `[max]` over the seeds.
     """
 
-    kind: Literal["bars", "stack", "lying", "lines", "tokens", "stages", "busy", "kv"]
+    kind: Literal["bars", "stack", "lying", "lines", "tokens", "stages", "busy", "kv"] = Field(
+        examples=["bars"]
+    )
     x: str | list[str] = ""
     y: dict[str, str] = Field(default_factory=dict)
     hue: list[str] = Field(default_factory=list)
@@ -142,7 +144,7 @@ class Plot(Keys):
 
     height: Inches = 3.9
     width: Inches | None = None
-    panels: list[dict[str, Any]]
+    panels: list[dict[str, Any]] = Field(examples=[[{"kind": "bars"}]])
     common: dict[str, Any] = Field(default_factory=dict)
     rows: list[str] = Field(default_factory=list)
     title: str = "{}"

@@ -51,8 +51,8 @@ class Over(Keys):
     `reference` has a value by column; the name of a column for what is different in every row.
     """
 
-    reference: dict[str, Any]
-    of: dict[str, str]
+    reference: dict[str, Any] = Field(examples=[{"system": "sarathi"}])
+    of: dict[str, str] = Field(examples=[{"faster": "mean_ttft_ms"}])
 
 
 PAPER = ", paper"
@@ -71,7 +71,7 @@ class Query(Keys):
     a mapping in place of one value makes a list or a mapping of answers, of which `then` takes one.
     """
 
-    take: Shape
+    take: Shape = Field(examples=["mean_ttft_ms"])
     where: dict[str, Any] = Field(default_factory=dict)
     over: dict[str, Any] = Field(default_factory=dict)
     how: Literal["mean", "geomean"] = "mean"
@@ -113,12 +113,12 @@ class FigureKeys(Keys):
     function that does. `module`: in place of all of these, the function that makes the figure.
     """
 
-    title: Text
-    source: Text
+    title: Text = Field(examples=["Latency by rate"])
+    source: Text = Field(examples=["own"])
     like: str | None = None
-    run: dict[str, Any]
+    run: dict[str, Any] = Field(examples=[{"stages": 4}])
     systems: dict[str, str | dict[str, Any]] = Field(default_factory=dict)
-    study: dict[str, Any]
+    study: dict[str, Any] = Field(examples=[{"rates": [1.0, 2.0]}])
     quick: dict[str, Any] = Field(default_factory=dict)
     differs: str = ""
     module: str | None = None

@@ -249,7 +249,7 @@ def test_the_sample_inside_the_package_is_neither_found_nor_read(tmp_path: Path)
         read_results(path)
 
 
-def test_lengths_of_a_closed_loop_are_drawn_from_the_shortest_on(tmp_path: Path) -> None:
+def test_lengths_of_a_closed_loop_are_those_that_its_client_draws(tmp_path: Path) -> None:
     (tmp_path / "means.csv").write_text(AICONFIGURATOR)
     run = read_results(tmp_path / "means.csv")[0]
     for shortest, prompts, outputs in (
@@ -261,6 +261,9 @@ def test_lengths_of_a_closed_loop_are_drawn_from_the_shortest_on(tmp_path: Path)
         assert len(drawn) == 200 * 8
         assert (drawn.num_prefill_tokens.min(), drawn.num_prefill_tokens.max()) == prompts
         assert (drawn.num_decode_tokens.min(), drawn.num_decode_tokens.max()) == outputs
+    # np.random.seed(0), then randint(819, 1025, 1600) and randint(102, 129, 1600): the client's
+    assert drawn.num_prefill_tokens[:4].tolist() == [991, 866, 936, 1011]
+    assert drawn.num_decode_tokens[:4].tolist() == [123, 117, 117, 107]
 
 
 def test_a_row_with_as_many_expert_ranks_as_ranks_has_whole_experts(tmp_path: Path) -> None:

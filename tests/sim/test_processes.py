@@ -36,7 +36,7 @@ from evenflow.runtime.real import job_of
 from evenflow.sim import Link, World, simulate, simulate_replicas
 from evenflow.sim.arrivals import let_in
 from evenflow.sim.autoscaler import autoscaler, desired
-from evenflow.sim.clock import SimClock
+from evenflow.sim.clock import CheckedEnvironment, SimClock
 from evenflow.sim.faults import contended_link, outage, straggler
 from evenflow.sim.processes import Processes, UserProcess
 from evenflow.sim.replica import Replica
@@ -63,15 +63,15 @@ def test_a_system_is_the_same_bytes_as_a_recurrence_and_as_processes(file: Path)
     assert_same(replace(formula, provenance={}), replace(processes, provenance={}))
 
 
-def test_a_run_is_events_of_a_simpy_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_steps_of_a_simpy_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     stepped = []
-    step = simpy.Environment.step
+    step = CheckedEnvironment.step
 
-    def counted(env: simpy.Environment) -> None:
+    def counted(env: CheckedEnvironment) -> None:
         step(env)
         stepped.append(env.now)
 
-    monkeypatch.setattr(simpy.Environment, "step", counted)
+    monkeypatch.setattr(CheckedEnvironment, "step", counted)
     result = simulate(small_world([Request(0, 1.5, 8, 3), Request(1, 1.5, 8, 3)]))
     assert result.returned_s.tolist() == [2.5, 3.5, 4.5]
     started, arrived, all_are_in = 0.0, 1.5, 1.5
@@ -651,7 +651,7 @@ def test_a_process_in_a_run_has_parameters(mine: Path) -> None:
         ({"name": "my_faults.py:straggler", "stage": "x"}, "stage should be a whole number, not"),
         ({"name": "straggler", "stage": 2}, "replica 0, stage 2: there are 1 replicas of 2 stages"),
         ({"name": "straggler", "stage": 0, "every_s": 1.0}, "give both or none"),
-        ({"name": "straggler"}, "process straggler needs a value of 'stage'"),
+        ({"name": "straggler"}, "process straggler needs a value of 'stage', a whole number"),
         ({"name": "contended_link", "hop": 0, "share": 0.5}, "hop 0: there are 1 replicas of 0 h"),
         ({"name": "contended_link", "hop": 0, "share": 1.0}, "share should be less than 1"),
         ({"name": "outage", "mtbf_s": 0, "restart_s": 1}, "mtbf_s should be greater than 0"),

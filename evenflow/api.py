@@ -11,21 +11,10 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenflow import inputs
 from evenflow import options as given
 from evenflow.arguments import checked
 from evenflow.errors import UsageError
-from evenflow.inputs import (
-    by_name,
-    changed,
-    conditions_of,
-    document_of,
-    gpu_counts,
-    job_of,
-    names_in,
-    policies_of,
-    texts_of,
-    window_of,
-)
 from evenflow.options import AnyProcess, Changes, Policy
 
 if TYPE_CHECKING:
@@ -81,8 +70,8 @@ def simulate(
     from evenflow.study.runs import SimulatedRun, run_job, write_run
 
     check_format(format)
-    shown = window_of(window)
-    job, file = job_of(run, scheduler, set, pipeline, processes)
+    shown = inputs.window_of(window)
+    job, file = inputs.job_of(run, scheduler, set, pipeline, processes)
     with _staged(out, force, inputs_of(job.config, file)) as scratch:
         with _watched(watch, [job.label], len(job.workload.requests)) as bar:
             tell = on_done if bar is None else bar.done
@@ -124,11 +113,11 @@ def compare(
     from evenflow.study.compare import line_up, run_all
 
     check_format(format)
-    policies = policies_of(schedulers)
+    policies = inputs.policies_of(schedulers)
     published = parse_systems(systems if isinstance(systems, str) else ",".join(systems))
-    document, file = document_of(run)
+    document, file = inputs.document_of(run)
     first = None if "scheduler" in document.data or not policies else policies[0]
-    config = configured(changed(document, set, getattr(first, "entry", first)))
+    config = configured(inputs.changed(document, set, getattr(first, "entry", first)))
     jobs = line_up([*policies, *published], config, file.parent)
     with _staged(out, force, inputs_of(config, file)) as scratch:
         with _watched(watch, [job.label for job in jobs], len(jobs[0].workload.requests)) as bar:
@@ -182,7 +171,7 @@ def check(
 
     bounds = list(map(parse_fail_if, [fail_if] if isinstance(fail_if, str) else fail_if))
     jobs = [
-        job_of(file, None, set, None, None)[0]._replace(name=file)
+        inputs.job_of(file, None, set, None, None)[0]._replace(name=file)
         for file in dict.fromkeys(map(str, runs))
     ]
     before, after = (None if path is None else Path(path) for path in (against, write))
@@ -254,10 +243,10 @@ def capacity(
     from evenflow.study.deployments import on_gpus, parse_gpus
     from evenflow.study.slo import checked_price, num_gpus
 
-    document, file = document_of(run, set)
+    document, file = inputs.document_of(run, set)
     config = configured(document)
-    config = config if gpus is None else on_gpus(config, parse_gpus(gpu_counts(gpus)))
-    limits = conditions_of(slo, max_median_queue_s)
+    config = config if gpus is None else on_gpus(config, parse_gpus(inputs.gpu_counts(gpus)))
+    limits = inputs.conditions_of(slo, max_median_queue_s)
     per_hour = None if price is None else checked_price(price) * num_gpus(config)
     asked = (config, limits, file.parent, tolerance, replications, per_hour, allow_refused)
     who = {"executor": executor, "workers": workers, "watch": watch}
@@ -306,13 +295,13 @@ def plan(
 
     if gpus is None:
         raise UsageError("--gpus: says how many there may be, such as --gpus 4..64")
-    document, file = document_of(run, set)
+    document, file = inputs.document_of(run, set)
     ask = Ask(
-        slo=conditions_of(slo, max_median_queue_s),
-        gpus=parse_gpus(gpu_counts(gpus)),
+        slo=inputs.conditions_of(slo, max_median_queue_s),
+        gpus=parse_gpus(inputs.gpu_counts(gpus)),
         rate=None if rate is None else str(rate),
         price=price,
-        schedulers=names_in(schedulers) if isinstance(schedulers, str) else schedulers,
+        schedulers=inputs.names_in(schedulers) if isinstance(schedulers, str) else schedulers,
         budgets=parse_budgets(budgets) if isinstance(budgets, str) else budgets,
         joining=parse_with(with_),
         replications=replications,
@@ -359,8 +348,8 @@ def figures(
     from evenflow.study.points import executor_of
 
     look = Look(width, style, tuple(formats.split(",") if isinstance(formats, str) else formats))
-    sets = tuple(texts_of(by_name(set)))
-    asked = by_name(names or ())
+    sets = tuple(inputs.texts_of(inputs.by_name(set)))
+    asked = inputs.by_name(names or ())
     plans = chosen(asked, sets, quick=quick, allow_refused=allow_refused, look=look)
     with ExitStack() as stack:
         folder = Path(out or stack.enter_context(TemporaryDirectory()))
@@ -397,7 +386,7 @@ def reproduce(
     entries = chosen(names or ())
     folder = data_folder(None if data is None else Path(data))
     kinds = costs.split(",") if isinstance(costs, str) else costs
-    how, overrides = _how(workers=workers, watch=watch), texts_of(set)
+    how, overrides = _how(workers=workers, watch=watch), inputs.texts_of(set)
     with nullcontext() if out is None else claimed(Path(out), force=force):
         found: Reproduced | Scored
         if kinds:
@@ -432,7 +421,7 @@ def calibrate(
     from evenflow.experiments.reproduce.calibrate import calibrate as calibrate_run
     from evenflow.experiments.reproduce.forms import read_results
 
-    document, file = document_of(run, set)
+    document, file = inputs.document_of(run, set)
     runs = [each for path in results for each in read_results(Path(path))]
     if not runs:
         raise UsageError("results: none are given; a file of a benchmark of this run is right")
@@ -450,7 +439,7 @@ def intervals(
     """
     from evenflow.study.uncertainty import predict
 
-    document, file = document_of(run, set)
+    document, file = inputs.document_of(run, set)
     return predict(document, file.parent, _how(workers=workers))
 
 
@@ -460,8 +449,9 @@ def sweep_asked(file: str | Path | Mapping[str, Any], set: Changes = None) -> "S
     from evenflow.study.sweep_file import load_sweep, sweep_of
 
     if isinstance(file, Mapping):
-        return sweep_of(Document("the sweep", by_name(dict(file)), {}), Path(), texts_of(set))
-    return load_sweep(Path(file), texts_of(set))
+        document = Document("the sweep", inputs.by_name(dict(file)), {})
+        return sweep_of(document, Path(), inputs.texts_of(set))
+    return load_sweep(Path(file), inputs.texts_of(set))
 
 
 def _additions(

@@ -54,10 +54,14 @@ class Poisson(Keys):
     kind: Literal["poisson"] = "poisson"
     rate: Positive = Field(examples=[2.0])
     """Requests a second."""
+    rescale: bool = False
+    """Whether times are stretched so that the last of n requests is at n / rate, as vLLM's
+    benchmark does.
+    """
 
     def times(self, n: int, seed: int, _trace_s: Floats | None, /) -> Floats:
         gaps = random_stream(seed, "arrivals").standard_exponential(n)
-        return np.cumsum(gaps) / self.rate
+        return at_rate(np.cumsum(gaps), self.rate, self.rescale)
 
 
 class Gamma(Keys):
@@ -70,6 +74,8 @@ class Gamma(Keys):
     """The shape, a ratio: 1 is Poisson, below 1 is burstier, .inf gives equal gaps (vLLM's
     parameter).
     """
+    rescale: bool = False
+    """As of `arrivals: poisson`."""
 
     def times(self, n: int, seed: int, _trace_s: Floats | None, /) -> Floats:
         if math.isinf(self.burstiness):
@@ -77,7 +83,7 @@ class Gamma(Keys):
         else:
             stream = random_stream(seed, "arrivals")
             gaps = stream.standard_gamma(self.burstiness, n) / self.burstiness
-        return np.cumsum(gaps) / self.rate
+        return at_rate(np.cumsum(gaps), self.rate, self.rescale)
 
 
 class Offline(Keys):
@@ -165,3 +171,11 @@ def with_own_prefixes(requests: Iterable[Request]) -> list[Request]:
         return replace(request, prefix=Prefix((request.request_id,), tokens, tokens))
 
     return [known(request) if request.prefix is None else request for request in requests]
+
+
+def at_rate(unit_rate_times: Floats, rate: float, rescale: bool) -> Floats:
+    """Turn times at one request per second into `rate`; `rescale` puts the last at n / rate."""
+    n = len(unit_rate_times)
+    if rescale and unit_rate_times[-1] > 0:
+        unit_rate_times = unit_rate_times * (n / unit_rate_times[-1])
+    return unit_rate_times / rate

@@ -24,8 +24,8 @@ from evenflow.traces import (
 rates = st.floats(0.01, 1000)
 seeds = st.integers(0, 2**32)
 processes: st.SearchStrategy[Arrivals] = st.one_of(
-    st.builds(Poisson, rate=rates),
-    st.builds(Gamma, rate=rates, burstiness=st.floats(0.05, 20)),
+    st.builds(Poisson, rate=rates, rescale=st.booleans()),
+    st.builds(Gamma, rate=rates, burstiness=st.floats(0.05, 20), rescale=st.booleans()),
     st.just(Offline()),
     st.builds(Closed, concurrency=st.integers(1, 99)),
 )

@@ -77,6 +77,12 @@ def test_the_gaps_of_gamma_vary_by_one_over_root_burstiness(burstiness: float) -
     assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.05)
 
 
+@pytest.mark.parametrize("kind", [Poisson, Gamma])
+def test_rescale_puts_the_last_arrival_at_n_over_the_rate(kind: type[Poisson | Gamma]) -> None:
+    assert times(kind(rate=4, rescale=True))[-1] == pytest.approx(250)
+    assert times(kind(rate=4))[-1] != pytest.approx(250)
+
+
 def test_a_longer_run_begins_with_the_shorter_one() -> None:
     for arrivals in (Poisson(rate=2), Gamma(rate=2, burstiness=0.3)):
         assert times(arrivals, 50).tolist() == times(arrivals, 100)[:50].tolist()

@@ -112,7 +112,7 @@ class ReplicaHandle:
 
 
 class Joined(NamedTuple):
-    """Surroundings of processes: where requests come from, and where marks go."""
+    """Ends that processes join: the source of requests, and the place of marks."""
 
     source: ArrivalSource
     log: Callable[[str, str], None]

@@ -31,7 +31,7 @@ from evenflow.keys import Count, Keys, NonNegative, Positive, needed, short_form
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpus
-from evenflow.specs.model import ModelSpec, kv_bytes_of
+from evenflow.specs.modelspec import ModelSpec, kv_bytes_of
 
 if TYPE_CHECKING:
     from evenflow.costs.tables import TableCost

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from evenflow.costs.base import BatchShape, StageCost
 from evenflow.costs.modifiers import Modified
 from evenflow.specs.deployment import Deployment
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 
 LAUNCH_S = 28e-6
 """Seconds from one launch of an engine in Python to the next, with what leads to it."""

@@ -17,7 +17,7 @@ from evenflow.costs import decode_work, prefill_work
 from evenflow.costs.profile.file import TIME_COLUMNS, ProfilePoint, write_profile
 from evenflow.profiler.outside import Service, host_points
 from evenflow.results.metrics import summarize
-from evenflow.runtime.real import notes_of, workers_of
+from evenflow.runtime.kinds import notes_of, workers_of
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.sim import World, simulate
 from evenflow.study.fair import left_out

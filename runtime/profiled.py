@@ -29,7 +29,7 @@ from evenflow.runtime.torch.sample import sample
 from evenflow.runtime.torch.settings import torch_settings, transport_of
 from evenflow.runtime.torch.weights import FAMILIES, random_stage, read_model
 from evenflow.runtime.wire import Piece
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 
 
 class TimedStage:

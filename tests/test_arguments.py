@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -48,6 +49,14 @@ def test_one_value_stands_for_a_list_of_one() -> None:
         ef.check("nowhere.yaml")
 
 
+class HoldsALock:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def schedule(self, view: ef.View) -> ef.Plan:
+        return ef.Plan()
+
+
 HOLDS_ITSELF: dict[str, Any] = {}
 HOLDS_ITSELF["kv"] = HOLDS_ITSELF
 
@@ -70,6 +79,10 @@ HOLDS_ITSELF["kv"] = HOLDS_ITSELF
         (
             lambda: ef.compare(RUN, 3),
             "scheduler: should be a name, a mapping, or a class or object",
+        ),
+        (
+            lambda: ef.compare(RUN, [HoldsALock()]),
+            "HoldsALock: cannot be copied for each engine (",
         ),
         (lambda: ef.compare(RUN, systems=None), "systems should be a text or a list, each a text"),
         (lambda: ef.capacity(RUN, {"p99_itl_ms": "x"}), "slo should be a mapping of names to a nu"),

@@ -150,7 +150,7 @@ def _end(served: ServedRun, done: str, lost: Sequence[str]) -> None:
 
     First print what makes the run unlike the costs that it is compared with.
     """
-    from evenflow.runtime.real import notes_of
+    from evenflow.runtime.kinds import notes_of
 
     for line in notes_of(served.result.provenance):
         echo(f"note: {line}", err=True)

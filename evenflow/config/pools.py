@@ -19,7 +19,7 @@ from evenflow.config.yaml_file import Document, checked
 from evenflow.engines.pools import TransferLink
 from evenflow.errors import UsageError, is_count
 from evenflow.keys import Count, Keys, NameOr, Positive, expect
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 
 
 def _is_stages(value: object) -> bool:

@@ -94,9 +94,7 @@ Dtype = Literal[
 class RunConfig(Keys):
     """One run: a deployment, a scheduler, a workload."""
 
-    model: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None, examples=["Llama-3.1-8B"]
-    )
+    model: str | None = Field(default=None, min_length=1, examples=["Llama-3.1-8B"])
     """A name of `evenflow models`, or the path of a Hugging Face config.json."""
     dtype: Dtype | None = None
     """What the layers' matrices are in; null: as the model has them."""

@@ -18,11 +18,11 @@ from evenflow.costs.roofline import RooflineCost
 from evenflow.errors import UsageError, require_counts, require_positive
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GpuSpec, LinkSpec
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 
 
 class Estimates(TypedDict):
-    """Names that `estimates` returns, which are those of policy parameters."""
+    """Estimates by the names of policy parameters."""
 
     token_budget_for: Callable[[float], int]
     prefill_s: Callable[[int], float]

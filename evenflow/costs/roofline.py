@@ -17,7 +17,7 @@ from evenflow.costs.collectives import Fabric, Ring
 from evenflow.errors import UsageError, require_counts, require_positive
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, LinkSpec
-from evenflow.specs.model import QK_NORM_BYTES, ModelSpec, Split, parameters
+from evenflow.specs.modelspec import QK_NORM_BYTES, ModelSpec, Split, parameters
 from evenflow.specs.precision import Arithmetic
 from evenflow.sums import plain_sum
 

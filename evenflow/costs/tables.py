@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from evenflow.costs.base import BatchShape
-from evenflow.specs.model import QK_NORM_BYTES, ModelSpec
+from evenflow.specs.modelspec import QK_NORM_BYTES, ModelSpec
 from evenflow.sums import plain_sum
 
 

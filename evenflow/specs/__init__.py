@@ -5,6 +5,6 @@ Plain data and arithmetic on it. Nothing here knows seconds of work; that is `ev
 
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, LinkSpec
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 
 __all__ = ["Deployment", "GpuSpec", "LinkSpec", "ModelSpec"]

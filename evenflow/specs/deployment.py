@@ -19,7 +19,7 @@ from evenflow.errors import (
 )
 from evenflow.specs.gpu import GIB, GpuSpec
 from evenflow.specs.memory import EngineMemory
-from evenflow.specs.model import ModelSpec, Split, kv_bytes_of
+from evenflow.specs.modelspec import ModelSpec, Split, kv_bytes_of
 from evenflow.specs.precision import Arithmetic
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from evenflow.errors import NonNegative
 from evenflow.specs.gpu import GIB
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 from evenflow.specs.tables import read_table
 
 MemoryName = Literal["plain", "vllm", "vllm-0.19", "trtllm", "sglang"]

@@ -53,7 +53,7 @@ class Deviation(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Measurement, and how near it is."""
+        """Number of the measured runs, and how near they are."""
         return f"{self.runs} measured runs of {self.distance}"
 
 

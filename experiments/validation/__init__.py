@@ -44,8 +44,9 @@ from evenflow.experiments.validation.layers import (
 )
 from evenflow.results.run import Floats, RunResult, merged
 from evenflow.runtime import ServedRun
+from evenflow.runtime.kinds import servable
 from evenflow.runtime.mortal import Joins
-from evenflow.runtime.real import check_comparable, real_workload, recorded, servable, serve_job
+from evenflow.runtime.real import check_comparable, real_workload, recorded, serve_job
 from evenflow.runtime.serve import LAST, engine_names, names_of
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.sim import Link, World, simulate_replicas

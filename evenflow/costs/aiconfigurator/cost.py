@@ -30,7 +30,8 @@ from evenflow.costs.tables import (
 from evenflow.errors import UsageError, instead_of
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.hybrids import READERS
-from evenflow.specs.model import ModelSpec, models
+from evenflow.specs.model import models
+from evenflow.specs.modelspec import ModelSpec
 
 SYSTEMS = {name: source.system for name, source in GPUS.items() if name == source.on}
 """The package's names of the GPUs that it has measurements of."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.files import require_file, write_whole
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 from evenflow.specs.precision import DTYPE_BYTES
 
 VERSION = 1

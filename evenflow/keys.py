@@ -1,10 +1,15 @@
-"""What the schemas share: limits of numbers, short forms, refusal of unknown keys.
+"""Parts that the schemas share: limits of numbers, short forms, refusal of unknown keys.
 
 Knows no key by name. The reader of a document says what is wrong in it, and where.
 """
 
-from collections.abc import Callable
-from typing import Annotated, Any, Self, TypeVar
+import ast
+import inspect
+import json
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Annotated, Any, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -19,6 +24,7 @@ from pydantic import (
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
+from evenflow.compiled import written
 from evenflow.errors import MOST, instead_of
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -55,26 +61,71 @@ class Keys(BaseModel):
     def _only_known_keys(cls, data: object, check: ModelWrapValidatorHandler[Self]) -> Self:
         given = data if isinstance(data, dict) else {}
         unknown = [key for key in given if key not in cls.model_fields]
-        if not unknown:
-            return check(data)
         found: list[InitErrorDetails] = []
         for key in unknown:
             context = {"key": key, "hint": instead_of(key, cls.model_fields)}
             kind = PydanticCustomError("unknown_key", "{hint}", context)
             found.append({"type": kind, "input": key})
         try:
-            check({key: value for key, value in given.items() if key not in unknown})
+            known = {key: given[key] for key in given if key not in unknown}
+            checked = check(known if unknown else data)
         except ValidationError as error:
             details = error.errors(include_url=False)
             # A key that is missing beside unknown ones is most likely there, and misspelt.
-            found += [_again(d) for d in details if d["type"] != "missing" or len(d["loc"]) > 1]
-        raise ValidationError.from_exception_data(cls.__name__, found)
+            likely = [d for d in details if d["type"] != "missing" or len(d["loc"]) > 1]
+            found += [_again(cls, d) for d in (likely if unknown else details)]
+        if found:
+            raise ValidationError.from_exception_data(cls.__name__, found)
+        return checked
 
 
-def _again(detail: ErrorDetails) -> InitErrorDetails:
-    context = {"words": detail["msg"], **detail.get("ctx", {})}
-    kind = PydanticCustomError(detail["type"], "{words}", context)
-    return {"type": kind, "loc": detail["loc"], "input": detail["input"]}
+def _again(cls: type[Keys], detail: ErrorDetails) -> InitErrorDetails:
+    """Return the error of a value below a mapping, with what a missing key would be."""
+    kind, place, context = detail["type"], detail["loc"], detail.get("ctx", {})
+    words = {"words": detail["msg"]}
+    if kind == "missing" and len(place) == 1:
+        words["remedy"] = remedy(cls, str(place[0]))
+    elif kind == "union_tag_not_found" and "remedy" not in context:
+        kinds = _kinds(cls.model_fields[str(place[0])].annotation)
+        words["remedy"] = f"known: {', '.join(kinds)}"
+    again = PydanticCustomError(kind, "{words}", words | context)
+    return {"type": again, "loc": place, "input": detail["input"]}
+
+
+def remedy(cls: type[Keys], key: str) -> str:
+    """Return what a key that is missing would hold: an example, and what it is; "" if unknown."""
+    field = cls.model_fields.get(key)
+    if field is None or not field.examples:
+        return ""
+    example = json.dumps(field.examples[0], ensure_ascii=False).replace('"', "")
+    return f"e.g. {key}: {example}. {below_keys(cls).get(key, '')}".strip()
+
+
+def _kinds(annotation: Any) -> Iterator[str]:
+    """Yield the kinds of the mappings that a key takes."""
+    if isinstance(annotation, type) and issubclass(annotation, Keys):
+        yield from get_args(annotation.model_fields["kind"].annotation)
+    for inner in get_args(annotation):
+        yield from _kinds(inner)
+
+
+@cache
+def below_keys(cls: type) -> dict[str, str]:
+    """Return the text below each key of a class and of its bases."""
+    found: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        if not each.__module__.startswith("evenflow."):
+            continue
+        body = written(each) or ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for key, text in zip(body.body, body.body[1:], strict=False):
+            match key, text:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(words))),
+                ):
+                    found[name] = " ".join(words.split())
+    return found
 
 
 def expect(accepts: Callable[[Any], bool], expected: str) -> BeforeValidator:
@@ -93,9 +144,9 @@ def short_form(key: str) -> BeforeValidator:
     return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
 
 
-def needed(reason: str, key: str) -> PydanticCustomError:
+def needed(reason: str, key: str, remedy: str = "") -> PydanticCustomError:
     """Return the error of a key that `reason` cannot be without; the message has `key` as it is."""
-    return PydanticCustomError("needed", "", {"reason": reason, "key": key})
+    return PydanticCustomError("needed", "", {"reason": reason, "key": key, "remedy": remedy})
 
 
 # -- the words for what is wrong ------------------------------------------------------------------
@@ -137,5 +188,5 @@ def shown(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    text = f'"{value}"' if isinstance(value, str) else " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

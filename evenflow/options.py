@@ -159,7 +159,7 @@ Engine = Annotated[
     Option("--engine", metavar="NAME", help="vllm: real vLLM serves, with our policy in it."),
 ]
 Schedulers = Annotated[
-    Sequence[Policy] | Mapping[str, Policy] | str,
+    Sequence[Policy] | Mapping[Any, Policy] | str,
     str,
     Option(
         "--schedulers",
@@ -198,7 +198,7 @@ MedianQueue = Annotated[
     Option("--max-median-queue-s", help="Limit the median scheduling delay (seconds)."),
 ]
 Gpus = Annotated[
-    int | str | None,
+    int | str | Sequence[int] | None,
     str | None,
     Option("--gpus", metavar="N", help="How many GPUs: 8, several (4,8) or 4..64."),
 ]

@@ -38,7 +38,7 @@ class Instant(Event):
 class CheckedEnvironment(Environment):
     """A SimPy environment that refuses what would go back in time, as no process may run it.
 
-    Its queue has calls beside events, which need no event of their own.
+    Its queue has calls beside events.
     """
 
     _now: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -89,7 +90,7 @@ class ReplicaHandle:
 
     @property
     def queue(self) -> Queue:
-        """How many requests wait and run."""
+        """Number of requests that wait and run."""
         return Queue(self._replica.waiting, self._replica.running)
 
     def fail(self, restart_s: float, *, reject: bool = False) -> None:
@@ -111,7 +112,7 @@ class ReplicaHandle:
 
 
 class Joined(NamedTuple):
-    """What processes join: where requests come from, and where marks go."""
+    """Ends that processes join: the source of requests, and the place of marks."""
 
     source: ArrivalSource
     log: Callable[[str, str], None]
@@ -181,7 +182,7 @@ class Fleet(Sequence["ReplicaHandle"]):
 
 @dataclass
 class ProcessWorld:
-    """What a process gets: the run as it is now, and what may be done to it.
+    """Handle of a process: the run as it is now, and what may be done to it.
 
     `env`: the SimPy environment, in seconds of the run. `rng`: a random stream that is the
     process's own, from the seed of the run. `replicas`: the pipelines.
@@ -207,7 +208,7 @@ class ProcessWorld:
 
     @property
     def queue(self) -> Queue:
-        """How many requests wait and run, in all pipelines."""
+        """Number of requests that wait and run, in all pipelines."""
         queues = [each.queue for each in self.replicas]
         return Queue(sum(q.waiting for q in queues), sum(q.running for q in queues))
 
@@ -237,17 +238,11 @@ class Processes:
         self.marks: list[Mark] = []
         self._places: list[Callable[[], str]] = []
         handles = Fleet(replicas, start, Joined(source, self._log))
-        self._running = [
+        for process, rng in zip(made, streams(seed, len(made)), strict=True):
             env.process(self._guarded(process, ProcessWorld(env, rng, handles, self._log)))
-            for process, rng in zip(made, streams(seed, len(made)), strict=True)
-        ]
 
     def _log(self, kind: str, text: str) -> None:
         self.marks.append(Mark(self._env.now, str(kind), str(text)))
-
-    @property
-    def are_over(self) -> bool:
-        return not any(process.is_alive for process in self._running)
 
     def _guarded(self, process: UserProcess, world: ProcessWorld) -> Generator[Event, Any, None]:
         """Yield what a process yields, which must be events."""
@@ -277,13 +272,17 @@ class Processes:
                 resume, value = made.send, (yield event)
             except (Interrupt, Exception) as error:  # what it waited for failed, or it is told so
                 resume, value = made.throw, error
-            now = sum(replica.num_sent for replica in self._replicas)
+            now = self._num_sent
             wakes, progress = wakes + 1 if now == progress else 0, now
             if wakes > MOST_IDLE_WAKES:
                 raise UserProcessError(
                     f"process {name} woke {wakes:,} times while nothing came or returned "
                     f"({file}:{line_of(made)}){self.held_up()}"
                 )
+
+    @property
+    def _num_sent(self) -> int:
+        return sum(replica.num_sent for replica in self._replicas)
 
     def _made(
         self, process: UserProcess, world: ProcessWorld, place: str
@@ -304,12 +303,17 @@ class Processes:
 
     def run(self) -> None:
         """Run until all requests have ended, whatever the processes still wait for."""
-        env = self._env
+        env, before = self._env, -1
         try:
-            while not self._source.is_done or env.peek() <= env.now:
+            for steps in itertools.count(1):
+                if self._source.is_done and env.peek() > env.now:
+                    return
                 self.step()
-            while self.are_over and env.peek() < math.inf:
-                self.step()
+                if steps % MOST_IDLE_WAKES == 0:
+                    if self._num_sent == before:
+                        words = f"{MOST_IDLE_WAKES:,} events while nothing came or returned"
+                        raise UserProcessError(f"the run cannot end: {words}{self.held_up()}")
+                    before = self._num_sent
         except EmptySchedule:
             raise UserProcessError(
                 f"the run cannot end: no process goes on{self._where()}{self.held_up()}"

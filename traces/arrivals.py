@@ -1,4 +1,4 @@
-"""When requests arrive, as a configuration says it, and the making of requests from a trace.
+"""Arrivals, as a configuration says them, and the making of requests from a trace.
 
 An arrival process gives times for any number of requests, and knows nothing of lengths. Random
 ones draw gaps at unit rate and divide by the rate: a change of rate stretches the same pattern
@@ -52,7 +52,7 @@ class Poisson(Keys):
     """Independent exponential gaps."""
 
     kind: Literal["poisson"] = "poisson"
-    rate: Positive
+    rate: Positive = Field(examples=[2.0])
     """Requests a second."""
     rescale: bool = False
     """Whether times are stretched so that the last of n requests is at n / rate, as vLLM's
@@ -68,7 +68,7 @@ class Gamma(Keys):
     """Independent gamma gaps, whose coefficient of variation is 1 / sqrt(burstiness)."""
 
     kind: Literal["gamma"] = "gamma"
-    rate: Positive
+    rate: Positive = Field(examples=[2.0])
     """Requests a second."""
     burstiness: Annotated[float, Field(gt=0)] = 1.0
     """The shape, a ratio: 1 is Poisson, below 1 is burstier, .inf gives equal gaps (vLLM's
@@ -103,7 +103,7 @@ class Closed(Keys):
     """
 
     kind: Literal["closed"] = "closed"
-    concurrency: Count
+    concurrency: Count = Field(examples=[16])
     """How many clients, which is how many requests are in the system."""
 
     def times(self, n: int, _seed: int, _trace_s: Floats | None, /) -> Floats:

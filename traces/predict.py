@@ -216,7 +216,9 @@ def make_predictor(spec: str | Mapping[str, Any]) -> Predictor:
     Raises UsageError for an unknown kind or option, and for a file that cannot be loaded.
     """
     options = dict(spec) if isinstance(spec, Mapping) else {"kind": spec}
-    kind = options.pop("kind", "")
+    if "kind" not in options:
+        raise UsageError(f'predictor: the key "kind" is missing; known: {", ".join(PREDICTORS)}')
+    kind = options.pop("kind")
     if not isinstance(kind, str) or kind not in PREDICTORS:
         raise UsageError(f'predictor "{kind}" is unknown; {instead_of(kind, PREDICTORS)}')
     try:
@@ -244,7 +246,7 @@ def with_predictions(
 
 
 class ClassifierFile(BaseModel):
-    """What the file of a classifier says beside its weights; the keys are those of a Classifier."""
+    """Keys of a classifier's file beside its weights; they are those of a Classifier."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     edges: list[float] = Field(min_length=NUM_CLASSES - 1, max_length=NUM_CLASSES - 1)

@@ -106,9 +106,9 @@ NameOrAllReduce = NameOr[str, AllReduceConfig]
 class NodesConfig(Keys):
     """Machines of several GPUs each."""
 
-    gpus: Count
+    gpus: Count = Field(examples=[8])
     """GPUs of a machine, filled stage by stage."""
-    link: NameOrLink
+    link: NameOrLink = Field(examples=["ethernet-100g"])
     """Between neighbouring machines."""
     all_reduce: Literal["ring", "hierarchical"] = "ring"
     """How a stage that spans machines adds up: one ring over `link`, or within the machines first.
@@ -179,7 +179,7 @@ def link_words(link: str | LinkKeys) -> str:
 
 
 class Wires(NamedTuple):
-    """What connects GPUs: neighbouring stages, machines, and the GPUs of a stage (null: `link`)."""
+    """Links of neighbouring stages, of machines, and of the GPUs of a stage (null: `link`)."""
 
     link: str | LinkConfig | None = None
     nodes: NodesConfig | None = None

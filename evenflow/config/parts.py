@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from evenflow.config.costs import Hardware
 from evenflow.core.routing import Router
@@ -20,6 +21,7 @@ from evenflow.keys import (
     Share,
     expect,
     needed,
+    remedy,
     short_form,
 )
 from evenflow.runtimes import EngineName, Holds, RuntimeOverheads, runtimes
@@ -27,7 +29,7 @@ from evenflow.specs.memory import MemoryName
 
 
 class AttentionDpConfig(Keys):
-    """How prompts wait for those of the other groups, in the words of TensorRT-LLM's options."""
+    """Waiting of prompts for those of the other groups, in the words of TensorRT-LLM's options."""
 
     enable_balance: bool = False
     """Whether they wait until all groups have one, so that fewer steps are as slow as a prompt."""
@@ -105,7 +107,7 @@ class ScaleConfig(Keys):
 class HostLinkConfig(Keys):
     """The link of each GPU to its host."""
 
-    bandwidth_gb_s: Positive
+    bandwidth_gb_s: Positive = Field(examples=[25.0])
     """1e9 bytes a second, each way."""
     latency_us: NonNegative = 0.0
     """Microseconds for each request copied."""
@@ -143,13 +145,13 @@ class KvConfig(Keys):
     """Whether requests share the pages of common prefixes."""
     swap: bool = False
     """Whether preempted requests are copied to the host and back, instead of recomputed."""
-    host_link: HostLinkConfig | None = None
+    host_link: HostLinkConfig | None = Field(default=None, examples=[{"bandwidth_gb_s": 25.0}])
     """The link that `swap` copies over."""
 
     @model_validator(mode="after")
     def _swap_over_a_link(self) -> Self:
         if self.swap and self.host_link is None:
-            raise needed("kv.swap", '"kv.host_link"')
+            raise needed("kv.swap", '"kv.host_link"', remedy(type(self), "host_link"))
         if self.host_link is not None and not self.swap:
             raise needed("kv.host_link", '"kv.swap: true"')
         return self
@@ -166,7 +168,7 @@ class KvConfig(Keys):
 class ReplicasConfig(Keys):
     """Pipelines of one kind side by side, and a router in front of them."""
 
-    count: Pipes
+    count: Pipes = Field(examples=[2])
     """How many pipelines."""
     router: Router = "round_robin"
     """Which pipeline gets a request: each in turn, the one with the fewest requests that are not
@@ -179,6 +181,8 @@ class SchedulerConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
+    NAMES: ClassVar = "a name of `evenflow schedulers`, or module:Class"
+
     name: Annotated[str, Field(min_length=1)]
     params: dict[str, Any] = {}
 
@@ -190,7 +194,11 @@ class SchedulerConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _gather_params(cls, data: object) -> object:
-        if not isinstance(data, dict) or set(data) <= {"name", "params"}:
+        if not isinstance(data, dict):
+            return data
+        if "name" not in data:
+            raise PydanticCustomError("missing_name", "", {"remedy": cls.NAMES})
+        if set(data) <= {"name", "params"}:
             return data
         return {
             "params": {str(key): value for key, value in data.items() if key != "name"},
@@ -203,6 +211,8 @@ Policy = Annotated[SchedulerConfig, short_form("name")]
 
 class ProcessConfig(SchedulerConfig):
     """A process of your own, module:function, and its parameters."""
+
+    NAMES: ClassVar = "straggler, outage, contended_link, autoscaler, or module:function"
 
 
 NamedProcess = Annotated[ProcessConfig, short_form("name")]

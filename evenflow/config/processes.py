@@ -11,7 +11,7 @@ from typing import Any
 from evenflow.config.files import make_importable
 from evenflow.config.parts import ProcessConfig
 from evenflow.errors import UsageError, instead_of
-from evenflow.schedulers.limits import refuse
+from evenflow.schedulers.limits import NAMED, refuse, require_given
 from evenflow.user_code import imported
 
 READY = {
@@ -22,11 +22,9 @@ READY = {
 }
 """Where each is that has a name."""
 
-NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-
 
 def processes_of(named: Sequence[ProcessConfig], beside: Path) -> list[Callable[..., Any]]:
-    """Return the functions that a run names; UsageError for what is none, or takes no such value.
+    """Return the functions that a run names; UsageError for an unknown one or a wrong value.
 
     A module is looked for as a policy's is, in the current folder, then in `beside`.
     """
@@ -56,12 +54,10 @@ def _with(name: str, function: Callable[..., Any], params: Mapping[str, Any]) ->
         if key not in known:
             hint = instead_of(key, known) if known else "it has none"
             raise UsageError(f"process {name} has no parameter {key!r}; {hint}")
-    for key, each in known.items():
-        if each.default is each.empty and key not in params:
-            raise UsageError(f"process {name} needs a value of {key!r}")
+    typed = function if inspect.isfunction(function) else None
     try:
-        if inspect.isfunction(function):
-            refuse(function, params)
+        require_given(f"process {name}", typed, known, params)
+        refuse(typed, params)
     except ValueError as error:
         raise UsageError(f"process {name}: {error}") from None
     return partial(function, **params) if params else function

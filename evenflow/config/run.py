@@ -47,6 +47,7 @@ from evenflow.keys import (
     Positive,
     expect,
     needed,
+    remedy,
 )
 from evenflow.results.metrics import Limit
 from evenflow.runtimes import RuntimeName, RuntimeOverheads, runtimes
@@ -93,13 +94,13 @@ Dtype = Literal[
 class RunConfig(Keys):
     """One run: a deployment, a scheduler, a workload."""
 
-    model: Annotated[str, Field(min_length=1)] | None = None
+    model: str | None = Field(default=None, min_length=1, examples=["Llama-3.1-8B"])
     """A name of `evenflow models`, or the path of a Hugging Face config.json."""
     dtype: Dtype | None = None
     """What the layers' matrices are in; null: as the model has them."""
     kv_dtype: Literal["bfloat16", "float16", "fp8"] | None = None
     """What keys and values are in; null: as the model has them."""
-    gpu: Gpu | None = None
+    gpu: Gpu | None = Field(default=None, examples=["H100"])
     """A name of `evenflow gpus`, or a mapping with what differs from one; or a list, one for each
     stage.
     """
@@ -109,7 +110,7 @@ class RunConfig(Keys):
             lambda v: is_count(v, MOST_PIPES) or _is_layers(v),
             f"a whole number of at least 1 and at most {MOST_PIPES}, or a list of layers per stage",
         ),
-    ]
+    ] = Field(examples=[4])
     """Pipeline stages (pipeline_parallel_size), or a list of the layers of each."""
     split: Literal["even", "balanced"] = "even"
     """How layers are divided where `stages` is a number: evenly, or so that the stages take the
@@ -198,9 +199,9 @@ class RunConfig(Keys):
     """
     replicas: ReplicasConfig | None = None
     """Several pipelines side by side; null: one."""
-    scheduler: Policy
+    scheduler: Policy = Field(examples=["sarathi"])
     """The policy and its parameters: a name of `evenflow schedulers`, or module:Class."""
-    workload: WorkloadConfig
+    workload: WorkloadConfig = Field(examples=[{"trace": "azure-conv-sample"}])
     """Which requests come, and when."""
 
     @model_validator(mode="before")
@@ -256,7 +257,7 @@ class RunConfig(Keys):
         )
         unmet += [(reason, key) for reason, lacks, key in others if lacks]
         for reason, key in unmet:
-            raise needed(reason, key)
+            raise needed(reason, key, remedy(type(self), key.strip('"')))
         return self
 
     @property
@@ -310,7 +311,7 @@ class RunConfig(Keys):
 
     @property
     def wires(self) -> Wires:
-        """What connects the GPUs: as given, else as in the machine, else as in the GPU's machine.
+        """Links between the GPUs: as given, else as in the machine, else as in the GPU's machine.
 
         A single stage that says how its GPUs add up says all. UsageError for what is unknown.
         """

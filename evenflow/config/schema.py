@@ -6,11 +6,9 @@ description is the text below it in its class.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import re
-import textwrap
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -19,36 +17,19 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from evenflow.compiled import docstring, written
+from evenflow.compiled import docstring
 from evenflow.config.pools import POOLED
 from evenflow.errors import MOST
-from evenflow.keys import Keys
+from evenflow.keys import below_keys
 from evenflow.report.tables import markdown_table
 from evenflow.schedulers import POLICIES, parameters, policy
-from evenflow.schedulers.limits import Policy, declared
+from evenflow.schedulers.limits import declared
 from evenflow.specs.gpu import GpuSpec, gpus, links
 from evenflow.specs.model import models
 
 Json = dict[str, Any]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
-
-@cache
-def below_keys(cls: type) -> dict[str, str]:
-    """Return the text below each key of a class and of its bases."""
-    found: dict[str, str] = {}
-    for each in reversed([one for one in cls.__mro__ if issubclass(one, Keys | GpuSpec | Policy)]):
-        body = written(each) or ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for key, text in zip(body.body, body.body[1:], strict=False):
-            match key, text:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(words))),
-                ):
-                    found[name] = " ".join(words.split())
-    return found
 
 
 class _Described(GenerateJsonSchema):
@@ -135,7 +116,8 @@ def _parameters_of(name: str) -> type[BaseModel]:
         key: (types[key], Field(each.default, description=below.get(key, "")))
         for key, each in parameters(cls).items()
     }
-    made: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid"), **keys)
+    config = ConfigDict(extra="forbid")
+    made: type[BaseModel] = create_model(name, __config__=config, __module__="", **keys)
     made.__doc__ = docstring(cls)
     return made
 
@@ -149,9 +131,12 @@ def _named(made: Json, name: str) -> Json:
     }
 
 
+ABOUT = ("description", "default", "examples", "$comment")
+
+
 def _as_written(key: str, value: Json, known: Json) -> Json:
     """Return a key's schema with the bare words and the GPU's keys that a file may have there."""
-    about = {name: value[name] for name in ("description", "default", "$comment") if name in value}
+    about = {name: value[name] for name in ABOUT if name in value}
     rest = {name: value[name] for name in value if name not in about}
     choices = rest.get("anyOf") or [rest]
     choices = [inner for each in choices for inner in each.get("oneOf", [each])]

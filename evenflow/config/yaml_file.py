@@ -36,7 +36,7 @@ SHORT_FORMS = {
 
 
 MOST_BYTES = 2**20
-"""A longer file is none that a person wrote, and would take minutes to read."""
+"""No person writes a longer file, which would take minutes to read."""
 
 MOST_VALUES = 100_000
 """The most values of a document, each counted as often as aliases repeat it."""
@@ -126,7 +126,7 @@ def read(path: Path, holds: str = "model, stages, workload") -> Document:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a YAML file; UsageError for one that is none, or too long."""
+    """Return the text of a YAML file; UsageError for another kind of file, or a longer one."""
     file = local_file(path)
     if path.is_dir():
         raise UsageError(f"{path}: is a folder; a file is right")
@@ -341,19 +341,25 @@ def _problem(dotted: str, detail: ErrorDetails) -> tuple[KeyPath, str]:
     kind, context = detail["type"], detail.get("ctx", {})
     match kind:
         case "missing":
-            return (), f'the key "{dotted}" is missing'
+            return (), f'the key "{dotted}" is missing{_remedy(context)}'
+        case "missing_name":
+            return (), f'the key "{dotted}.name" is missing{_remedy(context)}'
         case "unknown_key":
             below = f"{dotted}.{context['key']}".lstrip(".")
             return (context["key"],), f'unknown key "{below}"; {context["hint"]}'
         case "needed":
-            return (), f"{context['reason']} needs the key {context['key']}"
+            return (), f"{context['reason']} needs the key {context['key']}{_remedy(context)}"
         case "union_tag_not_found":
-            return (), f'{dotted}: the key "{dotted}.kind" is missing'
+            return (), f'the key "{dotted}.kind" is missing{_remedy(context)}'
         case "union_tag_invalid":
             known = str(context["expected_tags"]).replace("'", "").split(", ")
             hint = instead_of(context["tag"], known)
             return ("kind",), f'{dotted}.kind: unknown "{context["tag"]}"; {hint}'
     return (), f"{dotted}: should be {expected(detail)}, not {shown(detail['input'])}"
+
+
+def _remedy(context: Mapping[str, Any]) -> str:
+    return f"; {context['remedy']}" if context.get("remedy") else ""
 
 
 def _path_in(data: object, detail: ErrorDetails) -> KeyPath:

@@ -31,6 +31,8 @@ UNCAPPED = 1 << 60
 MOST_WAKES = 10_000
 """How often in a row a policy may send nothing, with nothing in flight or at one instant."""
 
+MOST_PARTS = 1_000_000
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Batcher:
@@ -149,8 +151,6 @@ class Batcher:
         self.queues.abort(seq)
         return seq
 
-    # -- what is in the way ---------------------------------------------------------------------
-
     def can_send(self) -> bool:
         """Say whether the cap allows a micro-batch and there is anything to put into it."""
         queues = self.queues
@@ -166,7 +166,7 @@ class Batcher:
 
     @property
     def wait_reason(self) -> str:
-        """Why nothing is sent (one of WAIT_REASONS): the policy's answer, or what is in the way.
+        """Reason that nothing is sent (one of WAIT_REASONS): the policy's answer, or a limit.
 
         It is the policy if work waits behind the cap or an earlier chunk, or if running decodes,
         enough for every stage, are in fewer micro-batches than there are stages.
@@ -185,11 +185,11 @@ class Batcher:
         pages = self.pool.pages_for(tokens)
         if pages > self.pool.total_pages:
             return f"{pages} KV pages exceed the pool's {self.pool.total_pages}"
-        if self._refuse is None:
-            return None
         sizes = request.prompt_tokens, request.output_limit
-        reason: str | None = self._call(self._refuse, *sizes, self.pool)
-        return reason
+        why = None if self._refuse is None else self._call(self._refuse, *sizes, self.pool)
+        if why is None or isinstance(why, str):
+            return why
+        raise self._broken(f"refuses with {shown(why)}; a reason, or None, is right")
 
     # -- carrying out an answer -----------------------------------------------------------------
 
@@ -198,10 +198,11 @@ class Batcher:
         answer = self._call(self.scheduler.schedule, self.view)
         if type(answer) is Plan:
             return answer, self._carry_out(answer, chunks)
-        if not hasattr(answer, "__next__"):
-            raise self._broken(f"returned {shown(answer)}, not a Plan")
-        plan, group = EMPTY, None
-        while (part := self._call(next, answer, None)) is not None:
+        parts = answer if hasattr(answer, "__next__") else iter((answer,))
+        plan, group, count = EMPTY, None, 0
+        while (part := self._call(next, parts, EMPTY)) is not EMPTY:
+            if (count := count + 1) > MOST_PARTS:
+                raise self._broken(f"answers in more than {MOST_PARTS} parts")
             if type(part) is Plan:
                 taken = self._carry_out(part, chunks)
                 if taken is not None and group is not None:
@@ -282,8 +283,6 @@ class Batcher:
         self._answer = ""
         queues.sent(batch)
         return batch
-
-    # -- broken promises ------------------------------------------------------------------------
 
     def _check_kinds(self, prefills: Any) -> None:
         """Raise PolicyError for an invalid order: a pair in place of a Prefill, half a token."""

@@ -95,7 +95,7 @@ def kv_tokens(seq: Sequence) -> int:
 
 
 class ReceivingView(EngineView):
-    """What a policy sees of an engine that only decodes."""
+    """View of an engine that only decodes."""
 
     def __init__(self, queues: ReceivingQueues, depth: int) -> None:
         super().__init__(queues, depth)

@@ -1,4 +1,4 @@
-"""What the policy of a serving engine sees beside a plain View."""
+"""View of the policy of a serving engine, which shows more than a plain View."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ class EngineView(View):
 
     @property
     def idles(self) -> int:
-        """How often there was nothing to serve; a request that comes in time prevents it."""
+        """Number of times that nothing was to serve; a request that comes in time prevents it."""
         return self._engine.idles
 
 

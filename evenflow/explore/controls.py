@@ -11,8 +11,8 @@ from typing import Any
 
 from evenflow.config.parts import KvConfig, SchedulerConfig
 from evenflow.config.run import RunConfig
-from evenflow.config.schema import below_keys
 from evenflow.config.workload import WorkloadConfig
+from evenflow.keys import below_keys
 from evenflow.runtimes import runtimes
 from evenflow.schedulers import POLICIES, POOLED, parameters, policy
 from evenflow.schedulers.limits import Range

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
 
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, shortened
 from evenflow.files import is_begun
 from evenflow.report import manifest
 from evenflow.report.manifest import NAME as MANIFEST
@@ -56,8 +56,10 @@ def claimed(folder: Path, *, force: bool = False, reads: Iterable[Path] = ()) ->
     An interrupted move is finished first, and what else killed commands left is removed, but for
     records of real runs. UsageError while another command holds it, and as for `check_folder`.
     """
-    held, place = _HELD.get(), folder.resolve()
-    if place in held or (folder.exists() and not folder.is_dir()):
+    held = _HELD.get()
+    with _writing(folder):
+        place, is_file = folder.resolve(), folder.exists() and not folder.is_dir()
+    if place in held or is_file:
         check_folder(folder, force=force, reads=reads)
         yield
         return
@@ -82,7 +84,8 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{error.filename or folder}: cannot write: {error.strerror}") from None
+        place = shortened(str(error.filename or folder))
+        raise UsageError(f"{place}: cannot write: {error.strerror}") from None
 
 
 def _remove_stale(folder: Path) -> None:

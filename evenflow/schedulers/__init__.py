@@ -12,7 +12,7 @@ from typing import Any, cast
 from evenflow.compiled import docstring
 from evenflow.core.scheduling import Scheduler
 from evenflow.errors import UsageError
-from evenflow.schedulers.limits import Policy, refuse
+from evenflow.schedulers.limits import Policy, refuse, require_given
 from evenflow.user_code import imported
 
 POLICIES = {
@@ -107,6 +107,7 @@ def create(
     given = {key: value for key, value in facts.items() if key in _signature(cls)}
     given |= {key: value for key, value in params.items() if value is not None or key not in given}
     try:
+        require_given(f"scheduler {name}", cls, known, given)
         if not issubclass(cls, Policy):  # which refuses by itself
             refuse(cls, params)
         made = cls(**given)

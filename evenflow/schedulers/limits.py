@@ -5,7 +5,8 @@ Knows annotations; no policy. A limit is part of the type: `token_budget: Count 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Container, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from typing import Annotated, Any, NamedTuple, Self, get_type_hints
@@ -13,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, Self, get_type_hints
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from evenflow.compiled import mypyc_attr, own_annotations
+from evenflow.errors import UsageError
 from evenflow.keys import expected, shown
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -55,11 +57,30 @@ def refuse(cls: Any, params: Mapping[str, Any]) -> None:
     for name, value in params.items():
         if name not in types:
             continue
-        try:
-            _adapter(cls, name).validate_python(value, strict=True)
-        except ValidationError as error:
-            words = " or ".join(dict.fromkeys(map(expected, error.errors(include_url=False))))
-            raise ValueError(f"{name} should be {words}, not {shown(value)}") from None
+        if right := _instead_of(cls, name, value):
+            raise ValueError(f"{name} should be {right}, not {shown(value)}")
+
+
+NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+
+
+def require_given(
+    who: str, cls: Any, known: Mapping[str, inspect.Parameter], given: Container[str]
+) -> None:
+    """Raise a UsageError for the first parameter that a policy or function needs and lacks."""
+    for name, each in known.items():
+        if each.default is each.empty and each.kind in NAMED and name not in given:
+            right = _instead_of(cls, name, None) if name in declared(cls) else ""
+            raise UsageError(f"{who} needs a value of {name!r}{right and f', {right}'}")
+
+
+def _instead_of(cls: Any, name: str, value: object) -> str:
+    """Return what would be right in place of a parameter's value; "" where that is."""
+    try:
+        _adapter(cls, name).validate_python(value, strict=True)
+    except ValidationError as error:
+        return " or ".join(dict.fromkeys(map(expected, error.errors(include_url=False))))
+    return ""
 
 
 @cache
@@ -68,7 +89,7 @@ def declared(cls: Any) -> dict[str, Any]:
     plain = isinstance(cls, type) and not is_dataclass(cls)
     try:
         found = get_type_hints(cls.__init__ if plain else cls, include_extras=True)
-    except NameError:
+    except (NameError, TypeError):
         return {}
     for each in reversed(getattr(cls, "__mro__", ())):
         found |= own_annotations(each)

@@ -253,9 +253,10 @@ def _look_up(
             raise UsageError(f"{kind}: {key}: should be a text, not {value!r}")
     if (name := wanted.get("name", kind)) in by_name:
         return replace(by_name[name], **wanted)
-    try:
-        return make(**({"name": kind} | dict(wanted)))
-    except TypeError as error:
-        no_default = (key for key, field in known.items() if field.default is MISSING)
-        needed = ", ".join(key for key in no_default if key != "name")
-        raise UsageError(f"{kind}: a key is missing; needed are {needed}") from error
+    needed = {key for key, field in known.items() if field.default is MISSING} - {"name", *wanted}
+    if needed:
+        raise UsageError(
+            f"{kind}: needs {', '.join(sorted(needed))}, or the name of one that has them; "
+            f"{instead_of(name, by_name)}"
+        )
+    return make(**({"name": kind} | dict(wanted)))

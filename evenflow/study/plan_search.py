@@ -74,7 +74,7 @@ def _highest(
 
 @dataclass(slots=True)
 class _Race:
-    """What is known of a search: the replicas that may keep the SLO, by setting, and the best.
+    """State of a search: the replicas that may keep the SLO, by setting, and the best.
 
     `best` is the fewest GPUs with which a point kept it; at first, one more than there may be.
     """

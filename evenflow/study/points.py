@@ -38,7 +38,7 @@ from evenflow.config.files import files_of
 from evenflow.config.provenance import code_version
 from evenflow.config.run import RunConfig
 from evenflow.config.workload import WorkloadConfig
-from evenflow.errors import LostProcessError, UsageError, require_package
+from evenflow.errors import LostProcessError, UsageError, require_counts, require_package
 from evenflow.files import is_begun, write_whole
 from evenflow.report.manifest import inside
 from evenflow.results.outcome import Outcome
@@ -264,6 +264,8 @@ def executor_of(name: str = "process", workers: int | None = None) -> Iterator[E
     another name, for a cluster that does not answer, has no workers or runs other code, and without
     the extra `cluster`. Leaves no process behind, however this one ends.
     """
+    if workers is not None:
+        require_counts("executor", workers=workers)
     kind, _, address = name.partition(":")
     if kind == "process" and not address:
         with processes(workers or os.cpu_count() or 1) as pool:

@@ -32,6 +32,7 @@ from evenflow.results.run import Columns, RunResult, merged
 from evenflow.schedulers import refuse_old
 from evenflow.sim import pipeline_of, simulate_replicas
 from evenflow.study.fair import runs_told
+from evenflow.user_code import words_of
 
 if TYPE_CHECKING:
     from evenflow.core.world import World
@@ -60,9 +61,15 @@ class GivenPolicy:
                 "scheduler: should be a name, a mapping, or a class or object with a method "
                 f"schedule(view), not {policy!r}"
             )
-        self._policy = copy.deepcopy(policy)
         self._cls: type = policy if isinstance(policy, type) else type(policy)
         self.label = self._cls.__name__
+        try:
+            self._policy = copy.deepcopy(policy)
+        except Exception as error:
+            raise UsageError(
+                f"scheduler {self.label}: cannot be copied for each engine ({words_of(error)}); a "
+                "class is right"
+            ) from error
         self.name = f"{self._cls.__module__}:{self._cls.__qualname__}"
 
     def make(self, **facts: Any) -> Scheduler:
@@ -117,7 +124,7 @@ class Job(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What tables call the run."""
+        """Label of the run in tables."""
         return self.name or self.config.scheduler.name
 
     @property

@@ -1,4 +1,4 @@
-"""How a study's points are chosen: listed, drawn, or proposed by Optuna.
+"""Searches, which choose a study's points: listed, drawn, or proposed by Optuna.
 
 Knows parameters and their values, and what a search needs to know of its trials; simulates nothing.
 """
@@ -35,9 +35,9 @@ Points = Annotated[int, Field(ge=1, le=MOST_RUNS)]
 class NumberRange(Keys):
     """Numbers from `low` to `high`."""
 
-    low: Finite
+    low: Finite = Field(examples=[16])
     """The least, in the key's unit."""
-    high: Finite
+    high: Finite = Field(examples=[256])
     """The greatest, in the key's unit."""
     log: bool = False
     """Whether they are evenly spread in the logarithm."""
@@ -125,7 +125,7 @@ class Random(Keys):
     """
 
     kind: Literal["random"]
-    points: Points
+    points: Points = Field(examples=[32])
     """How many draws."""
     seed: Seed = 0
     """What they are drawn from."""
@@ -150,7 +150,7 @@ class Optuna(Keys):
     """
 
     kind: Literal["optuna"]
-    trials: Points
+    trials: Points = Field(examples=[64])
     """How many points."""
     sampler: Literal["tpe", "nsga2"] = "tpe"
     """The tree-structured Parzen estimator, or a genetic search for several objectives."""

@@ -51,7 +51,7 @@ TRIED = 32
 
 
 class Bounds(Keys):
-    """What the mean of a metric has to be for a point to count."""
+    """Limit on the mean of a metric, for a point to count."""
 
     at_most: Finite | None = None
     """In the metric's unit."""
@@ -71,7 +71,7 @@ class Bounds(Keys):
 
 
 class SweepConfig(Keys):
-    """What to vary in a run, and what to look for.
+    """Study of a sweep: the keys to vary in a run, and the objectives.
 
     All points of one replication see the same requests.
     """
@@ -79,9 +79,11 @@ class SweepConfig(Keys):
     run: Annotated[
         str | dict[str, Any],
         expect(lambda v: isinstance(v, str | dict) and bool(v), "a RUN.yaml, or its keys"),
-    ]
+    ] = Field(examples=["RUN.yaml"])
     """A RUN.yaml, or its keys."""
-    parameters: Annotated[dict[str, Parameter], Field(min_length=1)]
+    parameters: Annotated[dict[str, Parameter], Field(min_length=1)] = Field(
+        examples=[{"kv.pages": [500, 1000]}]
+    )
     """What is varied: a list of values or a range for each dotted key of the run. A name that is no
     key of the run has mappings of keys as values, which change together.
     """
@@ -199,7 +201,7 @@ class Sweep:
 
     @property
     def num_simulations(self) -> int:
-        """How many simulations it has; of a search, the most there may be."""
+        """Number of simulations; of a search, the most there may be."""
         method = self.config.method
         trials = method.trials if isinstance(method, Optuna) else 0
         return (len(self.known) + trials) * self.config.replications

@@ -81,7 +81,7 @@ WRITES = "null, or a text with a number in braces, like {:.2f}"
 
 
 class Panel(Keys):
-    """What one panel shows: column `x` across, and upwards each column of `y`, with its words.
+    """Contents of one panel: column `x` across, and upwards each column of `y`, with its words.
 
     A point is a mean over the seeds, with a whisker from least to most. Words may name numbers of
     the study in braces. `x`: several columns are lines of one word. `hue`: columns whose values
@@ -100,7 +100,9 @@ class Panel(Keys):
     `[min]` and `[max]` over the seeds.
     """
 
-    kind: Literal["bars", "stack", "lying", "lines", "tokens", "stages", "busy", "kv"]
+    kind: Literal["bars", "stack", "lying", "lines", "tokens", "stages", "busy", "kv"] = Field(
+        examples=["bars"]
+    )
     x: str | list[str] = ""
     y: dict[str, str] = Field(default_factory=dict)
     hue: list[str] = Field(default_factory=list)
@@ -142,7 +144,7 @@ class Plot(Keys):
 
     height: Inches = 3.9
     width: Inches | None = None
-    panels: list[dict[str, Any]]
+    panels: list[dict[str, Any]] = Field(examples=[[{"kind": "bars"}]])
     common: dict[str, Any] = Field(default_factory=dict)
     rows: list[str] = Field(default_factory=list)
     title: str = "{}"

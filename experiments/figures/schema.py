@@ -51,8 +51,8 @@ class Over(Keys):
     `reference` has a value by column; the name of a column for what is different in every row.
     """
 
-    reference: dict[str, Any]
-    of: dict[str, str]
+    reference: dict[str, Any] = Field(examples=[{"system": "sarathi"}])
+    of: dict[str, str] = Field(examples=[{"faster": "mean_ttft_ms"}])
 
 
 PAPER = ", paper"
@@ -71,7 +71,7 @@ class Query(Keys):
     a mapping in place of one value makes a list or a mapping of answers, of which `then` takes one.
     """
 
-    take: Shape
+    take: Shape = Field(examples=["mean_ttft_ms"])
     where: dict[str, Any] = Field(default_factory=dict)
     over: dict[str, Any] = Field(default_factory=dict)
     how: Literal["mean", "geomean"] = "mean"
@@ -92,7 +92,7 @@ Asked = Annotated[
 
 
 class FigureKeys(Keys):
-    """What a figure needs. `run` holds RUN.yaml's keys, shared by all that is simulated.
+    """Keys of a figure. `run` holds RUN.yaml's keys, shared by all that is simulated.
 
     `systems`: names of `evenflow schedulers`, by the label in the figure; or the keys that a label
     stands for. `study`: the figure's own numbers (rates, requests, seeds ...); `quick` replaces
@@ -113,12 +113,12 @@ class FigureKeys(Keys):
     function that does. `module`: in place of all of these, the function that makes the figure.
     """
 
-    title: Text
-    source: Text
+    title: Text = Field(examples=["Latency by rate"])
+    source: Text = Field(examples=["own"])
     like: str | None = None
-    run: dict[str, Any]
+    run: dict[str, Any] = Field(examples=[{"stages": 4}])
     systems: dict[str, str | dict[str, Any]] = Field(default_factory=dict)
-    study: dict[str, Any]
+    study: dict[str, Any] = Field(examples=[{"rates": [1.0, 2.0]}])
     quick: dict[str, Any] = Field(default_factory=dict)
     differs: str = ""
     module: str | None = None
@@ -144,8 +144,9 @@ LEAST_WIDTH, MOST_WIDTH = 2, 40
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How figures are drawn and saved: `width` in inches (None: as their panels need), a `style` of
-    matplotlib (a name, or a file), the `formats`. Raises UsageError for what cannot be.
+    """Form of figures: `width` in inches (None: as their panels need).
+
+    `style` is matplotlib's, a name or a file. Raises UsageError for what cannot be.
     """
 
     width: float | None = None

@@ -95,7 +95,10 @@ RUNS = [
     (None, "RUN.yaml: no such file"),
     ("stages: \x00\n", "RUN.yaml: not valid YAML: unacceptable character #x0000"),
     (RUN + "gpu: L-20\n", 'unknown gpu "L-20"; did you mean "L20"?'),
-    (RUN + "gpu: {name: X, memory_gb: 4}\n", "gpu: a key is missing"),
+    (
+        RUN + "gpu: {name: X, memory_gb: 4}\n",
+        "gpu: needs fp16_tflops, memory_bandwidth_gb_s, or the name",
+    ),
     (RUN.replace("stages: 2", "stages: 02"), "RUN.yaml:1: 02 is 2 to some readers of YAML and 2"),
     (RUN + "? [a]\n: 1\n", "RUN.yaml:6: a list or a mapping as a key; one word or number is"),
     (RUN + "gpu: {{a: 1}: 2}\n", "RUN.yaml:6: a list or a mapping as a key"),

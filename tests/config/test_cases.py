@@ -141,7 +141,7 @@ def test_each_stage_has_the_time_and_the_memory_of_its_gpu() -> None:
         (["gpu=[L40S]"], 'a pipeline of 2 stages needs the key "gpu" with one GPU, or with a list'),
         (["gpu=[]"], 'a pipeline of 2 stages needs the key "gpu" with one GPU, or with a list'),
         (["gpu=[L40S, 7]"], "gpu.1: should be a text, not 7"),
-        (["gpu=[L40S, {name: X}]"], "gpu: a key is missing; needed are fp16_tflops"),
+        (["gpu=[L40S, {name: X}]"], "gpu: needs fp16_tflops, memory_bandwidth_gb_s, memory_gb, or"),
         (["link=pcie-gen4", "costs=silicon"], "costs: silicon are of one GPU; costs: roofline is"),
         (["link=pcie-gen4", "stages=2", "split=balanced"], "split: balanced: is of one GPU, not"),
     ],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args
 
 import pytest
+from pydantic import TypeAdapter
 
 from evenflow.config.build import build
 from evenflow.config.links import LinkConfig
@@ -16,6 +18,10 @@ from evenflow.core.loop import Loop
 from evenflow.core.world import World
 from evenflow.engines.loop import EngineLoop
 from evenflow.errors import UsageError
+from evenflow.experiments.figures.panels import Plot
+from evenflow.experiments.figures.schema import FigureKeys
+from evenflow.keys import Keys
+from evenflow.study.sweep_file import SweepConfig
 from tests.command_line import mistake
 
 RUN = """\
@@ -153,7 +159,10 @@ def test_a_layer_adds_to_mappings_of_one_kind(
         ("costs.base_s=true", "costs.base_s: should be a number, not true"),
         ("costs.kind=rofline", 'costs.kind: unknown "rofline"; did you mean "roofline"?'),
         ("costs={kind: silicon, framework: vlm}", "costs.framework: should be "),
-        ("workload.arrivals={rate: 2}", '"workload.arrivals.kind" is missing'),
+        (
+            "workload.arrivals={rate: 2}",
+            'the key "workload.arrivals.kind" is missing; known: replay, poisson, gamma, closed',
+        ),
         ("kv.pages=true", "kv.pages: should be auto or a whole number"),
         ("goodput={ttft_ms: 2000}", "ttft, tpot, e2el, queue, in milliseconds"),
         ("kv.memory_utilization=1.2", "should be at most 1.0"),
@@ -170,8 +179,9 @@ def test_a_layer_adds_to_mappings_of_one_kind(
         ("runtime={per_row_s: 1, holds: stage1}", "should be 'engine', 'stage0' or 'nothing'"),
         ("schedulr=sarathi", 'unknown key "schedulr"; did you mean "scheduler"?'),
         ("kv.pagse=3", 'unknown key "kv.pagse"; did you mean "pages"?'),
-        ("scheduler={token_budget: 4}", 'the key "scheduler.name" is missing'),
-        ("model=null", 'kv.pages: auto needs the key "model"'),
+        ("scheduler={token_budget: 4}", 'the key "scheduler.name" is missing; a name of'),
+        ("processes=[{}]", 'the key "processes.0.name" is missing; straggler, outage'),
+        ("model=null", 'kv.pages: auto needs the key "model"; e.g. model: Llama-3.1-8B. A name'),
         ("link.bandwidth_gb_s=0", "link.bandwidth_gb_s: should be greater than 0.0, not 0"),
         ("link={latency_us: 10}", 'link needs the key "link.bandwidth_gb_s", or a name'),
         ("max_in_flight=0", "max_in_flight: should be null (the number of stages), unlimited"),
@@ -193,7 +203,7 @@ def test_refusals_of_overrides(run_yaml: Path, assignment: str, told: str) -> No
         ("page_tokens: 16", "page_tokens: 0", "RUN.yaml:7: kv.page_tokens: should be at least 1"),
         ("  pages:", "  pagse:", 'RUN.yaml:8: unknown key "kv.pagse"'),
         ("stages: 4", "stages: four", "RUN.yaml:3: stages: should be"),
-        ("stages: 4\n", "", 'RUN.yaml: the key "stages" is missing'),
+        ("stages: 4\n", "", 'RUN.yaml: the key "stages" is missing; e.g. stages: 4. Pipeline'),
         ("  trace: azure-conv-sample\n", "", 'RUN.yaml:11: the key "workload.trace" is missing'),
         ("runtime: gllm", "gpu: A100", 'RUN.yaml:9: the key "gpu" is given twice'),
         ("stages: 4", "stages: [4", "RUN.yaml:4: not valid YAML"),
@@ -205,6 +215,29 @@ def test_refusals_of_overrides(run_yaml: Path, assignment: str, told: str) -> No
 def test_refusals_of_files(run_yaml: Path, old: str, new: str, told: str) -> None:
     run_yaml.write_text(RUN.replace(old, new), encoding="utf-8")
     assert refusal(run_yaml).startswith(told)
+
+
+def mappings_of(annotation: Any) -> Iterator[type[Keys]]:
+    """Yield the mappings that a key takes, and those that their keys take."""
+    if isinstance(annotation, type) and issubclass(annotation, Keys):
+        yield annotation
+        for field in annotation.model_fields.values():
+            yield from mappings_of(field.annotation)
+    for inner in get_args(annotation):
+        yield from mappings_of(inner)
+
+
+def test_every_key_that_is_needed_has_an_example_that_is_right() -> None:
+    mappings = set(mappings_of(tuple[RunConfig, SweepConfig, FigureKeys, Plot]))
+    checked = 0
+    for mapping in mappings:
+        for key, field in mapping.model_fields.items():
+            if field.is_required() and key != "kind":
+                assert field.examples, (mapping, key)
+                kind = TypeAdapter(Annotated[field.annotation, field])
+                assert kind.validate_python(field.examples[0]) is not None
+                checked += 1
+    assert checked == 33
 
 
 def test_all_mistakes_are_told(run_yaml: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -227,6 +228,24 @@ def test_an_impossible_plan_names_the_policy_and_the_request(plan: Plan, message
     with pytest.raises(PolicyError, match="Scripted") as error:
         serving.next(0.0)
     assert message in str(error.value)
+
+
+def test_an_answer_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evenflow.core.batcher.MOST_PARTS", 100)
+    serving = batcher(itertools.repeat(Plan()), asked=[(0, 40, 2)])
+    with pytest.raises(PolicyError, match="answers in more than"):
+        serving.next(0.0)
+
+
+@pytest.mark.parametrize("answer", [False, True, 0, 3])
+def test_a_policy_refuses_with_a_reason_or_not_at_all(answer: object) -> None:
+    class Refuses(Scripted):
+        def refuse(self, *_: object) -> Any:
+            return answer
+
+    serving = batcher(policy=Refuses)
+    with pytest.raises(PolicyError, match=f"refuses with {answer}; a reason, or None, is right"):
+        serving.add(Request(0, 0.0, 40, 2))
 
 
 def test_a_decode_is_named_once_and_not_while_it_is_in_flight() -> None:

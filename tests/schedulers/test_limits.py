@@ -126,6 +126,16 @@ def test_a_users_class_is_held_to_its_annotations(params: dict[str, Any], told: 
         create(Mine, params)
 
 
+def test_a_parameter_that_is_needed_is_named_with_its_type() -> None:
+    class Needs(Mine):
+        def __init__(self, rows: Count, page_tokens: int):
+            super().__init__(rows)
+
+    assert create(Needs, {"rows": 3}, page_tokens=16).rows == 3
+    with pytest.raises(UsageError, match=r"Needs needs a value of 'rows', a whole number$"):
+        create(Needs, {}, page_tokens=16)
+
+
 def test_a_type_that_cannot_be_looked_up_is_left_to_the_constructor() -> None:
     untyped = create(Untyped, {"rows": "many"})
     assert isinstance(untyped, Untyped)

@@ -522,6 +522,20 @@ def leaves_a_child_that_raises(world: Any) -> Iterator[Any]:
     yield world.env.timeout(9)
 
 
+def leaves_a_child_that_never_ends(world: Any) -> Iterator[Any]:
+    def ticks() -> Iterator[Any]:
+        while True:
+            yield world.env.timeout(1)
+
+    world.env.process(ticks())
+    yield world.env.timeout(0)
+
+
+def leaves_it_beside_a_stopped_stage(world: Any) -> Iterator[Any]:
+    world.stages[1].stop()
+    yield from leaves_a_child_that_never_ends(world)
+
+
 def takes_no_world() -> Iterator[Any]:
     yield 1
 
@@ -566,6 +580,7 @@ def lets_an_event_fail(world: Any) -> Iterator[Any]:
         (IsAClass, "process IsAClass never yields (test_processes.py:LINE); yield world.env.time"),
         (waits_for_another_clock, "yields an event of another clock (test_processes.py:LINE); y"),
         (steps_the_environment, "moved the clock before it waits (test_processes.py:LINE); yield"),
+        (leaves_it_beside_a_stopped_stage, "the run cannot end: 100 events while nothing came or"),
         (lets_an_event_fail, "raised ValueError: too late (test_processes.py:LINE)"),
     ],
 )
@@ -579,6 +594,11 @@ def test_a_bad_process_is_one_line(
     assert "\n" not in line
     assert words in re.sub(r"\.py:\d+", ".py:LINE", line)
     assert caught.value.status == 1
+
+
+def test_a_run_ends_when_its_requests_have_ended_whatever_a_process_left() -> None:
+    left = simulate(THREE, processes=[leaves_a_child_that_never_ends])
+    assert left.completion_s.tolist() == [9.0]
 
 
 EXAMPLES = sorted((ROOT / "examples" / "processes").glob("*.py"))
@@ -651,7 +671,7 @@ def test_a_process_in_a_run_has_parameters(mine: Path) -> None:
         ({"name": "my_faults.py:straggler", "stage": "x"}, "stage should be a whole number, not"),
         ({"name": "straggler", "stage": 2}, "replica 0, stage 2: there are 1 replicas of 2 stages"),
         ({"name": "straggler", "stage": 0, "every_s": 1.0}, "give both or none"),
-        ({"name": "straggler"}, "process straggler needs a value of 'stage'"),
+        ({"name": "straggler"}, "process straggler needs a value of 'stage', a whole number"),
         ({"name": "contended_link", "hop": 0, "share": 0.5}, "hop 0: there are 1 replicas of 0 h"),
         ({"name": "contended_link", "hop": 0, "share": 1.0}, "share should be less than 1"),
         ({"name": "outage", "mtbf_s": 0, "restart_s": 1}, "mtbf_s should be greater than 0"),

@@ -120,7 +120,7 @@ def test_requests_are_filled_in_and_otherwise_unchanged() -> None:
     ("spec", "message"),
     [
         ("oracel", 'predictor "oracel" is unknown; did you mean "oracle"?'),
-        ({"accuracy": 0.5}, 'predictor "" is unknown'),
+        ({"accuracy": 0.5}, 'predictor: the key "kind" is missing; known: oracle, mean'),
         ({"kind": "noisy", "accuracy": 2}, "accuracy is 2; expected 0 to 1"),
         ({"kind": "noisy", "accuracy": "high"}, "accuracy is 'high'; expected 0 to 1"),
         ({"kind": "noisy", "seed": -1}, "seed is -1; expected a whole number"),

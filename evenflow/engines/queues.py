@@ -503,12 +503,16 @@ class EngineQueues(Queues):
 
     def ending(self) -> list[Sequence]:
         """Return the decodes that run ahead, with their last allowed token in flight."""
+        if not self.ahead:
+            return []
         sent = map(sent_of, self.in_flight.values())
         lasts = ((batch.ahead, seq) for batch in sent for seq in batch.last)
         return [seq for ahead, seq in lasts if ahead and seq.request.request_id in ahead]
 
     def late_tokens(self) -> Counter[int]:
         """Count the tokens in flight of each request, where decodes run ahead of them."""
+        if not self.ahead:
+            return Counter()
         sent = map(sent_of, self.in_flight.values())
         return Counter(chain(*(batch.ahead or () for batch in sent)))
 

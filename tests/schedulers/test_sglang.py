@@ -279,7 +279,7 @@ def test_the_end_of_a_prompt_under_way_is_awaited_too(pages: int, fits: bool) ->
 @pytest.mark.parametrize(("generated", "fits"), [(9, False), (8, True)])
 def test_what_has_ended_leaves_nothing_behind_to_wait_for(generated: int, fits: bool) -> None:
     """Beside 32 + 40 tokens of a prompt; a decode frees 100 with its ninth, if that is to come."""
-    room = room_of(4, DecodeRow(1, 91, generated, 9, exact=True))
+    room = room_of(4, DecodeRow(Request(1, 0.0, 91, 9), generated))
     assert room.fits(EnginePrompt(Sequence(Request(0, 0.0, 16, 40), 16))) == fits
 
 

@@ -272,7 +272,7 @@ comma := ,
 		torch==2.13.0 triton numpy transformers==5.19.0 msgspec orjson pybase64 psutil setproctitle pyzmq fastapi uvicorn aiohttp \
 		requests pydantic pillow einops partial_json_parser regex sentencepiece openai \
 		compressed-tensors dill grpcio xgrammar pyyaml tqdm filelock packaging safetensors \
-		opentelemetry-api apache-tvm-ffi
+		opentelemetry-api apache-tvm-ffi jsonschema python-multipart uvloop
 	@$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
 		--no-deps sglang==0.5.23
 	@touch $@

@@ -17,7 +17,8 @@ from evenflow.costs.profile.file import OPERATORS, Header, LayerShapes, Profile,
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpu
-from evenflow.specs.model import ModelSpec, in_precision, model
+from evenflow.specs.model import model
+from evenflow.specs.modelspec import ModelSpec, in_precision
 
 CALLS = 200_000
 

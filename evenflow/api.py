@@ -6,19 +6,18 @@ needs. Knows which pieces answer a question; each piece does its own work.
 """
 # Annotations are read when the module is loaded: `from __future__` would make texts of them.
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenflow import inputs
 from evenflow import options as given
 from evenflow.arguments import checked
 from evenflow.errors import UsageError
 from evenflow.options import AnyProcess, Changes, Policy
 
 if TYPE_CHECKING:
-    from evenflow.config.yaml_file import Document
     from evenflow.experiments.figures.make import Figures
     from evenflow.experiments.reproduce import Reproduced
     from evenflow.experiments.reproduce.calibrate import Calibrated
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from evenflow.study.check import Checked
     from evenflow.study.compare import Comparison, Difference
     from evenflow.study.plan import Planned
-    from evenflow.study.runs import GivenPolicy, Job, SimulatedRun
-    from evenflow.study.slo import Condition
+    from evenflow.study.runs import Job, SimulatedRun
     from evenflow.study.sweep_file import Sweep
     from evenflow.study.swept import Swept
     from evenflow.study.trials import How, Watch
@@ -72,8 +70,8 @@ def simulate(
     from evenflow.study.runs import SimulatedRun, run_job, write_run
 
     check_format(format)
-    shown = _window(window)
-    job, file = _job(run, scheduler, set, pipeline, processes)
+    shown = inputs.window_of(window)
+    job, file = inputs.job_of(run, scheduler, set, pipeline, processes)
     with _staged(out, force, inputs_of(job.config, file)) as scratch:
         with _watched(watch, [job.label], len(job.workload.requests)) as bar:
             tell = on_done if bar is None else bar.done
@@ -115,11 +113,11 @@ def compare(
     from evenflow.study.compare import line_up, run_all
 
     check_format(format)
-    policies = _policies(schedulers)
+    policies = inputs.policies_of(schedulers)
     published = parse_systems(systems if isinstance(systems, str) else ",".join(systems))
-    document, file = _document(run)
+    document, file = inputs.document_of(run)
     first = None if "scheduler" in document.data or not policies else policies[0]
-    config = configured(_changed(document, set, getattr(first, "entry", first)))
+    config = configured(inputs.changed(document, set, getattr(first, "entry", first)))
     jobs = line_up([*policies, *published], config, file.parent)
     with _staged(out, force, inputs_of(config, file)) as scratch:
         with _watched(watch, [job.label for job in jobs], len(jobs[0].workload.requests)) as bar:
@@ -174,7 +172,7 @@ def check(
 
     bounds = list(map(parse_fail_if, [fail_if] if isinstance(fail_if, str) else fail_if))
     jobs = [
-        _job(file, None, set, None, None)[0]._replace(name=visible(file))
+        inputs.job_of(file, None, set, None, None)[0]._replace(name=visible(file))
         for file in dict.fromkeys(map(str, runs))
     ]
     before, after = (None if path is None else Path(path) for path in (against, write))
@@ -246,10 +244,10 @@ def capacity(
     from evenflow.study.deployments import on_gpus, parse_gpus
     from evenflow.study.slo import checked_price, num_gpus
 
-    document, file = _document(run, set)
+    document, file = inputs.document_of(run, set)
     config = configured(document)
-    config = config if gpus is None else on_gpus(config, parse_gpus(_gpus(gpus)))
-    limits = _conditions(slo, max_median_queue_s)
+    config = config if gpus is None else on_gpus(config, parse_gpus(inputs.gpu_counts(gpus)))
+    limits = inputs.conditions_of(slo, max_median_queue_s)
     per_hour = None if price is None else checked_price(price) * num_gpus(config)
     asked = (config, limits, file.parent, tolerance, replications, per_hour, allow_refused)
     who = {"executor": executor, "workers": workers, "watch": watch}
@@ -283,9 +281,10 @@ def plan(
 ) -> "Planned":
     """Find the cheapest deployment that keeps limits on latency, and say how to start it.
 
-    Where there is none of `gpus` GPUs, find the nearest. `.table` has a row for each that does, the
-    best first, `.points` one for all that was simulated. `rate`: requests/s, or a multiple of the
-    run's own ("2x"); `price`: dollars of a GPU an hour; `budgets`: tokens of a micro-batch.
+    Where no deployment of `gpus` GPUs does, find the nearest. `.table` has a row for each that
+    does, the best first, `.points` one for all that was simulated. `rate`: requests/s, or a
+    multiple of the run's own ("2x"); `price`: dollars of a GPU an hour; `budgets`: tokens of a
+    micro-batch.
     `with_` has processes that join each simulation, by name, `{"outage": {"mtbf_s": 86400,
     "restart_s": 120}}`; `.spare` is how many GPUs more that takes than without them.
     `exhaustive` simulates every point. `slo`, `set`, `out`, `allow_refused` and `force` are as for
@@ -297,13 +296,13 @@ def plan(
 
     if gpus is None:
         raise UsageError("--gpus: says how many there may be, such as --gpus 4..64")
-    document, file = _document(run, set)
+    document, file = inputs.document_of(run, set)
     ask = Ask(
-        slo=_conditions(slo, max_median_queue_s),
-        gpus=parse_gpus(_gpus(gpus)),
+        slo=inputs.conditions_of(slo, max_median_queue_s),
+        gpus=parse_gpus(inputs.gpu_counts(gpus)),
         rate=None if rate is None else str(rate),
         price=price,
-        schedulers=_names(schedulers) if isinstance(schedulers, str) else schedulers,
+        schedulers=inputs.names_in(schedulers) if isinstance(schedulers, str) else schedulers,
         budgets=parse_budgets(budgets) if isinstance(budgets, str) else budgets,
         joining=parse_with(with_),
         replications=replications,
@@ -350,8 +349,8 @@ def figures(
     from evenflow.study.points import executor_of
 
     look = Look(width, style, tuple(formats.split(",") if isinstance(formats, str) else formats))
-    sets = tuple(_texts(_by_name(set)))
-    asked = _by_name(names or ())
+    sets = tuple(inputs.texts_of(inputs.by_name(set)))
+    asked = inputs.by_name(names or ())
     plans = chosen(asked, sets, quick=quick, allow_refused=allow_refused, look=look)
     with ExitStack() as stack:
         folder = Path(out or stack.enter_context(TemporaryDirectory()))
@@ -388,7 +387,7 @@ def reproduce(
     entries = chosen(names or ())
     folder = data_folder(None if data is None else Path(data))
     kinds = costs.split(",") if isinstance(costs, str) else costs
-    how, overrides = _how(workers=workers, watch=watch), _texts(set)
+    how, overrides = _how(workers=workers, watch=watch), inputs.texts_of(set)
     with nullcontext() if out is None else claimed(Path(out), force=force):
         found: Reproduced | Scored
         if kinds:
@@ -423,7 +422,7 @@ def calibrate(
     from evenflow.experiments.reproduce.calibrate import calibrate as calibrate_run
     from evenflow.experiments.reproduce.forms import read_results
 
-    document, file = _document(run, set)
+    document, file = inputs.document_of(run, set)
     runs = [each for path in results for each in read_results(Path(path))]
     if not runs:
         raise UsageError("results: none are given; a file of a benchmark of this run is right")
@@ -441,7 +440,7 @@ def intervals(
     """
     from evenflow.study.uncertainty import predict
 
-    document, file = _document(run, set)
+    document, file = inputs.document_of(run, set)
     return predict(document, file.parent, _how(workers=workers))
 
 
@@ -451,44 +450,9 @@ def sweep_asked(file: str | Path | Mapping[str, Any], set: Changes = None) -> "S
     from evenflow.study.sweep_file import load_sweep, sweep_of
 
     if isinstance(file, Mapping):
-        return sweep_of(Document("the sweep", _by_name(dict(file)), {}), Path(), _texts(set))
-    return load_sweep(Path(file), _texts(set))
-
-
-def _by_name(keys: Any) -> Any:
-    """Return keys with policies as plain data: their names, and the parameters of objects."""
-    if isinstance(keys, Mapping):
-        return {key: _by_name(value) for key, value in keys.items()}
-    if isinstance(keys, list):
-        return [_by_name(value) for value in keys]
-    if callable(getattr(keys, "schedule", None)):
-        return _policy_by_name(keys)
-    return keys
-
-
-def _policy_by_name(policy: Any) -> str | dict[str, Any]:
-    """Return what other processes make a policy of; UsageError where they cannot."""
-    from evenflow.schedulers import parameters
-
-    cls = policy if isinstance(policy, type) else type(policy)
-    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
-        raise UsageError(
-            f"scheduler {cls.__name__}: is of a notebook, a script or a function; what other "
-            "processes import is right: a class of a module, or FILE.py:Class"
-        )
-    name, given = f"{cls.__module__}:{cls.__qualname__}", {}
-    if policy is cls:
-        return name
-    for key, parameter in parameters(cls).items():
-        value = getattr(policy, key, policy)
-        if value is policy or not isinstance(value, bool | int | float | str | list | dict | None):
-            raise UsageError(
-                f"scheduler {cls.__name__}: other processes make it anew, and its parameter {key} "
-                f'is no attribute of plain data; {{"name": "{name}", "{key}": ...}} is right'
-            )
-        if value != parameter.default:
-            given[key] = value
-    return {"name": name, **given}
+        document = Document("the sweep", inputs.by_name(dict(file)), {})
+        return sweep_of(document, Path(), inputs.texts_of(set))
+    return load_sweep(Path(file), inputs.texts_of(set))
 
 
 def _additions(
@@ -524,110 +488,3 @@ def _staged(
 
 def _watched(watch: "Watch | None", labels: list[str], total: int) -> AbstractContextManager[Any]:
     return nullcontext() if watch is None else watch(labels, total)
-
-
-def _window(asked: tuple[float, float] | str | None) -> tuple[float, float] | None:
-    """Return the seconds of a run that `A..B` names."""
-    if asked is None:
-        return None
-    try:
-        first, last = map(float, asked.split("..") if isinstance(asked, str) else asked)
-    except (TypeError, ValueError):
-        first, last = 1.0, 0.0
-    if not 0 <= first <= last:
-        right = "give the seconds A..B, such as 10..12.5 or 0..inf"
-        raise UsageError(f"--window: {right}: not {asked}")
-    return first, last
-
-
-def _texts(changes: Changes) -> list[str]:
-    """Return changes of keys as texts for `--set`."""
-    if not isinstance(changes, Mapping):
-        return list(changes or ())
-    return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
-
-
-def _gpus(gpus: int | str | Sequence[int]) -> str:
-    return ",".join(map(str, gpus)) if isinstance(gpus, list) else str(gpus)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _job(
-    run: given.RunFile,
-    scheduler: Policy | None,
-    changes: Changes,
-    pipeline: str | None,
-    processes: Sequence[AnyProcess] | None,
-) -> tuple["Job", Path]:
-    """Return the job of a changed run, with another policy and processes where given."""
-    from evenflow.config.build import load_workload
-    from evenflow.config.run import configured
-    from evenflow.study.runs import GivenPolicy, Job, given_process
-
-    document, file = _document(run)
-    entry = None if scheduler is None else _policy(scheduler)
-    changed = _changed(document, changes, entry)
-    joining = list(map(given_process, processes or ()))
-    more = {"pipeline": pipeline, "processes": [entry for entry, _ in joining]}
-    config = configured(_changed(changed, {key: each for key, each in more.items() if each}))
-    policy = entry if isinstance(entry, GivenPolicy) else None
-    functions = tuple(function for _, function in joining)
-    workload = load_workload(config, file.parent)
-    return Job(config, workload, file.parent, policy, processes=functions), file
-
-
-def _document(run: given.RunFile, changes: Changes = None) -> tuple["Document", Path]:
-    """Return a run's changed keys, and its file; relative paths start from the file's folder."""
-    from evenflow.config.run import RunConfig
-    from evenflow.config.yaml_file import Document, read
-
-    file = Path("the run")
-    if isinstance(run, RunConfig):
-        document = run.document()
-    elif isinstance(run, Mapping):
-        document = Document("the run", dict(run), {})
-    else:
-        file = Path(run)
-        document = read(file)
-    return _changed(document, changes), file
-
-
-def _changed(document: "Document", changes: Changes, policy: object = None) -> "Document":
-    """Return a run's keys with another policy, then with new values."""
-    from evenflow.config.yaml_file import overridden, patched
-
-    if policy is not None:
-        document = patched(document, {"scheduler": getattr(policy, "name", policy)})
-    if isinstance(changes, Mapping):
-        return patched(document, changes)
-    return overridden(document, changes or ())
-
-
-def _conditions(slo: given.Limits, max_median_queue_s: float | None) -> tuple["Condition", ...]:
-    from evenflow.study.slo import parse_slo
-
-    if isinstance(slo, Mapping):
-        slo = [f"{metric}={limit}" for metric, limit in slo.items()]
-    return tuple(parse_slo([slo] if isinstance(slo, str) else slo, max_median_queue_s))
-
-
-def _policies(schedulers: Sequence[Policy] | Mapping[str, Policy] | str) -> list[Any]:
-    """Return the entries of a comparison, named where a mapping names them."""
-    from evenflow.study.compare import Named, parse_schedulers
-
-    if isinstance(schedulers, str):
-        return parse_schedulers(schedulers)
-    if isinstance(schedulers, Mapping):
-        return [Named(str(label), _policy(policy)) for label, policy in schedulers.items()]
-    return list(map(_policy, schedulers))
-
-
-def _policy(policy: Policy) -> "str | dict[str, Any] | GivenPolicy":
-    from evenflow.study.runs import GivenPolicy
-
-    if isinstance(policy, Mapping):
-        return dict(policy)
-    return policy if isinstance(policy, str) else GivenPolicy(policy)

@@ -1,4 +1,4 @@
-"""What a shell may complete: names of what there is, for the options and arguments that take one.
+"""Completions for a shell: the names that an option or an argument may take.
 
 Imports are inside, so that only a shell that asks pays for them.
 """

@@ -43,8 +43,9 @@ class PolicyError(UsageError):
 
 
 class StallError(PolicyError):
-    """Requests wait and the policy sends nothing, with nothing in flight or again and again at one
-    instant: the run cannot end.
+    """The run cannot end: requests wait, and the policy sends nothing.
+
+    Nothing is in flight, or it is asked again and again at one instant.
     """
 
 

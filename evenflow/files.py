@@ -72,8 +72,9 @@ OPENED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 
 def local_file(path: Path) -> Path:
-    """Return a file with what stdin gives (`-`, `/dev/stdin`), or a pipe that the shell made
-    (`/dev/fd/N`); any other file as it is.
+    """Return a file with what stdin (`-`, `/dev/stdin`) or a pipe of the shell (`/dev/fd/N`) gives.
+
+    Any other file is returned as it is.
 
     It is read once, and gone with the process. UsageError for another pipe, a device, and in a
     process of several that share the work.

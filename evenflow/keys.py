@@ -1,4 +1,4 @@
-"""What the schemas share: limits of numbers, short forms, refusal of unknown keys.
+"""Parts that the schemas share: limits of numbers, short forms, refusal of unknown keys.
 
 Knows no key by name. The reader of a document says what is wrong in it, and where.
 """

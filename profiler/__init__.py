@@ -5,13 +5,12 @@ launches are as in service. The package knows no model: a caller passes one as a
 Importing the package imports no torch.
 """
 
+from evenflow.profiler.check import Errors, check_profile
 from evenflow.profiler.importers import import_files
 from evenflow.profiler.machine import most_beside, require_device
 from evenflow.profiler.profile import (
-    Errors,
     ProfileSettings,
     StageOf,
-    check_profile,
     profile,
     tokenizer_beside,
 )

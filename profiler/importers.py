@@ -18,7 +18,7 @@ from typing import NamedTuple
 from evenflow.costs.profile.cost import check_units
 from evenflow.costs.profile.file import Cells, Header, LayerShapes, Profile, ProfilePoint
 from evenflow.errors import UsageError
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 
 LINEARS = {
     "attn_pre_proj": "linear_qkv",

@@ -164,8 +164,10 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def copy_points(sizes_bytes: Sequence[int], repeats: int) -> list[ProfilePoint]:
-    """Measure copies within the one GPU there is, as `device_copy`; nothing where there are more,
-    between which a pipeline that serves measures transfers."""
+    """Measure copies within the only GPU, as `device_copy`.
+
+    With more GPUs, a pipeline that serves measures transfers between them.
+    """
     import torch
 
     if torch.cuda.device_count() > 1:

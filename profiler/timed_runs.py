@@ -179,8 +179,9 @@ FIRST = b'{"facts": '
 
 
 class ProfileJournal:
-    """The runs of one profile, on disk from the moment they are taken: an interrupted measurement
-    goes on where it was.
+    """The runs of one profile, on disk as soon as they are taken.
+
+    An interrupted measurement goes on where it was.
 
     `facts` say what is measured: a journal of something else is refused. `plan` is what the first
     start decided and later ones keep.

@@ -1,5 +1,6 @@
-"""The real world: worker processes, one a stage, with the same Batcher in the middle; torch models
-of the shapes that are simulated, run stage by stage.
+"""The real world: worker processes, one a stage, around the Batcher of a simulation.
+
+Their torch models have the shapes that are simulated, run stage by stage.
 
 `serve` is to it what `evenflow.sim.simulate` is to the simulated world. Importing the package
 imports

@@ -48,7 +48,7 @@ class _Sent(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """When the driver received messages, in seconds of the run.
+    """Times at which the driver received messages, in seconds of the run.
 
     `admitted_s`: of each request, in order of arrival; `freed_s`: of each micro-batch, that stage 0
     has computed it (nothing with a single stage); `returned_s`: that it is back.
@@ -83,7 +83,7 @@ class _Steps:
         return self.stage0_free
 
     def call_when_free(self) -> None:
-        """Nothing to do: a message comes whenever stage 0 is free."""
+        """Do nothing: a message comes whenever stage 0 is free."""
 
     def submit(self, batch: MicroBatch) -> None:
         """Send a micro-batch to stage 0, with the times that emulated workers take for it."""
@@ -125,7 +125,7 @@ class _Steps:
 
 
 class System(Protocol):
-    """What `drivers` serve together, by one thread; a single driver is its own system."""
+    """System that `drivers` serve together, by one thread; a single driver is its own."""
 
     drivers: abc.Sequence[Driver]
     stops: bool = False
@@ -285,7 +285,7 @@ class Driver(System):
 
     @property
     def heard(self) -> Heard:
-        """When the driver received what it answered, once `run` has ended."""
+        """Times at which the driver received what it answered, once `run` has ended."""
         return Heard(*map(self._recorder.column, Heard._fields))
 
     @property
@@ -321,7 +321,7 @@ class Driver(System):
 
     @property
     def next_s(self) -> float:
-        """When the next thing beside listening is due, as far as is known."""
+        """Time at which the next thing beside listening is due, as far as is known."""
         times = (self._front.next_s, self._wake_at_s)
         return min((at_s for at_s in times if at_s is not None), default=float("inf"))
 

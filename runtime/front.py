@@ -17,7 +17,7 @@ class Front:
 
     @property
     def next_s(self) -> float | None:
-        """When the next request is due, as far as is known."""
+        """Time at which the next request is due, as far as is known."""
         return None
 
     def due(self, now_s: float) -> Request | None:
@@ -61,7 +61,7 @@ class TraceReplay(Front):
 
     @property
     def next_s(self) -> float | None:
-        """When the next request is due, in a closed loop at once; None: when one ends, or never."""
+        """Time at which the next request is due; None: when one ends, or never."""
         if not self._backlog or self._places == 0:
             return None
         return self._backlog[0].arrival_s if self._places is None else 0.0

@@ -139,7 +139,7 @@ def read_head(path: Path) -> tuple[RunConfig, Path, str | None]:
 
 
 class Entries:
-    """The entries of a journal; UsageError, as they are read, for a line that is none.
+    """The entries of a journal; UsageError, as they are read, for another line.
 
     Once read, `cut` says whether the journal has no end, because its driver was killed, and
     `last_s` when its last entry was made.

@@ -22,7 +22,7 @@ from evenflow.runtime.wire import Returned
 
 
 class Actor(Protocol):
-    """What acts: `next_s` is when it is due, infinity if it never is; `run_due` lets it act."""
+    """Actor on a run: `next_s` is when it is due (infinity: never), `run_due` lets it act."""
 
     @property
     def next_s(self) -> float: ...

@@ -20,8 +20,9 @@ from evenflow.runtime.wire import Growth, Piece, Shared, Step
 
 @dataclass(slots=True)
 class _Told:
-    """What the workers know of a sequence, as of its `epoch`: its `pages`, of which `published` are
-    those of a prefix cache.
+    """State of a sequence at the workers, as of its `epoch`.
+
+    Of its `pages` the first `published` are those of a prefix cache.
 
     Its engine's pages are those of the workers from `first_page` on.
     """

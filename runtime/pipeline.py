@@ -168,7 +168,7 @@ class WorkerPipeline:
 
     @property
     def kv_layers(self) -> list[KvLayers]:
-        """Where the keys and values are; empty for emulated workers."""
+        """Place of the keys and values; empty for emulated workers."""
         return [
             KvLayers(worker, worker % self._ranks, stage.start, stage.stop, address)
             for worker, stage in enumerate(self._settings)

@@ -1,4 +1,4 @@
-"""What a profiler measures of the runtime: a stage with marked operators, and a pipeline."""
+"""Parts of the runtime for a profiler: a stage with marked operators, and a pipeline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from evenflow.runtime.torch.sample import sample
 from evenflow.runtime.torch.settings import torch_settings, transport_of
 from evenflow.runtime.torch.weights import FAMILIES, random_stage, read_model
 from evenflow.runtime.wire import Piece
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 
 
 class TimedStage:
@@ -76,7 +76,7 @@ class TimedStage:
 
     @property
     def note(self) -> str:
-        """How the routers chose."""
+        """Choices of the routers."""
         if not self._woken_evenly:
             return ""
         share = self._woken / self._woken_evenly

@@ -1,4 +1,4 @@
-"""From a configuration to a real run: what can be served, its workers, its outcome.
+"""From a configuration to a real run: what can be served, its outcome, its replay.
 
 A run is served by `evenflow.runtime.serve`; its folder is written as a
 simulation's is. No command line.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,30 +16,32 @@ from evenflow.config.build import Built, Workload, build, load_workload
 from evenflow.config.parts import RuntimeConfig
 from evenflow.config.pools import runs_of_pools, system
 from evenflow.config.run import RunConfig, load_config, with_
-from evenflow.config.workers import EmulatedWorkers, SamplingConfig, TorchWorkers, VllmWorkers
+from evenflow.config.workers import VllmWorkers
 from evenflow.config.yaml_file import find, read
 from evenflow.core.batcher import Batcher
 from evenflow.core.replay import replay
 from evenflow.core.request import Prefix, Request
-from evenflow.core.world import World
 from evenflow.engines.handover import PoolBatcher
 from evenflow.engines.pools import PooledWorld
 from evenflow.engines.recovery import Lives
-from evenflow.engines.rules import EngineRules
 from evenflow.errors import PolicyError, UsageError, require_package
-from evenflow.profiler.machine import device_name, driver_version
 from evenflow.report.folder import killed_runs, reading
 from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
 from evenflow.runtime import RandomTexts, ServedRun, Workers, journal, serve
+from evenflow.runtime.kinds import (
+    ONLY_SIMULATED,
+    check_all_is_known,
+    refuse,
+    servable,
+    workers_of,
+)
 from evenflow.runtime.records import LINK, Records, write_served
 from evenflow.runtime.serve import LAST, Journals, names_of, parts_of
 from evenflow.runtime.torch import settings as on_torch
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED
-from evenflow.specs.deployment import split_layers
-from evenflow.specs.huggingface import read_dtype
-from evenflow.specs.model import ModelSpec, listed, model
+from evenflow.specs.model import model
 from evenflow.study.runs import Job
 from evenflow.traces.formats import encoder
 
@@ -52,9 +53,6 @@ if TYPE_CHECKING:
 
 CLIENTS = "clients"
 """What stands for the trace in the provenance of a served run."""
-
-ONLY_SIMULATED = "can only be simulated; for a real run"
-"""Why a key is refused, in the words of the error."""
 
 
 def serve_job(
@@ -84,7 +82,7 @@ def serve_job(
     if isinstance(world, PooledWorld):
         head[LINK] = world.link.bytes_per_token
     elif live is not None:
-        _check_all_is_known(world)
+        check_all_is_known(world)
     stated = {"pools": facts} if isinstance(world, PooledWorld) else next(iter(facts.values()))
     source = job.source(built, workers=stated) | {"setup": job.config.real_setup()}
     if records is not None:
@@ -141,24 +139,17 @@ def workers_by_pipeline(job: Job, built: Built) -> dict[str, Workers]:
             ("workers.kind", computes and "mixed" in own, "emulated, or no mixed"),
             ("workers.kind", len(ranks) > 1, "one tensor_parallel"),
         ]
-        _refuse("with pools", *several)
+        refuse("with pools", *several)
         runs = {name: (run, built.pools[name]) for name, run in own.items()}
     else:
         if config.replicas is not None and config.replicas.count > 1:
-            _refuse("with replicas", *several)
+            refuse("with replicas", *several)
         runs = dict.fromkeys(names_of(servable(built)), (config, built))
     made = dict[str, Workers]()
     for name, (run, part) in runs.items():
         first = sum(len(each.settings) for each in made.values())
         made[name] = workers_of(run, part, job.beside, first)
     return made
-
-
-def _refuse(why: str, *rows: tuple[str, bool, str]) -> None:
-    """Raise UsageError for the first key that is refused, and say what would be right."""
-    for key, refused, right in rows:
-        if refused:
-            raise UsageError(f"{key}: {why}, {right} is right")
 
 
 def outcome_of(job: Job, served: ServedRun) -> Outcome:
@@ -206,7 +197,7 @@ def job_of(
     check_servable(config, joined=joined)
     if clients:
         name = config.scheduler.name
-        _refuse(
+        refuse(
             "for clients",
             (f"scheduler {name}", name in POOLED, "one policy"),
             ("replicas", config.replicas is not None, "null"),
@@ -324,7 +315,7 @@ def check_servable(config: RunConfig, *, joined: bool = False) -> None:
     require_package("zmq", "a real run", "pyzmq")
     name, vllm = config.scheduler.name, config.workers.kind == "vllm"
     one_policy = "one policy, or workers of another kind"
-    _refuse(
+    refuse(
         ONLY_SIMULATED,
         (f"scheduler {name}", name in POOLED and vllm, one_policy),
         ("disaggregation_mode", "disaggregation_mode" in config.scheduler.params, "none"),
@@ -352,192 +343,12 @@ def _prepares(runtime: RuntimeConfig | str) -> bool:
     return charged != RuntimeOverheads(schedule_s=charged.schedule_s)
 
 
-def servable(built: Built) -> World:
-    """Return the world of one pipeline with a separate link for each hop; else UsageError."""
-    world = built.world
-    if not isinstance(world, World):
-        raise UsageError("scheduler: of pools only evenflow run serves; one policy is right")
-    _refuse(ONLY_SIMULATED, ("link.shared", world.shares_link, "false"))
-    return world
-
-
-def workers_of(config: RunConfig, built: Built, beside: Path, first: int = 0) -> Workers:
-    """Return the workers of a configuration; UsageError for impossible ones.
-
-    `first`: how many workers exist already.
-    """
-    world = servable(built)
-    if isinstance(config.workers, EmulatedWorkers):
-        return _emulated(config.workers, world)
-    if isinstance(config.workers, VllmWorkers):
-        return _vllm(config, config.workers, world, beside)
-    return _torch(config, config.workers, built, beside, first)
-
-
-def _emulated(workers: EmulatedWorkers, world: World) -> Workers:
-    from evenflow.runtime.emulated import EmulatedSettings, Faults
-
-    faults = [Faults()] * world.depth
-    for fault in workers.faults or ():
-        if fault.stage >= world.depth:
-            raise UsageError(
-                f"workers.faults: stage {fault.stage} is none of the {world.depth}, "
-                f"0 to {world.depth - 1}"
-            )
-        faults[fault.stage] = Faults(fault.slow_factor, fault.dies_after, fault.link_delay_s)
-    latencies_s = (
-        [0.0, *(hop.latency_s for hop in world.hops)] if world.hops else [0.0] * world.depth
-    )
-    settings = [EmulatedSettings(*both) for both in zip(latencies_s, faults, strict=True)]
-    return Workers(
-        settings, start_limit_s=workers.start_limit_s, coupled=workers.metadata != "ahead"
-    )
-
-
-def _vllm(config: RunConfig, workers: VllmWorkers, world: World, beside: Path) -> Workers:
-    from evenflow.runtime.vllm import EngineSettings, EngineWorkers, require_vllm
-
-    assert config.model is not None  # the schema asks for it
-    _check_all_is_computed(world)
-    _check_all_is_known(world)
-    if config.max_in_flight not in (None, config.num_stages):
-        raise UsageError(
-            f"max_in_flight: vLLM has a micro-batch for each of its {config.num_stages} stages; "
-            "null is right"
-        )
-    path = Path(find(config.model, beside))
-    _check_weights(workers, str(path))
-    folder = path.parent if path.name == "config.json" else path
-    if not (folder / "config.json").is_file():
-        raise UsageError(f"model: {path} is no folder with a config.json, which vLLM needs")
-    vllm = require_vllm(workers.threads, workers.patience_s)
-    dtype, spec = workers.dtype or read_dtype(str(path)), model(str(path))
-    engine = EngineSettings(
-        str(folder.resolve()),
-        dtype,
-        workers.weights == "random",
-        workers.threads,
-        workers.max_num_batched_tokens,
-        workers.max_num_seqs,
-        4 * spec.kv_bytes_per_token() // spec.kv_value_bytes,
-    )
-    texts = _texts(config, workers.sampling, spec)
-    facts = {"vllm": vllm.__version__, "torch": version("torch"), "dtype": dtype}
-    return EngineWorkers((), text_of=texts, facts=facts, engine=engine)
-
-
-def _torch(
-    config: RunConfig, workers: TorchWorkers, built: Built, beside: Path, first: int
-) -> Workers:
-    world = servable(built)
-    assert config.model is not None  # the schema asks for it
-    _check_all_is_computed(world)
-    if config.dtype or config.kv_dtype:
-        raise UsageError(
-            "dtype, kv_dtype: are of the costs; what workers of torch compute in is workers.dtype"
-        )
-    path = find(config.model, beside)
-    for package in ("torch", "safetensors"):
-        require_package(package, "workers: torch", "torch safetensors")
-    ranks = config.tensor_parallel
-    transport = on_torch.transport_of(workers.transport, workers.device, world.depth, ranks)
-    _check_weights(workers, path)
-    spec = model(path)
-    dtype = workers.dtype or ("bfloat16" if listed(path) else read_dtype(path))
-    spans = _spans(config, workers, built, spec, dtype)
-    settings = on_torch.torch_settings(
-        listed(path) or str(Path(path).resolve()),
-        spans,
-        threads=workers.threads,
-        first=first,
-        weights=workers.weights,
-        device=workers.device,
-        dtype=dtype,
-        transport=transport,
-        limit_s=workers.start_limit_s,
-    )
-    return Workers(
-        settings,
-        transport == "one_process",
-        _texts(config, workers.sampling, spec),
-        workers.patience_s,
-        workers.start_limit_s,
-        _facts(settings, ranks) | {"notes": _notes(settings, built)},
-        coupled=workers.metadata != "ahead",
-    )
-
-
-def _texts(config: RunConfig, how: SamplingConfig, spec: ModelSpec) -> RandomTexts:
-    sampling = how.temperature, how.top_k, how.top_p
-    return RandomTexts(spec.vocab_size, config.workload.seed, sampling, how.seed)
-
-
-def _spans(
-    config: RunConfig, workers: TorchWorkers, built: Built, spec: ModelSpec, dtype: str
-) -> list[tuple[int, int]]:
-    """Return the layers [start, stop) of each rank; UsageError where they cannot be there."""
-    world, ranks = servable(built), config.tensor_parallel
-    on_torch.require_divisible(spec, ranks)
-    layers = built.deployment.get("layers_per_stage") or split_layers(
-        spec.num_layers, config.stages
-    )
-    spans = [span for span in on_torch.cut(layers) for _ in range(ranks)]
-    tokens = world.total_pages * world.page_tokens
-    share = config.kv.memory_utilization if workers.device == "cuda" else 1.0
-    free = [int(share * free) for free in on_torch.free_bytes(workers.device)]
-    on_torch.require_memory(spec, spans, tokens, dtype, free, ranks=ranks)
-    return spans
-
-
-def _check_all_is_known(world: World) -> None:
-    if EngineRules.of(world.make_scheduler()).ahead:
-        raise UsageError(
-            "scheduler: its decodes run ahead of their last token, which only emulated workers "
-            "serve, and torch's for sglang on one stage; async_scheduling: off (vllm_v1) or "
-            "overlap: false (sglang) is right"
-        )
-
-
-def _check_all_is_computed(world: World) -> None:
-    rules = EngineRules.of(world.make_scheduler())
-    if world.depth > 1 or rules.delivers:
-        _check_all_is_known(world)
-    if rules.cuts:
-        raise UsageError(
-            "scheduler: it may leave out part of a prompt or of its output, so a model would write "
-            "something else; where a model computes, another policy or variant is right"
-        )
-
-
-def _facts(settings: Sequence[on_torch.TorchSettings], ranks: int) -> dict[str, Any]:
-    first = settings[0]
-    return {
-        "device": device_name(first.device),
-        "driver": driver_version(first.device),
-        "torch": version("torch"),
-        "dtype": first.dtype,
-        "transport": first.transport,
-        "cores": [list(stage.cores) for stage in settings],
-        "layers_per_stage": [stage.stop - stage.start for stage in settings[::ranks]],
-        "tensor_parallel": ranks,
-    }
-
-
-def _notes(settings: Sequence[on_torch.TorchSettings], built: Built) -> list[str]:
-    """Return the differences between the run and the costs it is compared with, in lines."""
-    source, first, notes = built.cost_source, settings[0], on_torch.sharing(settings)
-    if source["kind"] == "profile" and source["dtype"] != first.dtype:
-        measured = f"{source['path']} was measured in {source['dtype']}"
-        notes.append(f"the model runs in {first.dtype}, and {measured}")
-    return notes
-
-
 def check_comparable(job: Job) -> None:
     """Raise UsageError where no simulation matches the run: stages that take turns."""
     check_servable(job.config, joined=True)
     if job.config.processes:
         several = job.config.replicas is not None or job.config.scheduler.name in POOLED
-        _refuse(
+        refuse(
             "with processes",
             ("workers.kind", job.config.workers.kind != "emulated", "emulated"),
             ("replicas, or pools", several, "one pipeline"),
@@ -556,20 +367,6 @@ def check_comparable(job: Job) -> None:
                     f"workers.transport: {note}; one_process, fewer stages or a GPU for each is "
                     "right"
                 )
-
-
-def notes_of(provenance: Mapping[str, Any]) -> Sequence[str]:
-    """Return the notes in a real run's provenance on how it differs from its costs."""
-    notes: Sequence[str] = provenance.get("workers", {}).get("notes", ())
-    return notes
-
-
-def _check_weights(workers: TorchWorkers | VllmWorkers, path: str) -> None:
-    if workers.weights == "checkpoint" and not Path(path).is_dir():
-        raise UsageError(
-            f"model: {path} is no folder with weights; such a folder, or workers.weights: random, "
-            "is right"
-        )
 
 
 def live_server(

@@ -44,7 +44,7 @@ Journals = Callable[[str | None], Callable[[Entry], None]]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 REQUESTS = "requests"
-"""What the part of a system of pools is called that is none: what the clients have."""
+"""The name of the part of a system of pools that no pool has: the front of the clients."""
 
 LAST = "decode"
 """The pool from which no KV goes on."""

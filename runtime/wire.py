@@ -56,7 +56,7 @@ class Shared(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """How a request draws its tokens.
+    """Sampling of a request's tokens.
 
     `temperature` 0 is greedy. Else the `top_k` likeliest tokens (0: all), of them the fewest that
     hold `top_p` of the probability. A request's tokens follow from its `seed` and their positions
@@ -97,8 +97,10 @@ class Step(NamedTuple):
 
 
 class Move(NamedTuple):
-    """The keys and values of `pages`, in layers [start, stop) of a stage, go to the worker at
-    `address`: into `to_pages`, in its layers from `to_start` on.
+    """The keys and values of `pages` move to the worker at `address`.
+
+    They are of layers [start, stop) of a stage; they go into `to_pages`, in layers from `to_start`
+    on.
     """
 
     start: int

@@ -81,7 +81,7 @@ class Place:
 
 
 class Executed(NamedTuple):
-    """When a micro-batch's input was there, when it was computed, and what came of it.
+    """Times of a micro-batch: its input was there, it was computed; and what came of it.
 
     `num_bytes` go to the next stage; `tokens` come out of the last one.
     """
@@ -130,8 +130,9 @@ class WorkerSettings(Protocol):
 
 
 class _Work(NamedTuple):
-    """A micro-batch that a stage can compute, and since when it can; `step` are the bytes of its
-    step, where they go on to the next stage.
+    """A micro-batch that a stage can compute, and since when it can.
+
+    `step` are the bytes of its step, where they go on to the next stage.
     """
 
     batch_id: int
@@ -142,9 +143,10 @@ class _Work(NamedTuple):
 
 
 class _Intake(threading.Thread):
-    """Receives messages, and queues their work; steps that come with their activations (on stage 0,
-    which has none, from the driver) as they are, with the step's bytes.
+    """Receives messages, and queues their work.
 
+    Steps that come with their activations (on stage 0, which has none, from the driver) are queued
+    as they are, with the step's bytes.
     None in the queue ends the worker, because the driver said so or because of `failure`.
     """
 
@@ -242,7 +244,7 @@ class _Intake(threading.Thread):
 
 
 class _Outlet:
-    """Where results go: to the next stage, and to the driver."""
+    """Destinations of results: the next stage, and the driver."""
 
     def __init__(self, context: Context, place: Place) -> None:
         self._place = place

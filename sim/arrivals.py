@@ -1,4 +1,4 @@
-"""How requests come in: at their times, or in a closed loop, each at one of several pipelines.
+"""Arrivals: at their times, or in a closed loop, each at one of several pipelines.
 
 Knows when a request enters and, by the router, where; nothing of what happens to it there.
 """
@@ -184,7 +184,7 @@ class FrontEnd:
         return True
 
     def changed(self, now_s: float) -> None:
-        """Nothing to do: the pipeline hears of a request when it gets there."""
+        """Do nothing: the pipeline receives a request when it gets there."""
 
     def when_done(self, call: Callable[[int], None]) -> None:
         """Have `call` called with how many requests are done, whenever some are."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappush
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
@@ -29,24 +29,33 @@ class Instant(Event):
     _ok: bool
     _value: Any
 
-    def __init__(
-        self,
-        env: CheckedEnvironment,
-        time_s: float,
-        callback: Callable[[Event], None] | None = None,
-        priority: EventPriority = NORMAL,
-    ) -> None:
-        self.env = env
-        self.callbacks = [] if callback is None else [callback]
+    def __init__(self, env: CheckedEnvironment, time_s: float) -> None:
+        self.env, self.callbacks = env, []
         self._ok, self._value = True, time_s
-        heappush(env._queue, (time_s, priority, next(env._eid), self))
+        env.put(time_s, NORMAL, self)
 
 
 class CheckedEnvironment(Environment):
-    """A SimPy environment that refuses what would go back in time, as no process may run it."""
+    """A SimPy environment that refuses what would go back in time, as no process may run it.
 
-    _queue: list[tuple[float, EventPriority, int, Event]]
+    Its queue has calls beside events.
+    """
+
+    _now: float
+    _queue: list[tuple[float, EventPriority, int, Any]]
     _eid: count[int]
+
+    def put(self, time_s: float, priority: EventPriority, what: Any) -> None:
+        """Queue an event, or what is called with its time, for an absolute time."""
+        heappush(self._queue, (time_s, priority, next(self._eid), what))
+
+    def step(self) -> None:
+        queue = self._queue
+        if not queue or isinstance(queue[0][3], Event):
+            super().step()
+        else:
+            self._now, _, _, call = heappop(queue)
+            call(self._now)
 
     def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
         if not delay >= 0:
@@ -73,7 +82,7 @@ class SimClock:
         self, time_s: float, call: Callable[[float], None], priority: EventPriority = NORMAL
     ) -> None:
         """Have `call` called with the time at the instant `time_s`, which must not be past."""
-        Instant(self.env, time_s, lambda _: call(time_s), priority)
+        self.env.put(time_s, priority, call)
 
     def late(self, time_s: float, call: Callable[[float], None]) -> None:
         """Have `call` called after all arrivals and returns of that instant, before any policy."""

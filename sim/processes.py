@@ -90,7 +90,7 @@ class ReplicaHandle:
 
     @property
     def queue(self) -> Queue:
-        """How many requests wait and run."""
+        """Number of requests that wait and run."""
         return Queue(self._replica.waiting, self._replica.running)
 
     def fail(self, restart_s: float, *, reject: bool = False) -> None:
@@ -112,7 +112,7 @@ class ReplicaHandle:
 
 
 class Joined(NamedTuple):
-    """What processes join: where requests come from, and where marks go."""
+    """Ends that processes join: the source of requests, and the place of marks."""
 
     source: ArrivalSource
     log: Callable[[str, str], None]
@@ -182,7 +182,7 @@ class Fleet(Sequence["ReplicaHandle"]):
 
 @dataclass
 class ProcessWorld:
-    """What a process gets: the run as it is now, and what may be done to it.
+    """Handle of a process: the run as it is now, and what may be done to it.
 
     `env`: the SimPy environment, in seconds of the run. `rng`: a random stream that is the
     process's own, from the seed of the run. `replicas`: the pipelines.
@@ -208,7 +208,7 @@ class ProcessWorld:
 
     @property
     def queue(self) -> Queue:
-        """How many requests wait and run, in all pipelines."""
+        """Number of requests that wait and run, in all pipelines."""
         queues = [each.queue for each in self.replicas]
         return Queue(sum(q.waiting for q in queues), sum(q.running for q in queues))
 

@@ -32,8 +32,10 @@ class Delay(NamedTuple):
 
 
 class Machine:
-    """What computes or carries: its work waits while it is stopped, and takes `factor` times as
-    long while it is slow; both may change while it works.
+    """Server that computes or carries.
+
+    Its work waits while it is stopped, and takes `factor` times as long while it is slow; both may
+    change while it works.
     """
 
     def __init__(self, env: Environment) -> None:
@@ -160,7 +162,7 @@ class StageProcesses:
         return self._at_stage0 == 0
 
     def call_when_free(self) -> None:
-        """Nothing to do: `on_free` is called in any case."""
+        """Do nothing: `on_free` is called in any case."""
 
     def submit(self, batch: MicroBatch) -> None:
         """Send a micro-batch to stage 0."""

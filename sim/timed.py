@@ -31,7 +31,7 @@ class Timing(NamedTuple):
     `schedule_s`: from the decision, or when stage 0 has the one before, until stage 0 has it.
     `prepare_s`: on each stage, until it computes what is there and could start. `stages_s`: on each
     stage. `hops_s`: each hop, beyond what the world's link is busy for its bytes. `freed_s`,
-    `returned_s`: from the end of stage 0, and of the last one, until the driver hears of it.
+    `returned_s`: from the end of stage 0, and of the last one, until the driver knows of it.
     """
 
     schedule_s: float
@@ -45,7 +45,7 @@ class Timing(NamedTuple):
 def on_grid(time_s: float) -> float:
     """Return the nearest multiple of 2^-30 s.
 
-    Sums and differences of such times are exact, so what the driver heard at one time stays at one
+    Sums and differences of such times are exact, so what the driver got at one time stays at one
     time, however it is computed.
     """
     return round(time_s * GRID_PER_S) / GRID_PER_S
@@ -89,7 +89,7 @@ class TimedPipeline(Tandem):
         self._clock.at(self._heard_back_s, self._returned)
 
     def call_when_free(self) -> None:
-        """Call `on_free` when the driver hears that stage 0 is free, on a single stage never."""
+        """Call `on_free` when the driver knows that stage 0 is free, on a single stage never."""
         if not self._call_queued and len(self._stage_free_s) > 1:
             self._call_queued = True
             self._clock.at(self._heard_free_s, self._free)

@@ -12,7 +12,8 @@ from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 from evenflow.costs.tables import TableCost
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GpuSpec, gpu
-from evenflow.specs.model import ModelSpec, model
+from evenflow.specs.model import model
+from evenflow.specs.modelspec import ModelSpec
 
 TINY = ModelSpec("tiny", 4, 64, 4, 2, 16, 128, 1000, 2048, 1e4)
 PLAIN = GpuSpec("plain", 1000, 1000, 80, 1.0, 1.0, 0.0)

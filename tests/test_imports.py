@@ -86,6 +86,14 @@ def test_what_is_said_to_install_is_in_the_extras() -> None:
     assert "evenflow[" not in documents + code
 
 
+def test_the_drawing_of_the_floors_is_that_of_the_contract() -> None:
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = [layer.replace("evenflow.", "") for layer in contract["contracts"][0]["layers"]]
+    drawn = (ROOT / "docs" / "tour.md").read_text().partition("## Floors")[2].split("```")[1]
+    found = [re.match(r" (\w+(?: \| \w+)?) ", line) for line in drawn.splitlines() if line]
+    assert [floor[1] for floor in found if floor] == layers
+
+
 # -- the core, which knows no engine --------------------------------------------------------------
 
 CORE = sorted((ROOT / "evenflow" / "core").glob("*.py"))

@@ -16,11 +16,17 @@ PRODUCT = ("evenflow", "sim", "traces", "profiler", "runtime", "experiments")
 
 PRIVATE = re.compile(
     r"\b(who|whom|whoever|such an?|told|tells|(so|thus) (many|much|wide)"
-    r"|those (that|who|which|it|they)|(of|on) (its|their|one's) own(?! \w)"
+    r"|those (that|who|which|it|they)|(of|on) (its|their|one's) own(?! \w)|hear(s|d)?"
+    r"|(it|that|what|which) is none|is none (of|that)"
     r"|an? \w+ each(?=[.,;:]|$))\b",
     re.IGNORECASE,
 )
 """Words that a stranger has to translate, where a thing has a name."""
+
+QUESTION = re.compile(r"(who|what|how|when|where|which|why|as|of|nothing)\b", re.IGNORECASE)
+"""Beginnings of a docstring that say neither what a thing is nor what it does."""
+
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @cache
@@ -53,6 +59,24 @@ def test_docstrings_are_in_the_words_of_the_field() -> None:
 def test_private_words_are_seen() -> None:
     text = "Who waits, and those that end; so many, a row each, on a stage of their own. Not `who`."
     assert len(private_words(text)) == 5
+
+
+def flaws(docstring: str) -> list[str]:
+    """Return what is wrong with how a docstring begins."""
+    first = re.split(r"(?<=\.)\s|\n\n", docstring)[0]
+    long = ["more than 20 words"] if len(first.split()) > 20 else []
+    return long + [begun[0] for begun in [QUESTION.match(first)] if begun]
+
+
+def test_a_docstring_begins_with_what_the_thing_is_or_does_in_20_words() -> None:
+    found = {
+        f"{path.relative_to(ROOT.resolve())}:{getattr(node, 'lineno', 1)}": wrong
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, DOCUMENTED) and (wrong := flaws(ast.get_docstring(node) or ""))
+    }
+    assert not found
+    assert flaws("How many pages are free" + " or held" * 8) == ["more than 20 words", "How"]
 
 
 def unsaid(before: set[str], now: set[str], page: str) -> set[str]:

@@ -35,6 +35,10 @@ POLICIES: list[tuple[str, dict[str, object]]] = [
     ("vllm", {"max_num_batched_tokens": 150, "max_batch_rows": 3}),
     ("vllm_v1", {"max_num_batched_tokens": 48, "max_num_seqs": 40}),
     ("vllm_v1", {"max_num_batched_tokens": 64, "max_num_seqs": 5, "watermark": 0.05}),
+    (
+        "vllm_v1",
+        {"max_num_batched_tokens": 64, "max_num_seqs": 9, "long_prefill_token_threshold": 20},
+    ),
     ("vllm_balanced", {"max_num_batched_tokens": 48, "max_num_seqs": 40}),
     ("vllm_balanced", {"share": "decodes", "max_num_batched_tokens": 64, "max_num_seqs": 7}),
     ("vllm_balanced", {"share": "tokens", "max_num_batched_tokens": 64, "max_num_seqs": 16}),
@@ -62,6 +66,7 @@ SGLANG: list[dict[str, object]] = [
     {"chunked_prefill_size": 208, "schedule_conservativeness": 0.1, "schedule_policy": "lpm"},
     {"chunked_prefill_size": 64, "max_running_requests": 12, "mixed_chunk": True},
     {"chunked_prefill_size": 96, "scheduler_recv_interval": 4},
+    {"chunked_prefill_size": None, "prefill_max_requests": 2, "scheduler_recv_interval": 9},
     {"chunked_prefill_size": 64, "dynamic_chunking": True, "prefill_decode_interval": 2},
 ]
 
@@ -267,10 +272,11 @@ def running_ahead(draw: st.DrawFn) -> World:
     depth = draw(st.integers(1, 4))
     mode = draw(st.sampled_from(["v2", "v1" if depth == 1 else "v2"]))
     params = {"max_num_batched_tokens": draw(st.sampled_from([24, 64])), "max_num_seqs": 12}
+    chunk = draw(st.sampled_from([0, 0, 10]))
     return small_world(
         [],
         "vllm_v1",
-        {**params, "async_scheduling": mode},
+        {**params, "async_scheduling": mode, "long_prefill_token_threshold": chunk},
         depth=depth,
         times_s=(0.005, 0.0001),
         total_pages=draw(st.sampled_from([16, 20, 60])),

@@ -36,7 +36,8 @@ from evenflow.report.tables import markdown_table, percent
 from evenflow.results.run import Floats
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, gpu
-from evenflow.specs.model import ModelSpec, model
+from evenflow.specs.model import model
+from evenflow.specs.modelspec import ModelSpec
 from evenflow.study.trials import How, Study, Variant
 from tools.published_facts import facts_table, published_facts
 

@@ -14,7 +14,7 @@ from evenflow.runtime.torch.model import Part, Rope, Stage
 from evenflow.runtime.torch.sample import sample
 from evenflow.runtime.torch.weights import random_weights
 from evenflow.runtime.wire import Piece
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 from tools.launch_plans import config_json
 
 

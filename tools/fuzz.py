@@ -478,6 +478,7 @@ SCHEDULERS: list[dict[str, Any]] = [
     ),
     *({**TURNS, "async_scheduling": mode} for mode in ("v1", "v2")),
     {**TURNS, "scheduling_policy": "priority"},
+    {**TURNS, "long_prefill_token_threshold": 9, "scheduler_reserve_full_isl": False},
     *({"name": name, "transfer_link": SLOW_LINK} for name in POOLED),
     {"name": "distserve", "prefill": POOL, "decode": {"stages": 1, "pages": 40}},
     {"name": "splitwise", "mixed": {"borrow_tokens": 60}, "prefill": {"scheduler": "vllm_v1"}},

@@ -32,11 +32,12 @@ from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 from evenflow.costs.tables import TableCost
 from evenflow.errors import UsageError
 from evenflow.profiler import ProfileSettings, check_profile, require_device
+from evenflow.profiler.check import errors_table
 from evenflow.profiler.machine import device_name
-from evenflow.profiler.profile import errors_table
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
-from evenflow.specs.model import ModelSpec, model
+from evenflow.specs.model import model
+from evenflow.specs.modelspec import ModelSpec
 
 if TYPE_CHECKING:
     from evenflow.study.runs import Job

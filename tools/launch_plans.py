@@ -18,7 +18,8 @@ from evenflow.config.run import RunConfig, configured
 from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
 from evenflow.specs.gpu import gpus
-from evenflow.specs.model import ModelSpec, models
+from evenflow.specs.model import models
+from evenflow.specs.modelspec import ModelSpec
 from evenflow.study.deployments import launch_lines, most_tokens, shifted
 from tools.recordings import arguments, drawn
 

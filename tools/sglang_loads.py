@@ -45,7 +45,7 @@ LARGE = 20_000  # tokens of a pool that is never short
 
 # -- stands in for packages that SGLang imports and a machine without a GPU lacks -----------------
 
-ABSENT = ("IPython", "flashinfer", "gguf", "sgl_kernel", "torchvision")
+ABSENT = ("IPython", "flashinfer", "gguf", "sgl_kernel", "soundfile", "torchvision")
 
 
 class _Anything(type):
@@ -104,7 +104,9 @@ def engine(wanted: str) -> ModuleType:
 def config_of(rng: random.Random) -> Event:
     """Draw the settings of a run; `tokens` is a small pool as often as a large one."""
     pp, tight = rng.choice([1, 1, 1, 2, 3, 4, 8]), rng.random() < 0.5
-    page, running = rng.choice([1, 8, 16, 32]), rng.choice([4, 8, 16, 32, 48])
+    page, running = rng.choice([1, 8, 16, 32, 64]), rng.choice([4, 8, 16, 32, 48, None])
+    chunk = rng.choice([64, 128, 256, 512, 2048, None])
+    each = 3 if running is None else max(running // pp, 1)
     conservativeness = rng.choice([0.3, 0.1, 0.05] if tight else [1.4, 1.0, 0.3])
     start = min(0.7 * conservativeness, 1.0)
     radix, mixed = rng.random() < 0.4, rng.random() < 0.35
@@ -116,16 +118,18 @@ def config_of(rng: random.Random) -> Event:
         "tokens": (rng.randint(600, 1500) if tight else LARGE) // page * page,
         "page_size": page,
         "max_running_requests": running,
-        "chunked_prefill_size": rng.choice([64, 128, 256, 512, 2048]),
+        "chunked_prefill_size": chunk,
         "max_prefill_tokens": rng.choice([16384, 16384, 320]),
-        "mixed_chunk": mixed and serves == "all",
+        "prefill_max_requests": rng.choice([None, None, None, 1, 3]),
+        "scheduler_recv_interval": rng.choice([1, 1, 1, 3, 10]) if serves == "all" else 1,
+        "mixed_chunk": mixed and serves == "all" and chunk is not None,
         "speculative": spec if serves == "speculation" and page > 1 else None,
         "disaggregation_mode": serves if serves in ("prefill", "decode") else None,
         "num_reserved_decode_tokens": rng.choice([512, 64, 16]),
         "transfer_s": rng.choice([0.0, 0.01, 0.2]),
         "pp": pp,
         "pp_async_batch_depth": rng.choice([0, 0, 1, 2]) if pp > 1 else 0,
-        "pp_max_micro_batch_size": rng.choice([max(running // pp, 1), max(running // pp, 1), 3]),
+        "pp_max_micro_batch_size": rng.choice([None, each, 3]),
         "overlap": pp == 1 and rng.random() < 0.6,
         "radix": radix and serves != "decode",
         "schedule_policy": "lpm" if radix and rng.random() < 0.5 else "fcfs",
@@ -133,7 +137,7 @@ def config_of(rng: random.Random) -> Event:
         "init_new_token_ratio": start,
         "min_new_token_ratio": start * 0.14,
         "new_token_ratio_decay": (start - start * 0.14) / 600,
-        "dynamic_chunking": rng.choice([None, [2e-05, 0.01, 20.0]]) if pp > 1 else None,
+        "dynamic_chunking": rng.choice([None, [2e-05, 0.01, 20.0]]) if pp > 1 and chunk else None,
         "prefill_decode_interval": rng.choice([0, 0, 0, 2, 4]),
         "prefill_decode_interval_min_bs": 0,
         "context": 4096,

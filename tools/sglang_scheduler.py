@@ -28,16 +28,19 @@ from sglang.srt.environ import envs
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.dynamic_chunk_sizer import DynamicChunkSizer
+from sglang.srt.managers.scheduler_components.recv_skipper import SchedulerRecvSkipper
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache import allocation
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.model_executor.forward_batch_info import PPProxyTensors
 from sglang.srt.runtime_context import (
     SpawnRanks,
+    get_context,
     get_disagg,
     get_parallel,
     get_schedule,
@@ -67,9 +70,10 @@ MODEL = {
 
 
 SETTINGS = (
-    *("page_size", "max_running_requests", "chunked_prefill_size", "max_prefill_tokens"),
+    *("page_size", "max_running_requests", "max_prefill_tokens", "prefill_max_requests"),
     *("pp_async_batch_depth", "pp_max_micro_batch_size", "schedule_policy"),
     *("schedule_conservativeness", "prefill_decode_interval", "prefill_decode_interval_min_bs"),
+    "scheduler_recv_interval",
 )
 """What a journal's `config` calls as the server does."""
 
@@ -110,6 +114,7 @@ def server_args(config: Event, model: Path) -> ServerArgs:
         skip_tokenizer_init=True,
         context_length=config["context"],
         max_total_tokens=config["tokens"],
+        chunked_prefill_size=config["chunked_prefill_size"] or -1,
         enable_mixed_chunk=config["mixed_chunk"],
         enable_dynamic_chunking=config["dynamic_chunking"] is not None,
         pp_size=config["pp"],
@@ -117,7 +122,7 @@ def server_args(config: Event, model: Path) -> ServerArgs:
         disable_radix_cache=not config["radix"],
         **_speculation(config, model),
         **_disaggregation(config),
-        **{name: config[name] for name in SETTINGS},
+        **{name: config[name] for name in SETTINGS if name in config},
     )
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0))
     return args
@@ -198,7 +203,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         self.speculative: Event = config.get("speculative") or {}
         self.drafted: set[str] = set()  # requests for which the last stage has proposed tokens
         self.accepted: dict[str, list[int]] = {}
-        self.now, self.turn, self.spins = 0.0, -1, 0
+        self.now, self.turn, self.spins, self.idles = 0.0, -1, 0, True
         self.stage_free = [0.0] * config["pp"]
         self.ends: deque[float] = deque()
         self.transfer_s = float(config.get("transfer_s") or 0)
@@ -215,6 +220,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         self.aborted: list[int] = []
         self.journal: list[Event] = []
         self._set_what_is_absent(args)
+        self._limit_requests(config)
         self._make_pools(config)
         self.disagg_prefill_inflight_queue: list[Req] = []
         if self.decodes:
@@ -241,7 +247,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         self.enable_overlap = not schedule.disable_overlap_schedule
         self.page_size = schedule.page_size
         self.max_prefill_tokens = schedule.max_prefill_tokens
-        self.max_running_requests = schedule.max_running_requests
+        self.recv_skipper = SchedulerRecvSkipper.maybe_create()
         self.device = "cpu"
         self.is_generation = True
         self.disaggregation_mode = self.mode
@@ -269,6 +275,19 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         self.dllm_manager = SimpleNamespace(any_staging_reqs=lambda: False)
         self.pp_group = SimpleNamespace(is_first_rank=True, is_last_rank=False)
         get_parallel().override_permanently(pp_group=self.pp_group)
+
+    def _limit_requests(self, config: Event) -> None:
+        """Resolve how many requests run, of all and of a slot."""
+        known = SimpleNamespace(
+            model_config=self.model_config, attn_dp_size=1, mambaish_config=None
+        )
+        most = KVCacheConfigurator.resolve_max_num_reqs(known, config["tokens"])
+        self.max_running_requests = most
+        if not get_parallel().pp_max_micro_batch_size:
+            get_context().override(
+                "scheduler.pp_max_micro_batch_size_default",
+                pp_max_micro_batch_size=max(most // config["pp"], 1),
+            )
 
     def _make_pools(self, config: Event) -> None:
         tokens, page = config["tokens"], config["page_size"]
@@ -333,7 +352,10 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         return self.journal
 
     def ingest_requests(self, stop_at_pause: bool = False) -> list[Any]:
-        """Let those arrive whose time has come."""
+        """Let those arrive whose time has come, where the loop looks for them."""
+        while self.recv_skipper and not self.recv_skipper.handle(self.last_batch):
+            if not self.idles:  # else it looks again at once
+                return []
         self.spins += self.mode != DisaggregationMode.NULL
         if self.spins > 4 * self.loop_size:
             self._await_transfers()
@@ -391,6 +413,8 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         """End a round, and note what it changed."""
         self.round["there"] = release_rids
         self.round["arrived"] = super().process_decode_transfer_queue(release_rids)
+        if any(self.round[name] for name in ("resumed", "allocated", "arrived")):
+            self.spins = 0
         if any(self.round.values()):
             agreed = {name: [*map(int, rids)] for name, rids in self.round.items()}
             self.note("round", **agreed, free=self._room()[0])
@@ -429,7 +453,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         return self._noted(ask) if self.prefills else ask()
 
     def _let_arrive(self, request: Event) -> None:
-        identity = request["id"]
+        self.spins, identity = 0, request["id"]
         tokens = self.prompts.get(identity)
         if tokens is None:
             tokens = [100 + identity % 400] * request["prompt"]
@@ -516,7 +540,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
 
     def run_batch(self, batch: Any, pp_proxy_tensors: object = None) -> GenerationBatchResult:
         """Let a batch pass all stages, as soon as each is free."""
-        self.spins = 0
+        self.spins, self.idles = 0, False
         self.forward_ct += 1
         if self.forward_ct > MOST_BATCHES:
             raise RuntimeError(f"{len(self.outputs)} requests need over {MOST_BATCHES} batches")
@@ -539,7 +563,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
             self._wait()
         going = [req for req in batch.reqs if not req.finished()]
         if result.accept_lens is None:
-            result.next_token_ids = torch.tensor([self._token(req) for req in batch.reqs])
+            result.next_token_ids = torch.tensor([self.token(req) for req in batch.reqs])
         leaving = {req.rid for req in self.disagg_prefill_inflight_queue}
         if self.prefills:
             self.process_batch_result_disagg_prefill(batch, result)
@@ -562,7 +586,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         )
         self.accepted = {}
 
-    def _token(self, req: Req, later: int = 0) -> int:
+    def token(self, req: Req, later: int = 0) -> int:
         """Return the next token of a request, or one that comes so much later."""
         last = len(req.output_ids) + 1 + later >= self.outputs[req.rid]
         return END_TOKEN if last else TOKEN
@@ -595,7 +619,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         if sent.forward_mode.is_decode():
             tensors = self._verified(sent)
         else:
-            tensors = {"next_token_ids": torch.tensor([self._token(req) for req in sent.reqs])}
+            tensors = {"next_token_ids": torch.tensor([self.token(req) for req in sent.reqs])}
             self.drafted.difference_update(req.rid for req in sent.reqs)
         return super()._pp_prep_batch_result(batch, metadata, PPProxyTensors(tensors))
 
@@ -608,7 +632,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         }
         self.drafted.update(req.rid for req in sent.reqs)
         tokens = torch.tensor(
-            [[self._token(req, later) for later in range(most)] for req in sent.reqs]
+            [[self.token(req, later) for later in range(most)] for req in sent.reqs]
         )
         accepted = torch.tensor(gains)
         known = torch.tensor([req.kv.kv_committed_len for req in sent.reqs])
@@ -631,7 +655,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
 
     def on_idle(self) -> None:
         """Go to the next arrival, or end."""
-        idle = self.is_fully_idle()
+        self.idles = idle = self.is_fully_idle()
         self.spins += 1
         if idle:
             super().on_idle()

@@ -104,6 +104,7 @@ class TransferQueue(DecodeTransferQueue):  # type: ignore[misc]
         nothing: list[Any] = [None] * 12
         nothing[1] = torch.zeros(7, dtype=torch.int64)
         told = (*nothing, None, torch.zeros(1, dtype=torch.int64))
+        decode._generate_fake_prefill_handoff_output_id = scheduler.token
         self.metadata_buffers = SimpleNamespace(
             get_buf=lambda index: told, clear_slot=lambda index: None
         )

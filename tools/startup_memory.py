@@ -24,7 +24,8 @@ from evenflow.report.tables import markdown_table
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GIB, gpu
 from evenflow.specs.memory import EngineMemory, memories
-from evenflow.specs.model import ModelSpec, in_precision, model, of_shape
+from evenflow.specs.model import model, of_shape
+from evenflow.specs.modelspec import ModelSpec, in_precision
 
 FOLDER = Path(__file__).parent.parent / "experiments" / "validation"
 TOKENS, ROWS = 8192, 1024

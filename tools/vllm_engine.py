@@ -60,15 +60,22 @@ class Setting(NamedTuple):
     max_model_len: int = 1024
     policy: str = "fcfs"
     prefill_schedule_interval: int = 1
+    full_isl: bool = True
+    chunked: bool = True
+    longest_chunk: int = 0
 
 
 class Arrival(NamedTuple):
-    """A request: when it comes, the ids of its prompt's tokens, how many it generates."""
+    """A request: when it comes, the ids of its prompt's tokens, how many it generates.
+
+    `max_new`: how many the client allows; None: as many as it generates.
+    """
 
     arrival_s: float
     prompt: Sequence[int]
     output: int
     priority: int = 0
+    max_new: int | None = None
 
 
 class Clock:
@@ -150,7 +157,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
             req_ids=list(tokens),
             req_id_to_index={request_id: index for index, request_id in enumerate(tokens)},
             sampled_token_ids=[
-                [] if request.is_prefill_chunk else [3 + request.num_computed_tokens % 500]
+                [] if request.is_prefill_chunk else [_token_after(request.num_computed_tokens)]
                 for request in requests
             ],
         )
@@ -169,7 +176,8 @@ class Recording:
             "add",
             id=int(request.request_id),
             prompt=request.num_prompt_tokens,
-            output=request.max_tokens,
+            output=request.sampling_params.extra_args["output"],
+            **({"max_new": request.max_tokens} if request.sampling_params.stop_token_ids else {}),
             arrival_s=request.arrival_time,
             priority=request.priority,
         )
@@ -271,6 +279,9 @@ def engine_of(
         watermark=setting.watermark,
         scheduling_policy=setting.policy,
         prefill_schedule_interval=setting.prefill_schedule_interval,
+        scheduler_reserve_full_isl=setting.full_isl,
+        enable_chunked_prefill=setting.chunked,
+        long_prefill_token_threshold=setting.longest_chunk,
         enable_prefix_caching=setting.prefix_caching,
         pipeline_parallel_size=setting.pp,
         distributed_executor_backend=EmulatedExecutor if emulated else None,
@@ -298,6 +309,7 @@ def _facts(setting: Setting, engine: EngineCore) -> dict[str, Any]:
         "watermark": scheduling.watermark,
         "prefix_caching": config.cache_config.enable_prefix_caching,
         "full_isl": scheduling.scheduler_reserve_full_isl,
+        "chunked_prefill": scheduling.enable_chunked_prefill,
         "policy": scheduling.policy,
         "prefill_schedule_interval": scheduling.prefill_schedule_interval,
         "long_prefill_token_threshold": scheduling.long_prefill_token_threshold,
@@ -311,11 +323,25 @@ def _facts(setting: Setting, engine: EngineCore) -> dict[str, Any]:
     }
 
 
+def _token_after(known: int) -> int:
+    """Return the token that follows so many."""
+    return 3 + known % 500
+
+
 def _request(engine: EngineCore, number: int, arrival: Arrival) -> Request:
+    stops = arrival.max_new is not None and arrival.max_new > arrival.output
+    last = _token_after(len(arrival.prompt) + arrival.output - 1)  # which none before it is
+    params = SamplingParams(
+        max_tokens=arrival.max_new if stops else arrival.output,
+        stop_token_ids=[last] if stops else None,
+        ignore_eos=True,
+        temperature=0.0,
+        extra_args={"output": arrival.output},
+    )
     return Request(
         f"{number:06}",  # of equal arrivals vLLM orders the ids, as text
         list(arrival.prompt),
-        SamplingParams(max_tokens=arrival.output, ignore_eos=True, temperature=0.0),
+        params,
         None,
         arrival_time=arrival.arrival_s,
         priority=arrival.priority,

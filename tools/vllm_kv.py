@@ -32,7 +32,7 @@ from vllm.transformers_utils.config import _CONFIG_REGISTRY
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from evenflow.report.tables import markdown_table
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 
 ARCHITECTURES = {
     "deepseek_v32": "DeepseekV32ForCausalLM",

@@ -46,20 +46,27 @@ def setting_of(rng: random.Random) -> Setting:
     caching = rng.random() < 0.4
     pp = rng.choice([1, 1, 2, 2, 3, 4, 8])
     runner = "v1" if pp == 1 and rng.random() < 0.5 else "v2"
+    longest, chunked = min(1024, (blocks - 1) * block_size), rng.random() < 0.8
+    budget = rng.choice([16, 48, 128, 256, 2048])
+    policy = rng.choice(["fcfs", "fcfs", "priority"])
+    chunk = rng.choice([0, 0, 8, 40, 150]) if policy == "fcfs" and chunked else 0
     return Setting(
         pp=pp,
         blocks=blocks,
         block_size=block_size,
-        budget=max(max_num_seqs, rng.choice([16, 48, 128, 256, 2048])),
+        budget=max(max_num_seqs, budget if chunked else longest),
         max_num_seqs=max_num_seqs,
         watermark=rng.choice([0.0, 0.0, 0.0, 0.02, 0.1]),
         prefix_caching=caching,
         asynchronous=rng.choice(["off", runner]),
         base_s=rng.choice([0.002, 0.02]) * rng.uniform(0.5, 2),
         per_token_s=rng.choice([0.0, 1e-5, 1e-4]) * rng.uniform(0.5, 2),
-        max_model_len=min(1024, (blocks - 1) * block_size),
-        policy=rng.choice(["fcfs", "fcfs", "priority"]),
+        max_model_len=longest,
+        policy=policy,
         prefill_schedule_interval=rng.choice([1, 1, 1, 2, 4, 9]),
+        full_isl=rng.random() < 0.7,
+        chunked=chunked,
+        longest_chunk=chunk,
     )
 
 
@@ -71,13 +78,17 @@ def arrivals_of(rng: random.Random, requests: int, longest: int) -> list[Arrival
     prompt, output = rng.choice([(40, 150), (300, 20), (150, 60)])
     gap_s, burst = rng.choice([0.0, 0.004, 0.05]), rng.choice([1, 1, 12])
     now_s, arrivals = 0.0, []
+    stops = rng.choice([0.0, 0.0, 0.5, 1.0])  # of requests end before what their clients allow
     for number in range(requests):
         if number % burst == 0 and gap_s:
             now_s += rng.expovariate(1 / (gap_s * burst))
         ids = [*rng.choice([*topics, [], []]), *tokens(rng, rng.randint(1, prompt))]
         ids = ids[: longest - 1]
         generated = min(rng.randint(1, output), longest - len(ids))
-        arrivals.append(Arrival(now_s, ids, generated, rng.choice([0, 0, 1, 5, -2])))
+        urgency = rng.choice([0, 0, 1, 5, -2])
+        allowed = min(generated + rng.randint(1, output), longest - len(ids))
+        most = allowed if rng.random() < stops else None
+        arrivals.append(Arrival(now_s, ids, generated, urgency, most))
     return arrivals
 
 

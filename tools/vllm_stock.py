@@ -19,7 +19,8 @@ from typing import Any
 
 from evenflow.core.request import Request
 from evenflow.runtime.front import TraceReplay
-from evenflow.runtime.real import job_of, servable, workers_of
+from evenflow.runtime.kinds import servable, workers_of
+from evenflow.runtime.real import job_of
 from evenflow.runtime.vllm import EngineWorkers, arguments
 
 

@@ -1,4 +1,4 @@
-"""When requests arrive, as a configuration says it, and the making of requests from a trace.
+"""Arrivals, as a configuration says them, and the making of requests from a trace.
 
 An arrival process gives times for any number of requests, and knows nothing of lengths. Random
 ones draw gaps at unit rate and divide by the rate: a change of rate stretches the same pattern

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.errors import UsageError, instead_of
 from evenflow.files import write_whole
 from evenflow.traces.trace import Floats, Ints, Trace
 
@@ -157,15 +156,13 @@ def fit_families(values: Floats) -> dict[str, Any]:
     return dict(zip(FIT_KEYS, [*map(float, fits), *best], strict=True))
 
 
-def convert(trace: Trace, out_path: str | Path, format: str = "vidur") -> Path:
+def convert(trace: Trace, out_path: str | Path) -> Path:
     """Write a trace as a Vidur csv, whole or not at all, and return the path.
 
     Columns `arrived_at` (seconds, only where there are times), `num_prefill_tokens`,
-    `num_decode_tokens`; reading it back gives the same trace. Raises UsageError for another format
-    or a path that cannot be written.
+    `num_decode_tokens`; reading it back gives the same trace. Raises UsageError for a path that
+    cannot be written.
     """
-    if format != "vidur":
-        raise UsageError(f'cannot write trace format "{format}"; {instead_of(format, ["vidur"])}')
     names = ["num_prefill_tokens", "num_decode_tokens"]
     columns = [trace.prompt_tokens.tolist(), trace.output_tokens.tolist()]
     if trace.arrival_s is not None:

@@ -246,7 +246,7 @@ def with_predictions(
 
 
 class ClassifierFile(BaseModel):
-    """What the file of a classifier says beside its weights; the keys are those of a Classifier."""
+    """Keys of a classifier's file beside its weights; they are those of a Classifier."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     edges: list[float] = Field(min_length=NUM_CLASSES - 1, max_length=NUM_CLASSES - 1)

@@ -381,7 +381,7 @@ def random_stream(seed: int, name: str) -> np.random.Generator:
 
 
 class SampleTable(NamedTuple):
-    """What a sample is drawn from: facts about a real trace.
+    """Facts about a real trace, from which a sample is drawn.
 
     `facts` holds the lines above the table (`rows`, `spearman`, `source`, `licence`, `filter`);
     `percent` [q] rises from 0 to 100 and each of `quantiles` [q] belongs to it.

@@ -53,8 +53,8 @@ def explore_command(
         return
     if vary:
         raise UsageError("--vary: is for --out PAGE.html; the page of a server has all sliders")
-    for module in ("prometheus_client", "starlette", "uvicorn", "zmq"):
-        require_package(module, "explore", "prometheus-client pyzmq starlette uvicorn")
+    for module in ("starlette", "uvicorn"):
+        require_package(module, "explore", "starlette uvicorn")
     from evenflow.explore.server import serve
 
     def opened(address: str) -> None:

@@ -16,7 +16,7 @@ from evenflow.files import write_whole
 from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
-    from evenflow.specs.model import ModelSpec
+    from evenflow.specs.modelspec import ModelSpec
 
 TEMPLATE = Path(__file__).parent.parent / "config" / "template.yaml"
 
@@ -73,7 +73,8 @@ FromConfig = Annotated[
 def models_command(from_config: FromConfig = None) -> None:
     """List the models that a run may name; any other is a path to its config.json."""
     from evenflow.report.tables import print_numbers
-    from evenflow.specs.model import ModelSpec, models
+    from evenflow.specs.model import models
+    from evenflow.specs.modelspec import ModelSpec
 
     if from_config is not None:
         _print_model(ModelSpec.from_config_json(from_config))
@@ -293,12 +294,11 @@ def convert_command(
     trace: Any,
     *,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The csv to write.")],
-    to: Annotated[str, typer.Option("--to", help="The format to write.")] = "vidur",
 ) -> None:
-    """Write a trace in another format."""
+    """Write a trace as a csv of Vidur."""
     from evenflow.traces.describe import convert
 
-    echo(convert(trace, out, to))
+    echo(convert(trace, out))
     for reason, count in trace.dropped.items():
         echo(f"dropped: {count} rows: {reason}", err=True)
 

@@ -132,7 +132,7 @@ def check_command(
     """Measure random micro-batches off the grid; print and record how far predictions are off."""
     from evenflow.costs.profile.file import read_profile
     from evenflow.profiler import check_profile, require_device
-    from evenflow.profiler.profile import errors_table, record_errors
+    from evenflow.profiler.check import errors_table, record_errors
 
     require_device(read_profile(file).header.device_kind)
     from evenflow.runtime.profiled import timed_stage

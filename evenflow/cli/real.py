@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, require_package
 from evenflow.options import Engine, Force, OutPath, RunPath, SetTexts
 from evenflow.report.echo import echo
 
@@ -79,7 +79,9 @@ def serve_command(
 
     say = partial(echo, err=True)
     job = job_of(run, set_ or (), clients=True, engine=engine, say=say)
-    from evenflow.runtime.http.live import listening  # only now is it certain that there is ZeroMQ
+    for module in ("starlette", "prometheus_client", "uvicorn"):
+        require_package(module, "a server", "starlette prometheus-client uvicorn")
+    from evenflow.web import listening
 
     folder = out or Path("out") / f"{run.stem}-serve"
     _say_killed(folder)
@@ -148,7 +150,7 @@ def _end(served: ServedRun, done: str, lost: Sequence[str]) -> None:
 
     First print what makes the run unlike the costs that it is compared with.
     """
-    from evenflow.runtime.real import notes_of
+    from evenflow.runtime.kinds import notes_of
 
     for line in notes_of(served.result.provenance):
         echo(f"note: {line}", err=True)

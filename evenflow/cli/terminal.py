@@ -1,4 +1,4 @@
-"""What the commands show in a terminal: tables, and a bar while something takes time."""
+"""Output of commands in a terminal: tables, and a bar while something takes time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def show(parts: Iterable[str | Table]) -> None:
 
 
 class Progress:
-    """How much is done of one or more tasks, and how many points failed.
+    """Progress of one or more tasks: the share that is done, and the number of failed points.
 
     Call it with the counts done, one a task, or `done` with that of the only task; that is cheap.
     """

@@ -34,7 +34,8 @@ from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED, create
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.memory import memories
-from evenflow.specs.model import ModelSpec, model
+from evenflow.specs.model import model
+from evenflow.specs.modelspec import ModelSpec
 from evenflow.traces import with_own_prefixes
 from evenflow.types import Request, Scheduler
 from evenflow.user_code import user_code

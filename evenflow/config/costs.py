@@ -1,4 +1,4 @@
-"""What a micro-batch costs: the keys of each kind of costs, and the cost model each one makes.
+"""Costs of a micro-batch: the keys of each kind, and the cost model that it makes.
 
 Knows specifications and cost models; no trace, no scheduler, no simulator's clock.
 """
@@ -23,7 +23,7 @@ from evenflow.costs import (
     ScaledCost,
     StageCost,
 )
-from evenflow.costs.modifiers import StagesCost, prompts_of, share_of, step_of
+from evenflow.costs.modifiers import PromptsCost, StagesCost, prompts_of, share_of, step_of
 from evenflow.costs.roofline import Part
 from evenflow.engines.speculation import Speculation
 from evenflow.errors import UsageError
@@ -31,7 +31,7 @@ from evenflow.keys import Count, Keys, NonNegative, Positive, needed, short_form
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpus
-from evenflow.specs.model import ModelSpec, kv_bytes_of
+from evenflow.specs.modelspec import ModelSpec, kv_bytes_of
 
 if TYPE_CHECKING:
     from evenflow.costs.tables import TableCost
@@ -89,7 +89,8 @@ class MadeCosts(NamedTuple):
 
     `hop`: seconds, and seconds a byte, from stage to stage, and `host`: the CPU time around a
     micro-batch, where they were measured too. `experts`: the costs shared by groups of GPUs with
-    separate requests, which are then not in `cost`.
+    separate requests, which are then not in `cost`. `prompt_scale` multiplies micro-batches
+    with prompts.
     """
 
     cost: StageCost
@@ -98,6 +99,7 @@ class MadeCosts(NamedTuple):
     hop: tuple[float, float] | None = None
     host: RuntimeOverheads = RuntimeOverheads()
     experts: StageCost | None = None
+    prompt_scale: float = 1.0
 
     def scaled(self, factor: float) -> Self:
         """Return the costs with every stage's time multiplied by `factor`."""
@@ -108,7 +110,8 @@ class MadeCosts(NamedTuple):
 
     def on_ranks(self, cost: StageCost, ranks: int) -> StageCost:
         """Return the costs of `ranks` groups that step together, from the costs of one."""
-        return cost if ranks == 1 else RanksCost(cost, ranks, self.experts)
+        together = cost if ranks == 1 else RanksCost(cost, ranks, self.experts)
+        return together if self.prompt_scale == 1 else PromptsCost(together, self.prompt_scale)
 
     def source(self) -> dict[str, Any]:
         """Return the origin of tables, with the share of seconds that rests on no measurement.
@@ -267,6 +270,8 @@ class SiliconCosts(Keys):
     """The most TFLOP/s that quantised products reach on a GPU, where the engine's options choose a
     slower kernel than the tables'; null: as measured.
     """
+    prompt_scale: Positive = 1.0
+    """What micro-batches with prompts take over the sum of their operators."""
     all_reduce: NameOrAllReduce | None = None
     """The link or points in place of the measured all-reduces; null: those."""
 
@@ -281,7 +286,7 @@ class SiliconCosts(Keys):
         fabric, apart = hardware.fabric() if other else None, deployment.data_parallel > 1
         most = self.product_tflops
         cost = silicon_cost(deployment, source, fabric, "own" if apart else "all", most)
-        made = MadeCosts(cost, cost, source.facts())
+        made = MadeCosts(cost, cost, source.facts(), prompt_scale=self.prompt_scale)
         if apart:
             made = made._replace(experts=silicon_cost(deployment, source, fabric, "experts", most))
         return made

@@ -179,7 +179,7 @@ def link_words(link: str | LinkKeys) -> str:
 
 
 class Wires(NamedTuple):
-    """What connects GPUs: neighbouring stages, machines, and the GPUs of a stage (null: `link`)."""
+    """Links of neighbouring stages, of machines, and of the GPUs of a stage (null: `link`)."""
 
     link: str | LinkConfig | None = None
     nodes: NodesConfig | None = None

@@ -18,7 +18,7 @@ def with_points(document: Document) -> Document:
     """Return the document with points wherever `costs.all_reduce` names a file of nccl-tests.
 
     A relative path starts from the current folder, or from the document's. UsageError names the
-    place of a file that is none.
+    place of another file.
     """
     for path, around, value in list(_named(document.data)):
         place = document.place(path)

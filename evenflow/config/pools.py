@@ -19,7 +19,7 @@ from evenflow.config.yaml_file import Document, checked
 from evenflow.engines.pools import TransferLink
 from evenflow.errors import UsageError, is_count
 from evenflow.keys import Count, Keys, NameOr, Positive, expect
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 
 
 def _is_stages(value: object) -> bool:
@@ -108,7 +108,7 @@ class DistServeConfig(Keys):
 
 
 class SplitwiseConfig(DistServeConfig):
-    """As `distserve`, and a mixed pool that either side may borrow.
+    """Pools as in `distserve`, and a mixed pool that either side may borrow.
 
     Source: Splitwise (ISCA'24), section 4. The mixed pool computes prompts when too many wait for
     the prefill pool, and decodes those, and others, when the decode pool has no room.

@@ -24,7 +24,7 @@ READY = {
 
 
 def processes_of(named: Sequence[ProcessConfig], beside: Path) -> list[Callable[..., Any]]:
-    """Return the functions that a run names; UsageError for what is none, or takes no such value.
+    """Return the functions that a run names; UsageError for an unknown one or a wrong value.
 
     A module is looked for as a policy's is, in the current folder, then in `beside`.
     """

@@ -1,4 +1,4 @@
-"""Where a result comes from: version, commit, configuration, trace, costs; apart, when it was made.
+"""Origin of a result: version, commit, configuration, trace, costs; apart, when it was made.
 
 It reads clocks and starts git, which is why it is not in the core.
 """

@@ -311,7 +311,7 @@ class RunConfig(Keys):
 
     @property
     def wires(self) -> Wires:
-        """What connects the GPUs: as given, else as in the machine, else as in the GPU's machine.
+        """Links between the GPUs: as given, else as in the machine, else as in the GPU's machine.
 
         A single stage that says how its GPUs add up says all. UsageError for what is unknown.
         """

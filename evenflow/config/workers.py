@@ -10,7 +10,7 @@ Index = Annotated[int, Field(ge=0)]
 
 
 class FaultConfig(Keys):
-    """What is wrong with one stage, on purpose."""
+    """A fault of one stage, on purpose."""
 
     stage: Index = Field(examples=[0])
     """Which stage, from 0."""
@@ -23,10 +23,10 @@ class FaultConfig(Keys):
 
 
 class _Stages(Keys):
-    """What our own workers share."""
+    """Keys that our own kinds of workers share."""
 
     metadata: Literal["ahead", "with_activations"] = "ahead"
-    """When a stage hears of a micro-batch: as it is scheduled, so that it prepares the inputs while
+    """When a stage knows of a micro-batch: as it is scheduled, so that it prepares the inputs while
     it computes another; or with the activations, and prepares before it computes.
     """
 
@@ -42,12 +42,12 @@ class EmulatedWorkers(_Stages):
 
     @property
     def words(self) -> str:
-        """Which parts of a run on these workers are real."""
+        """Parts of a run on these workers that are real."""
         return "emulated (no model computes, tokens are made up)"
 
 
 class SamplingConfig(Keys):
-    """How requests draw their tokens."""
+    """Sampling: how requests draw their tokens."""
 
     temperature: NonNegative = 0.0
     """What logits are divided by, a ratio; 0 is greedy."""
@@ -84,7 +84,7 @@ class TorchWorkers(_Stages):
 
     @property
     def words(self) -> str:
-        """Which parts of a run on these workers are real."""
+        """Parts of a run on these workers that are real."""
         made_up = " with random weights" if self.weights == "random" else ""
         return f"real (torch on {self.device}{made_up})"
 
@@ -110,7 +110,7 @@ class VllmWorkers(Keys):
 
     @property
     def words(self) -> str:
-        """Which parts of a run on these workers are real."""
+        """Parts of a run on these workers that are real."""
         made_up = " with random weights" if self.weights == "random" else ""
         return f"real (vLLM{made_up})"
 

@@ -51,7 +51,7 @@ class ColumnsConfig(Keys):
 
 
 class PartConfig(Keys):
-    """Which requests come, and when."""
+    """Requests that come, and their arrivals."""
 
     trace: Annotated[str, Field(min_length=1)] = Field(examples=["azure-conv-sample"])
     """A sample's name, or the path of a file of a known format (docs/traces.md)."""
@@ -95,7 +95,7 @@ class PartConfig(Keys):
 
     @property
     def concurrency(self) -> int | None:
-        """How many requests a closed loop holds; None for open arrivals."""
+        """Number of requests that a closed loop holds; None for open arrivals."""
         return getattr(self.arrivals, "concurrency", None)
 
     def rows(self, beside: Path, limit: int | None, *, keep_text: bool = False) -> Trace:

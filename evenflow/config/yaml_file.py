@@ -36,7 +36,7 @@ SHORT_FORMS = {
 
 
 MOST_BYTES = 2**20
-"""A longer file is none that a person wrote, and would take minutes to read."""
+"""No person writes a longer file, which would take minutes to read."""
 
 MOST_VALUES = 100_000
 """The most values of a document, each counted as often as aliases repeat it."""
@@ -126,7 +126,7 @@ def read(path: Path, holds: str = "model, stages, workload") -> Document:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a YAML file; UsageError for one that is none, or too long."""
+    """Return the text of a YAML file; UsageError for another kind of file, or a longer one."""
     file = local_file(path)
     if path.is_dir():
         raise UsageError(f"{path}: is a folder; a file is right")

@@ -50,7 +50,7 @@ class Chunk:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Notes:
-    """What the queues of an engine remember of a micro-batch until it returns."""
+    """Notes that the queues of an engine keep of a micro-batch until it returns."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -166,7 +166,7 @@ class Batcher:
 
     @property
     def wait_reason(self) -> str:
-        """Why nothing is sent (one of WAIT_REASONS): the policy's answer, or what is in the way.
+        """Reason that nothing is sent (one of WAIT_REASONS): the policy's answer, or a limit.
 
         It is the policy if work waits behind the cap or an earlier chunk, or if running decodes,
         enough for every stage, are in fewer micro-batches than there are stages.
@@ -198,7 +198,7 @@ class Batcher:
         answer = self._call(self.scheduler.schedule, self.view)
         if type(answer) is Plan:
             return answer, self._carry_out(answer, chunks)
-        parts = answer if isinstance(answer, abc.Iterator) else iter((answer,))
+        parts = answer if hasattr(answer, "__next__") else iter((answer,))
         plan, group, count = EMPTY, None, 0
         while (part := self._call(next, parts, EMPTY)) is not EMPTY:
             if (count := count + 1) > MOST_PARTS:

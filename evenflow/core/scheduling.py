@@ -1,4 +1,4 @@
-"""What a policy reads and writes: a View of the serving, and a Plan for the next micro-batch.
+"""Interface of a policy: it reads a View of the serving, and writes a Plan of a micro-batch.
 
 A View is a live facade: nothing is copied, and nothing shows the true length of an output.
 """
@@ -35,7 +35,7 @@ class Prompt:
 
     @property
     def computed(self) -> int:
-        """How many of `tokens` are scheduled, or kept from before (see docs/kv.md)."""
+        """Number of `tokens` that are scheduled, or kept from before (see docs/kv.md)."""
         return self._sequence.computed
 
     @property

@@ -115,7 +115,7 @@ class World:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a RunResult says of the deployment."""
+        """Description of the deployment in a RunResult."""
         return {
             "max_in_flight": self.max_in_flight,
             "page_tokens": self.page_tokens,

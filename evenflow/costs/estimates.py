@@ -18,11 +18,11 @@ from evenflow.costs.roofline import RooflineCost
 from evenflow.errors import UsageError, require_counts, require_positive
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GpuSpec, LinkSpec
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 
 
 class Estimates(TypedDict):
-    """What `estimates` returns; the keys are names of policy parameters."""
+    """Estimates by the names of policy parameters."""
 
     token_budget_for: Callable[[float], int]
     prefill_s: Callable[[int], float]
@@ -123,8 +123,9 @@ def balanced_layers(
 
 
 def balanced_by(by_layer: StageCost, stages: int, work: BatchShape = REFERENCE) -> tuple[int, ...]:
-    """Return the layers of each stage that minimise the slowest stage's seconds, from the costs of
-    stages of one layer each.
+    """Return the layers of each stage that minimise the slowest stage's seconds.
+
+    `by_layer` are the costs of stages of one layer each.
     """
     seconds = by_layer.times(work)
     done_s = [0.0, *accumulate(seconds)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from evenflow.costs.base import BatchShape, StageCost
 from evenflow.costs.modifiers import Modified
 from evenflow.specs.deployment import Deployment
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 
 LAUNCH_S = 28e-6
 """Seconds from one launch of an engine in Python to the next, with what leads to it."""
@@ -75,13 +75,16 @@ def layer_kernels(kind: ModelSpec, ranks: int, *, narrow: bool = False) -> int:
     """Return the kernels of a layer on one of `ranks` GPUs, and what is as long as a launch.
 
     Attention: norm, rotary embedding, writing of keys and values, attention; a norm of queries and
-    one of keys where the model has them; one of each latent, and the joining of keys. MLP: norm,
-    activation. Each product, where it is `narrow` after the quantising of its inputs. Experts:
-    choice, sorting in two, two products, activation, sum, the shared one added. Two all-reduces.
+    one of keys where the model has them, with an all-reduce where they are over all heads of
+    several ranks (SGLang, pull request 14416); one of each latent, and the joining of keys. MLP:
+    norm, activation. Each product, where it is `narrow` after the quantising of its inputs.
+    Experts: choice, sorting in two, two products, activation, sum, the shared one added. Two
+    all-reduces.
     """
     shapes = kind.linear_shapes(ranks)
     has_mlp = kind.shared_columns > 0
     count = 5 + len(shapes) + has_mlp + 2 * kind.qk_norm
+    count += kind.qk_norm_over_heads and ranks > 1
     if kind.kv_lora_rank:
         count += 2 + (kind.q_lora_rank > 0) + LATENT
     if kind.num_experts:

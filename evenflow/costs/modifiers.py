@@ -44,6 +44,17 @@ class ScaledCost(Modified):
         return [seconds * self.factor for seconds in self.costs.times(batch)]
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PromptsCost(Modified):
+    """A micro-batch with prompts takes `factor` times as long on every stage."""
+
+    factor: float
+
+    def times(self, batch: BatchShape) -> list[float]:
+        times = self.costs.times(batch)
+        return [seconds * self.factor for seconds in times] if batch.prefill_tokens else times
+
+
 class StagesCost:
     """A cost model for each stage, as where GPUs are unlike."""
 

@@ -1,4 +1,4 @@
-"""Seconds per stage from the shapes of a model and the peaks of a GPU, for any GPU in the table.
+"""Seconds per stage, for any GPU in the table, from a model's shapes and the GPU's peaks.
 
 The formulas come first, one function each: seconds of one operator in one layer on one rank, the
 longer of its arithmetic and its memory traffic at the rates that the GPU reaches (`Rates`); a
@@ -17,7 +17,7 @@ from evenflow.costs.collectives import Fabric, Ring
 from evenflow.errors import UsageError, require_counts, require_positive
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, LinkSpec
-from evenflow.specs.model import QK_NORM_BYTES, ModelSpec, Split, parameters
+from evenflow.specs.modelspec import QK_NORM_BYTES, ModelSpec, Split, parameters
 from evenflow.specs.precision import Arithmetic
 from evenflow.sums import plain_sum
 
@@ -28,7 +28,7 @@ WEIGHT_ONLY_TILE = 16
 
 
 class Rates(NamedTuple):
-    """What a GPU reaches: floating-point operations and bytes of memory traffic a second."""
+    """Rates that a GPU reaches: floating-point operations and bytes of memory traffic a second."""
 
     flops_per_s: float
     bytes_per_s: float

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from evenflow.costs.base import BatchShape
-from evenflow.specs.model import QK_NORM_BYTES, ModelSpec
+from evenflow.specs.modelspec import QK_NORM_BYTES, ModelSpec
 from evenflow.sums import plain_sum
 
 
@@ -241,8 +241,9 @@ class Attending(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """Layers of one kind: what one takes besides attention from the tokens, all-reduces included,
-    its attention, and how many of them each stage has.
+    """Layers of one kind: their number on each stage, and what one takes.
+
+    Its attention is apart from the rest, which has the all-reduces and goes by the tokens.
 
     `alone`: what one takes in a micro-batch of decodes alone, where that differs.
     """

@@ -1,1 +1,1 @@
-"""What single serving engines do differently from the core."""
+"""Rules of single serving engines, in which they differ from the core."""

@@ -16,7 +16,7 @@ from evenflow.results.recorder import Recorder
 
 
 class PromptWait(NamedTuple):
-    """How long prompts wait, in steps, until all of the engines that step together have one.
+    """Steps that prompts wait, until all of the engines that step together have one.
 
     Once all have, and decodes, `batching_iters` steps more for further ones; without, at most
     `timeout_iters`. Source: TensorRT-LLM's `attention_dp_config` with `enable_balance`.

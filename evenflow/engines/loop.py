@@ -16,6 +16,39 @@ from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError
 from evenflow.results.recorder import Recorder
 
+PROMPT_WEIGHT = 1000
+"""What a step with prompts counts for, beside one of decodes, towards the next look."""
+
+
+class Looks:
+    """Turns at which a loop of slots looks for requests that came (SGLang's SchedulerRecvSkipper).
+
+    Each turn counts what the last micro-batch of its slot weighs; at `every` the loop looks. Where
+    it `idles` it always does, as its turns take no time.
+    """
+
+    def __init__(self, every: int, slots: int) -> None:
+        self._every = every
+        self._weights = [1] * slots
+        self._count = 0
+        self.idles = True
+
+    def due(self, slot: int) -> bool:
+        """Count a slot's turn; return whether the loop looks now."""
+        self._count += self._weights[slot]
+        looks = self.idles or self._count >= self._every
+        if looks:
+            self._count = 0
+        return looks
+
+    def note(self, slot: int, batch: MicroBatch | None) -> None:
+        """Note a slot's answer; in a pipeline an empty one leaves the weight of the last."""
+        if batch is not None:
+            self.idles = False
+            self._weights[slot] = PROMPT_WEIGHT if batch.prefill_tokens else 1
+        elif len(self._weights) == 1:
+            self._weights[slot] = 1
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class EngineLoop(Loop):
@@ -51,16 +84,18 @@ class EngineLoop(Loop):
         self._back: deque[Collection[int]] = deque()  # what stopped in each that is back
         self.unseen: list[Request] = []
         self._waits = False
+        rules = EngineRules.of(engine.scheduler)
         slots = len(queues.slots) if isinstance(queues, EngineQueues) and queues.slotted else 0
+        self._looks = Looks(rules.looks_every, slots or 1) if rules.looks_every > 1 else None
         self._sends_late = slots > engine.depth
         self._verifies_late = slots > 1 and queues.decoding.row_tokens > 1
         self._unsent: MicroBatch | None = None
-        self._waits_first = EngineRules.of(engine.scheduler).waits_first
+        self._waits_first = rules.waits_first
         self._holds = False  # until stage 0 is free
 
     def _add(self, request: Request) -> str | None:
         """Take an arrival, which the engine sees when it does not wait."""
-        if not (self._waits or self._holds):
+        if not (self._waits or self._holds or self._looks is not None):
             return super()._add(request)
         reason = self.engines[0].refusal(request)
         if reason is None:
@@ -86,9 +121,12 @@ class EngineLoop(Loop):
 
     def _fill_place(self, now_s: float) -> bool:
         """Ask, and fill a place; return whether there is more to do at this instant."""
+        slot = self._look()
         live = self._has_work
         if live:
             preemptions, batch = self._preemptions, self._next(now_s)
+            if self._looks is not None:
+                self._looks.note(slot, batch)
             if batch is not None:
                 self._unsent = batch
             elif not self._will_change() and self._is_held_up(preemptions):
@@ -96,13 +134,30 @@ class EngineLoop(Loop):
             self._answers.append(batch)
         elif not self._answers:
             self._next(now_s)  # in vain: the engine is idle, and its journal says so
-            return False
+            return self._idle()
         self._waits = len(self._answers) >= self._num_places or not live
         if self._waits_first:
             self._holds = True
         elif not (self._waits and self._is_late):
             self._send(now_s)
         return True
+
+    def _look(self) -> int:
+        """See what came if it is time to; return the slot of the next question."""
+        queues = self.engines[0].queues
+        if self._looks is None or not isinstance(queues, EngineQueues):
+            return 0
+        slot = (queues.slot + 1) % len(queues.slots)
+        if self._looks.due(slot):
+            self._see_arrivals()
+        return slot
+
+    def _idle(self) -> bool:
+        """Look for requests at each turn from now on; return whether some came."""
+        if self._looks is None:
+            return False
+        self._looks.idles = True
+        return bool(self.unseen)
 
     @property
     def _has_work(self) -> bool:
@@ -157,7 +212,8 @@ class EngineLoop(Loop):
         if self._answers[0] is not None and not self._back:
             return False
         self._waits = False
-        self._see_arrivals()
+        if self._looks is None:
+            self._see_arrivals()
         self._send(now_s)
         if self._answers.popleft() is not None:
             self._complete(now_s, self._back.popleft())

@@ -245,8 +245,9 @@ PoolOf = Callable[[str], Pool]
 def whole(
     requests: Recorder, pools: abc.Mapping[str, RunResult], transfers: Transfers
 ) -> RunResult:
-    """Return the result of a system, as `of_pools` does; where KV came from another pool, that is
-    when its request arrived.
+    """Return the result of a system, as `of_pools` does.
+
+    Where KV came from another pool, that is when its request arrived.
     """
     came = (transfers.destination == index for index in range(len(pools)))
     seen = {

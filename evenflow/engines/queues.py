@@ -79,6 +79,7 @@ class EngineQueues(Queues):
     by_arrival: bool
     newest_first: bool
     by_priority: bool
+    by_admission: bool
     cuts: bool
     ends_late: bool
     reserves: bool = False
@@ -225,7 +226,7 @@ class EngineQueues(Queues):
         """Take a sequence out of the queue: it runs from now on."""
         super().admit(seq)
         self.promised_pages += self.most_pages(seq)
-        if self.by_priority:  # then the first to run is the first to decode
+        if self.by_priority or self.by_admission:  # the first to run is the first to decode
             self.number(seq)
 
     def most_pages(self, seq: Sequence) -> int:
@@ -308,9 +309,13 @@ class EngineQueues(Queues):
 
     def retire(self, seq: Sequence) -> None:
         """End a sequence that has all its output, and keep KV of its last token if it is there."""
-        if not self.ahead and seq.generated > seq.request.output_tokens:  # ahead, it is counted
+        excess = max(seq.generated - seq.request.output_tokens, 0)
+        if self._append_only and excess:  # of a step in vain nothing is found again
+            self.kv.tokens -= excess
+        elif not self.ahead and excess:  # ahead, it is counted
             self.kv.publish(seq, seq.held_tokens)
-            seq.generated = seq.request.output_tokens
+        if self._append_only or not self.ahead:
+            seq.generated -= excess
         super().retire(seq)
 
     def forget(self, seq: Sequence, held_tokens: int, free: Free) -> None:
@@ -498,12 +503,16 @@ class EngineQueues(Queues):
 
     def ending(self) -> list[Sequence]:
         """Return the decodes that run ahead, with their last allowed token in flight."""
+        if not self.ahead:
+            return []
         sent = map(sent_of, self.in_flight.values())
         lasts = ((batch.ahead, seq) for batch in sent for seq in batch.last)
         return [seq for ahead, seq in lasts if ahead and seq.request.request_id in ahead]
 
     def late_tokens(self) -> Counter[int]:
         """Count the tokens in flight of each request, where decodes run ahead of them."""
+        if not self.ahead:
+            return Counter()
         sent = map(sent_of, self.in_flight.values())
         return Counter(chain(*(batch.ahead or () for batch in sent)))
 

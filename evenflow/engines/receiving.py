@@ -95,7 +95,7 @@ def kv_tokens(seq: Sequence) -> int:
 
 
 class ReceivingView(EngineView):
-    """What a policy sees of an engine that only decodes."""
+    """View of an engine that only decodes."""
 
     def __init__(self, queues: ReceivingQueues, depth: int) -> None:
         super().__init__(queues, depth)
@@ -132,16 +132,7 @@ class ReceivingView(EngineView):
         group = None if last is None else last.decodes
         if group is None:
             return []
-        return [
-            DecodeRow(
-                seq.request.request_id,
-                seq.request.prompt_tokens,
-                group.generated_by(seq),
-                seq.request.output_limit,
-                exact=seq.request.max_new_tokens is None,
-            )
-            for seq in group.sequences()
-        ]
+        return [DecodeRow(seq.request, group.generated_by(seq)) for seq in group.sequences()]
 
 
 class Receive(Action):

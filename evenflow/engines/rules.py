@@ -30,7 +30,8 @@ class EngineRules(Rules):
     with the one after it, once all is computed again. `preempted_last`: preempted requests wait
     last, not first; with `by_arrival`, where they were. `newest_first`: rows are in the order in
     which their prompts ended, the last first. `by_priority`: requests wait by `Request.priority`,
-    then by arrival, preempted or not, and the order "arrival" is that in which they began to run.
+    then by arrival, preempted or not; with it, or `by_admission`, the order "arrival" is that in
+    which they began to run.
     `cuts`: a prefill may end before all of the prompt, or after a preemption of the output, is
     computed, with which no model would write the same. `cache`: a prefix cache is a `PrefixCache`,
     an `AppendOnlyCache` whose pages are found as soon as decodes fill them, or a `RadixCache`;
@@ -39,6 +40,7 @@ class EngineRules(Rules):
     decode holds pages for two steps. `prefills`: prompts only, for another engine (`PrefillLoop`),
     which with `admits_late` agrees on what comes, too. `receives`: decodes only, whose KV comes
     from another engine (`DecodeLoop`); most of them in a slot, 0 where it computes prompts.
+    `looks_every`: steps of decodes from one look for requests that came to the next (`Looks`).
     `unspeculative`: why it does not go with speculation, if so.
     """
 
@@ -49,6 +51,7 @@ class EngineRules(Rules):
     by_arrival: bool = False
     newest_first: bool = False
     by_priority: bool = False
+    by_admission: bool = False
     cuts: bool = False
     ends_late: bool = False
     cache: Literal["plain", "append_only", "radix", "none"] = "plain"
@@ -57,6 +60,7 @@ class EngineRules(Rules):
     prefills: bool = False
     admits_late: bool = False
     receives: int = 0
+    looks_every: int = 1
     unspeculative: str = ""
 
     @classmethod
@@ -122,6 +126,7 @@ class EngineRules(Rules):
             by_arrival=self.by_arrival,
             newest_first=self.newest_first,
             by_priority=self.by_priority,
+            by_admission=self.by_admission,
             cuts=self.cuts,
             ends_late=self.ends_late,
             reserves=self.reserves,

@@ -1,4 +1,4 @@
-"""What the policy of a serving engine sees beside a plain View."""
+"""View of the policy of a serving engine, which shows more than a plain View."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.decodes import Sequence
+from evenflow.core.request import Request
 from evenflow.core.scheduling import Prompt, View
 from evenflow.engines.queues import EngineQueues
 from evenflow.engines.speculation import ReservingGroup
@@ -65,11 +66,10 @@ class DecodeRow:
     `exact`: the client asks for as many as it allows.
     """
 
-    def __init__(
-        self, request_id: int, prompt_tokens: int, generated: int, output_limit: int, *, exact: bool
-    ) -> None:
-        self.request_id, self.prompt_tokens = request_id, prompt_tokens
-        self.generated, self.output_limit, self.exact = generated, output_limit, exact
+    def __init__(self, request: Request, generated: int) -> None:
+        self.request_id, self.prompt_tokens = request.request_id, request.prompt_tokens
+        self.generated, self.output_limit = generated, request.output_limit
+        self.exact = request.max_new_tokens is None
 
     @property
     def tokens(self) -> int:
@@ -180,20 +180,11 @@ class EngineView(View):
         flight.
         """
         queues, late = self._engine, self._engine.late_tokens()
-        pairs = ((group, seq) for group in queues.ready.groups for seq in group.sequences())
-        members = [(seq, group.generated_by(seq)) for group, seq in pairs]
-        members.sort(key=lambda member: queues.row_key(member[0]))
-        members += ((seq, seq.generated) for seq in queues.ending())
-        return [
-            DecodeRow(
-                seq.request.request_id,
-                seq.request.prompt_tokens,
-                generated - late.get(seq.request.request_id, 0),
-                seq.request.output_limit,
-                exact=seq.request.max_new_tokens is None,
-            )
-            for seq, generated in members
-        ]
+        ready = [seq for group in queues.ready.groups for seq in group.sequences()]
+        ready.sort(key=queues.row_key)
+        rows = [(seq.request, seq.group.generated_by(seq)) for seq in ready]
+        rows += [(seq.request, seq.generated) for seq in queues.ending()]
+        return [DecodeRow(each, tokens - late.get(each.request_id, 0)) for each, tokens in rows]
 
     @property
     def due_tokens(self) -> int | None:
@@ -232,7 +223,7 @@ class EngineView(View):
 
     @property
     def idles(self) -> int:
-        """How often there was nothing to serve; a request that comes in time prevents it."""
+        """Number of times that nothing was to serve; a request that comes in time prevents it."""
         return self._engine.idles
 
 

@@ -1,4 +1,4 @@
-"""What is explored: the RUN.yaml of a page, the schedulers beside it, and what a slider changes.
+"""Question of a page: its RUN.yaml, the schedulers beside it, and changes by sliders.
 
 What the page sends is checked here: it names no file and no module but those of the command line.
 """
@@ -38,7 +38,7 @@ MOST_SIDES = 4
 
 
 class Question(Keys):
-    """What a page asks for: a RUN.yaml, schedulers beside its own, and keys to set before."""
+    """Question of a page: a RUN.yaml, schedulers beside its own, and keys to set before."""
 
     text: str
     """The text of the RUN.yaml."""
@@ -50,7 +50,7 @@ class Question(Keys):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the command line gave: a run's file and text, schedulers beside its own, limits.
+    """Words of the command line: a run's file and text, schedulers beside its own, limits.
 
     `original` is the file's text without what `--set` and `--schedulers` say. `names` are all words
     in it, and the only ones of files and modules that are right.
@@ -107,7 +107,7 @@ def _entry(entry: object) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What a page asks for, checked: its text and schedulers with the new values, and the runs."""
+    """Question of a page, checked: its text and schedulers with the new values, and the runs."""
 
     document: Document
     text: str

@@ -1,4 +1,4 @@
-"""What a page shows of a simulated run, as plain data: its numbers, its figures, its timelines."""
+"""Pictures of a simulated run for a page, as plain data: numbers, figures and timelines."""
 
 from __future__ import annotations
 

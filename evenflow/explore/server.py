@@ -25,8 +25,7 @@ from evenflow.errors import UsageError
 from evenflow.explore.document import MOST_SIDES, Given, question_of
 from evenflow.explore.page import live_page
 from evenflow.explore.workers import Task, WorkerPool, line
-from evenflow.runtime.http.limits import body_of, configured, failure_of, own_hosts
-from evenflow.runtime.http.live import listening
+from evenflow.web import body_of, configured, failure_of, listening, own_hosts
 
 MOST_VALUES = 25
 """Values of a slider's sweep."""

@@ -203,7 +203,7 @@ def _requests(runs: Mapping[str, Outcome]) -> list[str]:
 
 
 def _marks(runs: Mapping[str, Outcome]) -> Iterator[str]:
-    """What processes did to each run: the first MARKS of it."""
+    """Events of processes in each run: the first MARKS of it."""
     seen: set[object] = set()  # replicas have the same
     for name, run in runs.items():
         marks = run.result.marks

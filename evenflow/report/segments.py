@@ -1,4 +1,4 @@
-"""What each stage does, one thing after another, as the timeline of a page draws it.
+"""Segments of each stage, one after another, as the timeline of a page draws them.
 
 Knows the columns of a run; no colours and no HTML, which are those of `timeline.js`.
 """

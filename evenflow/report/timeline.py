@@ -226,7 +226,7 @@ def _counter(name: str, at_ns: Ints, **values: Ints) -> Iterator[list[str]]:
 
 
 def _level(enter_s: Floats, leave_s: Floats) -> tuple[Ints, Ints]:
-    """How many are inside after each instant (nanoseconds) at which one enters or leaves."""
+    """Return the instants (ns) at which requests enter or leave, and the number then inside."""
     enter, leave = _nanoseconds(enter_s), _nanoseconds(leave_s[~np.isnan(leave_s)])
     instants = np.sort(np.concatenate([enter, leave]))
     instants = instants[np.diff(instants, prepend=-1) > 0]

@@ -1,4 +1,4 @@
-"""What the report says in words: the verdict, the table of metrics, the names of causes.
+"""Words of a report: the verdict, the table of metrics, the names of causes.
 
 Works from summaries and shares alone. Does not know the figures, nor how a run was made.
 """

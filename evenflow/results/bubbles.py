@@ -1,4 +1,4 @@
-"""Why stages stand idle: every idle second of every stage gets exactly one cause.
+"""Causes of bubbles: every idle second of every stage gets exactly one.
 
 Knows a `RunResult` and nothing else: no policy, no costs, no simulator. It attributes what
 happened; what would have happened without a cause is a question for the simulator. First the rules

@@ -21,7 +21,7 @@ STEADY_WINDOW = ("steady_start_s", "steady_stop_s")
 
 
 UNFAIR_SHARE, MOST_SHARE = 0.01, 0.1
-"""With more of its requests refused an answer is not fair; with more than the second it is none."""
+"""Shares of refused requests above which an answer is not fair, and above which there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Outcome:
 
     @cached_property
     def served(self) -> Served:
-        """How many of the requests were completed."""
+        """Number of requests that were completed."""
         ends = zip(self.result.status, self.result.reason, strict=True)
         reasons = [reason for status, reason in ends if status != "completed"]
         asked = len(self.result.status)

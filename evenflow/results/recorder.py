@@ -58,7 +58,7 @@ Block = dict[str, NDArray[Any] | list[str]]
 
 
 class Blocks(Protocol):
-    """Where a Recorder puts what it has collected: a list, or a BlockFile."""
+    """Store of a Recorder's blocks: a list, or a BlockFile."""
 
     def append(self, block: Block, /) -> None: ...
     def __iter__(self) -> abc.Iterator[Block]: ...

@@ -84,7 +84,7 @@ class Tally:
 
 
 class Mark(NamedTuple):
-    """What a process of the user's did or said at some time of a run."""
+    """Mark that a process of the user's left at some time of a run."""
 
     time_s: float
     kind: str
@@ -93,7 +93,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Disturbed:
-    """What processes of the user's cost a pipeline, in seconds.
+    """Time that processes of the user's cost a pipeline, in seconds.
 
     For how long each micro-batch was stopped on each stage, and how much longer it took because a
     stage was slow, as [m, depth], both within `start_s` to `end_s`. `outages`: from when on what
@@ -197,14 +197,14 @@ class RunResult:
 
     @property
     def tally(self) -> Tally:
-        """What a summary takes from the micro-batches."""
+        """Tally of the micro-batches, as a summary takes it."""
         if self.kept_tally is not None:
             return self.kept_tally
         return tallied({name: getattr(self, name) for name in (*BATCHES, *STAGES)})
 
     @property
     def returned_s(self) -> Floats:
-        """When each micro-batch left the last stage."""
+        """Time at which each micro-batch left the last stage."""
         return self.end_s[:, -1]
 
     def tables(self, *names: str) -> dict[str, Columns]:
@@ -301,14 +301,14 @@ def gathered(columns: abc.Mapping[str, Column], records: abc.Iterable[object]) -
 
 
 class Around(NamedTuple):
-    """What a real run spends around its stages, in seconds.
+    """Time of a real run around its stages, in seconds.
 
     A row a micro-batch, and a column a stage or a hop.
 
     `schedule_s`: from the decision, or when stage 0 has the one before, until stage 0 has it.
     `prepare_s`: on each stage, until it computes what is there and could start. `hops_s`: from the
     end of a stage until the next one has what it needs. `freed_s`, `returned_s`: from the end of
-    stage 0, and of the last one, until the driver hears of it.
+    stage 0, and of the last one, until the driver knows of it.
     """
 
     schedule_s: Floats
@@ -320,7 +320,7 @@ class Around(NamedTuple):
 
 def around_stages(result: RunResult, freed_s: Floats, returned_s: Floats) -> Around:
     """Return the times around the stages of a real run. `freed_s`, `returned_s`: when the driver
-    heard that stage 0 was free (nothing with a single stage) and that micro-batches were back.
+    knew that stage 0 was free (nothing with a single stage) and that micro-batches were back.
     """
     decided_s = result.scheduled_s.copy()
     decided_s[1:] = np.maximum(decided_s[1:], result.available_s[:-1, 0])

@@ -15,7 +15,7 @@ UNLIMITED = 1 << 60
 
 
 class Room:
-    """What the micro-batch being planned still has room for, and the prefills planned so far.
+    """Room left in the planned micro-batch, and its prefills so far.
 
     `tokens` of prefill, `rows`, `seats` (requests that may still start to run), `pages` (free ones
     this plan may use). Admission leaves `watermark_pages` for decodes to grow into, once anything

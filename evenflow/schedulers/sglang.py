@@ -20,16 +20,19 @@ from evenflow.engines.rules import EngineRules
 from evenflow.engines.upkeep import Upkeep
 from evenflow.engines.view import DecodeRow, EnginePrompt, EngineView
 from evenflow.keys import Count, NonNegative
+from evenflow.schedulers.admission import UNLIMITED
 from evenflow.schedulers.limits import Policy, Range, SearchSpace
 from evenflow.sums import plain_sum
 
 CLIP = 4096  # more output than this is not reserved
+LEAST_RUNNING, MOST_RUNNING = 2048, 4096  # requests, where no number is given
 LOOKED_UP = 128  # prompts that are looked up in a pass, at most
 PROFILED = 128  # lengths of prompts that are timed for dynamic chunks
 REFRESH = 32  # passes
 RETRACT_STEPS = 20  # tokens a decode is expected to generate before pages run short again
 SHARED = 32  # tokens that prompts begin with, of which only one is to compute them
 ORDER: Order = "first_returned"
+SPECULATING = 48  # requests, where no number is given
 UNSPECULATIVE = (
     "mixed_chunk: with speculative, SGLang's decodes yield one token beside prompts, which is not "
     "modelled; false is right"
@@ -57,8 +60,7 @@ class SGLang(Policy):
     running decodes may still need: what they are allowed times a ratio, which starts at 0.7
     `schedule_conservativeness`, falls with each decode step and is estimated anew when pages run
     short. Then the request with the least output is retracted to the end of the queue. In a
-    pipeline each micro-batch that may be in flight has separate decodes. Requests are also received
-    after a step of prompts and where nothing runs (its SchedulerRecvSkipper).
+    pipeline each micro-batch that may be in flight has separate decodes.
     """
 
     search_space: ClassVar[SearchSpace] = {
@@ -67,17 +69,24 @@ class SGLang(Policy):
         "schedule_conservativeness": Range(0.1, 1.4),
     }
 
-    chunked_prefill_size: Count = 8192
-    """Most prompt tokens of a micro-batch; longer prompts are cut."""
+    chunked_prefill_size: Count | None = 8192
+    """Most prompt tokens of a micro-batch, of all groups with `data_parallel`; longer prompts are
+    cut; null: none are.
+    """
     max_prefill_tokens: Count = 16384
     """Most prompt tokens that are admitted in a micro-batch."""
-    max_running_requests: Count = 2048
-    """Most requests that are admitted at a time."""
+    prefill_max_requests: Count | None = None
+    """Most requests whose prompts go in a micro-batch; null: no limit."""
+    max_running_requests: Count | None = None
+    """Most requests that are admitted at a time, to all groups with `data_parallel`, and at most
+    half the pool's tokens; null: 48 with speculation, else 512 for each `max_model_len` in a
+    group's pool, from 2,048 to 4,096 of each.
+    """
     pp_max_micro_batch_size: Count | None = None
     """Most requests of a slot; null: an even part of `max_running_requests`."""
     schedule_conservativeness: NonNegative = 1.0
     """How much of the output that clients allow is kept free for the running decodes: 0.7 times
-    this ratio at first, less with each step.
+    this ratio at first, less with each step; 0.3 of it with `data_parallel`.
     """
     schedule_policy: Literal["fcfs", "lpm"] = "fcfs"
     """The order of prompts: by arrival, or the longest prefix in the cache first."""
@@ -102,11 +111,14 @@ class SGLang(Policy):
     max_model_len: Count | None = None
     """Most tokens of a request; null: the run's."""
     depth: int = 1
+    data_parallel: int = 1
     page_tokens: int = 1
     prefill_s: Callable[[int], float] | None = None
 
     def __post_init__(self) -> None:
-        chunk, depth = self.chunked_prefill_size, self.depth
+        depth, groups = self.depth, self.data_parallel
+        chunk = self.chunked_prefill_size and max(self.chunked_prefill_size // groups, 1)
+        self._chunk = chunk
         slotted = not (depth == 1 if self.overlap is None else self.overlap)
         if depth > 1 and not slotted:
             raise ValueError(f"overlap is for one stage, not {depth}; false is right")
@@ -115,12 +127,15 @@ class SGLang(Policy):
             raise ValueError("disaggregation_mode: prefill on one stage needs overlap: false")
         if mode == "decode" and (depth == 1 or self.version != "0.5.23"):
             raise ValueError("disaggregation_mode: decode needs several stages and version 0.5.23")
-        if chunk % self.page_tokens:
-            what = f"chunked_prefill_size {chunk} is no multiple of"
+        if mode and self.scheduler_recv_interval > 1:
+            raise ValueError("scheduler_recv_interval: 1 is right with disaggregation_mode")
+        if chunk and chunk % self.page_tokens:
+            what = f"chunked_prefill_size {chunk}{' of a group' * (groups > 1)} is no multiple of"
             raise ValueError(f"{what} kv.page_tokens, {self.page_tokens}")
+        if chunk is None and (self.mixed_chunk or self.dynamic_chunking):
+            raise ValueError("mixed_chunk and dynamic_chunking need a chunked_prefill_size")
         if self.dynamic_chunking and (self.prefill_s is None or self.max_model_len is None):
             raise ValueError("dynamic_chunking needs max_model_len and a cost model")
-        self.max_rows = self.pp_max_micro_batch_size or max(self.max_running_requests // depth, 1)
         self.rules = EngineRules(
             pipelined_chunks=True,
             preempted_last=True,
@@ -131,15 +146,16 @@ class SGLang(Policy):
             reserves=True,
             unspeculative=UNSPECULATIVE if self.mixed_chunk else "",
             prefills=mode == "prefill",
-            receives=self.max_running_requests if mode == "decode" else 0,
+            receives=(self.max_running_requests or MOST_RUNNING) if mode == "decode" else 0,
             admits_late=self.version == "0.5.17",
+            looks_every=self.scheduler_recv_interval,
             cuts=self.page_tokens > 1 and (self.mixed_chunk or self.dynamic_chunking),
         )
-        self.new_token_ratio = self._most_ratio = min(0.7 * self.schedule_conservativeness, 1.0)
+        conservativeness = self.schedule_conservativeness * (0.3 if groups > 1 else 1.0)
+        self.new_token_ratio = self._most_ratio = min(0.7 * conservativeness, 1.0)
         self._fitted: tuple[float, float] | None = None
         self._slots: dict[int, Slot] = {}
         self._idles = self._passes = 0
-        self._decode_steps, self._received_s = 0, -inf  # since requests were received, and when
         self._decodes_until = 0  # no prompts in answer to the questions up to this one
 
     def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
@@ -165,8 +181,6 @@ class SGLang(Policy):
         slot.full &= running >= slot.running
         if view.idles != self._idles:
             self._idles, self.new_token_ratio = view.idles, self._most_ratio
-        if self._decode_steps >= self.scheduler_recv_interval or not running:
-            self._decode_steps, self._received_s = 0, view.now_s
         if self.rules.receives:
             yield from self._decode(view, running)
             return
@@ -190,16 +204,15 @@ class SGLang(Policy):
             return []
         partial = next(iter(view.partials), None)
         waiting = view.num_waiting
-        if self.scheduler_recv_interval > 1:
-            waiting = sum(1 for _ in self._received(view))
-        places = self.max_running_requests - view.running + (partial is not None)
-        places = min(self.max_rows - running, places)
+        most = self.most_running(view)
+        rows = self.pp_max_micro_batch_size or max(most // self.depth, 1)
+        places = min(rows - running, most - view.running + (partial is not None))
         slot.full |= places <= 0 < waiting
         if partial is None and (slot.full or not waiting):
             return []
         if view.prefix_cache and waiting:
             yield from self._look_up(view)
-        chunk = self.chunked_prefill_size
+        chunk = self._chunk or UNLIMITED
         if partial is not None and self.dynamic_chunking:
             chunk = self.chunk_after(partial.computed)
         riding = running if self.mixed_chunk else 0
@@ -215,25 +228,36 @@ class SGLang(Policy):
             slot.full = yield from self._admit(room, places, waiting)
         return room.taken
 
-    def _received(self, view: EngineView) -> Iterator[EnginePrompt]:
-        """Iterate over the waiting prompts that the scheduler has received."""
-        if self.scheduler_recv_interval == 1:
-            return view.waiting
-        return (prompt for prompt in view.waiting if prompt.arrival_s <= self._received_s)
+    def most_running(self, view: EngineView) -> int:
+        """Return how many requests are admitted at a time."""
+        pool_tokens = view.total_pages * view.page_tokens
+        most = self.max_running_requests
+        if most is None and view.due_tokens is not None:
+            most = SPECULATING
+        if most is not None:
+            most = max(most // self.data_parallel, 1)
+        else:
+            longest = self.max_model_len or pool_tokens
+            most = max(min(int(pool_tokens / longest * 512), MOST_RUNNING), LEAST_RUNNING)
+        return min(most, pool_tokens // 2)
 
     def _admit(
         self, room: PrefillAdder, places: int, num_waiting: int
     ) -> Generator[Upkeep, None, bool]:
         """Take waiting prompts until one does not fit; return whether the slot is full then."""
-        waiting = self._received(room.view)
+        waiting = room.view.waiting
         for _ in range(num_waiting):
             if room.is_spent:
                 return False
             if len(room.taken) >= places:
                 return True
             prompt = next(waiting)
+            if len(room.taken) == self.prefill_max_requests:
+                return False
             if not room.fits(prompt):
                 return bool(room.taken or room.decodes)
+            if self._chunk is None and not room.is_whole(prompt):
+                return False
             if room.chunk_of(prompt) <= 0:
                 return False
             if prompt.computed:
@@ -264,7 +288,6 @@ class SGLang(Policy):
         pages = view.pages_for(sum(tokens for _, tokens in prompts))
         if not self.rules.prefills:
             self._decodes_until = view.asked + self.prefill_decode_interval
-        self._decode_steps = self.scheduler_recv_interval
         yield Upkeep(empty_pages=pages + spare_pages)
         yield Plan(
             [
@@ -293,14 +316,14 @@ class SGLang(Policy):
             if prompt.request_id in agreed.new:
                 tokens = prompt.tokens + min(prompt.output_limit, CLIP) - held
                 tokens = max(view.paged(prompt.tokens) + reserved, tokens)
-                full = view.arriving >= 2 * self.max_running_requests
+                full = view.arriving >= 2 * self.most_running(view)
                 if full or not self._has_row(view) or tokens > self._room(view, need):
                     break
                 yield Receive(prompt.request_id)
 
     def _has_row(self, view: ReceivingView) -> bool:
         """Say whether a row is left: there are three times the decodes, if these are few."""
-        most = self.max_running_requests
+        most = self.most_running(view)
         return view.running < (3 * most if most <= 32 else most)
 
     def _room(self, view: ReceivingView, need: int) -> int:
@@ -323,7 +346,6 @@ class SGLang(Policy):
             most, least = self._most_ratio, self._most_ratio * 0.14
             self.new_token_ratio = max(self.new_token_ratio - (most - least) / 600, least)
         if ready:
-            self._decode_steps += 1
             yield from _go_on(view, ready)
         else:
             yield Plan(kv_limited=short or view.num_waiting > 0)
@@ -350,10 +372,12 @@ class SGLang(Policy):
         long as the first, f(l + x) - f(l) = f(chunk) - f(0), smoothed. Without a square, all are
         alike.
         """
-        assert self.max_model_len is not None  # the constructor asks for it
+        chunk = self._chunk
+        assert self.max_model_len is not None  # the constructor asks for both
+        assert chunk is not None
         if self._fitted is None:
-            self._fitted = self._fit()
-        chunk, (a, b) = self.chunked_prefill_size, self._fitted
+            self._fitted = self._fit(chunk)
+        a, b = self._fitted
         if a * chunk <= 1e-9 * b:
             return chunk
         target = a * chunk * chunk + b * chunk
@@ -365,11 +389,11 @@ class SGLang(Policy):
         tokens = min(max(tokens, unit), most) // unit * unit
         return tokens if tokens >= unit else chunk
 
-    def _fit(self) -> tuple[float, float]:
+    def _fit(self, chunk: int) -> tuple[float, float]:
         """Return the square and linear coefficient of the time of prompts up to 1.25 chunks."""
         assert self.prefill_s is not None
         assert self.max_model_len is not None
-        longest = min(int(1.25 * self.chunked_prefill_size), self.max_model_len)
+        longest = min(int(1.25 * chunk), self.max_model_len)
         lengths = range(longest, 0, -max(longest // PROFILED, 1))[1:PROFILED]
         times = np.array([self.prefill_s(length) for length in lengths])
         square, linear, _ = np.linalg.lstsq(np.vander(lengths, 3), times, rcond=None)[0]
@@ -425,6 +449,11 @@ class PrefillAdder:
     def paged(self, tokens: int) -> int:
         """Return the tokens of as many whole pages as `tokens` fill."""
         return self.view.pages_for(tokens) * self.view.page_tokens
+
+    def is_whole(self, prompt: EnginePrompt) -> bool:
+        """Say whether a prompt that is not cut may go: the first, or one within the limit."""
+        within = self.paged(prompt.remaining) < self.inputs
+        return within or not self.taken or self.walks(prompt)
 
     def next_chunk_of(self, prompt: EnginePrompt) -> int:
         """Return the next chunk of the prompt under way, which goes on in however little room."""

@@ -144,7 +144,7 @@ MAX_DECODES = 2048  # the package's default
 
 
 class PackageRules:
-    """Where the package differs from the equations and from our reading of them:
+    """Rules of the package that differ from the equations and from our reading of them:
 
     - WT applies only while more than one prompt waits; the floor is WT's alone, and pages above the
       reserve cap what comes out. On one stage only `max_prefill` and the pages limit prefill.

@@ -1,5 +1,7 @@
-"""vLLM: V0, prefills first and never in one micro-batch with decodes; V1, one pass over running,
-then over waiting requests, under one token budget; and proposals to balance that.
+"""Policies of vLLM: V0, prefills first and never in one micro-batch with decodes.
+
+V1, one pass over running, then over waiting requests, under one token budget; and proposals to
+balance that.
 """
 
 from __future__ import annotations
@@ -8,7 +10,9 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import PagePool
@@ -121,6 +125,12 @@ class VLLMV1(Policy):
     last that could left no prompt waiting; with `data_parallel` one in that many, in all groups at
     once.
     """
+    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
+    """Most tokens of a chunk where more than one request is there; 0: no limit."""
+    enable_chunked_prefill: bool = True
+    """Whether prompts are cut where a micro-batch has no more tokens; else they wait."""
+    scheduler_reserve_full_isl: bool = True
+    """Whether pages for all of a prompt have to be free to admit it, or for its first chunk."""
     version: Literal["0.32", "0.33"] = "0.33"
     """Whose rules: in 0.32 no more decodes go in a micro-batch if the least urgent lacks a page."""
     depth: int = 1
@@ -136,6 +146,10 @@ class VLLMV1(Policy):
         if self.prefill_schedule_interval > 1 and not has_cadence:
             interval = f"{self.prefill_schedule_interval} does nothing in version 0.32"
             raise ValueError(f"prefill_schedule_interval {interval} on one engine; 1 is right")
+        by_priority, limit = self.scheduling_policy == "priority", self.long_prefill_token_threshold
+        if limit and by_priority:
+            raise ValueError(f"long_prefill_token_threshold {limit} goes with fcfs, not priority")
+        self._limit = UNLIMITED
         self._prefilled = -self.prefill_schedule_interval  # the last micro-batch that did
         self._behind = self._holds = False
         self._skipped: set[int] = set()  # passed over while an output of them was in flight
@@ -143,7 +157,8 @@ class VLLMV1(Policy):
             pipelined_chunks=True,
             delivers=True,
             cache="append_only",
-            by_priority=self.scheduling_policy == "priority",
+            by_priority=by_priority,
+            by_admission=limit > 0,
             ahead=AHEAD[self.async_scheduling],
         )
 
@@ -159,6 +174,10 @@ class VLLMV1(Policy):
         self._holds = early and not self._behind and view.running > len(view.partials)
         most, tokens = self.limits(view)
         go_on = self._most_urgent if self.rules.by_priority else self._first_come
+        if self.long_prefill_token_threshold:
+            alone = len(view.lined_up) + view.running == 1
+            self._limit = UNLIMITED if alone else self.long_prefill_token_threshold
+            go_on = self._in_order
         tokens = yield from go_on(view, min(most, tokens), tokens)
         if view.preemptions == preemptions:
             yield from self._admit(view, tokens)
@@ -179,6 +198,38 @@ class VLLMV1(Policy):
             self._prefilled = view.sent + 1
             yield Plan([Prefill(prompt.request_id, chunk)])
             tokens -= chunk
+        return tokens
+
+    def _in_order(self, view: EngineView, most: int, tokens: int) -> Generator[Plan, None, int]:
+        """Schedule running requests in their order, several prompts among them, preempting the
+        last; return how many tokens are left.
+        """
+        pages = partial(view.decode_pages, order="arrival")
+        prefills: list[Prefill] = []
+        decodes = held = 0
+        for prompt in [*view.partials, None]:
+            before = view.ready_decodes if prompt is None else view.decodes_before(prompt)
+            wanted = min(before, decodes + tokens, most)
+            while pages(wanted) + held > view.free_pages:
+                yield Plan(preempt=[view.victim("latest_admitted")])
+                wanted = min(wanted, view.ready_decodes)
+            tokens -= wanted - decodes
+            decodes = wanted
+            left = {one.request_id for one in view.partials}
+            if prompt is None or prompt.request_id not in left or not tokens or self._holds:
+                continue
+            chunk = min(prompt.remaining, tokens, self._limit)
+            need = view.pages_for(prompt.computed + chunk) - prompt.pages
+            while pages(decodes) + held + need > view.free_pages:
+                victim = view.victim("latest_admitted")
+                yield Plan(preempt=[victim])
+                if victim == prompt.request_id:
+                    break
+            else:
+                self._prefilled = view.sent + 1
+                prefills.append(Prefill(prompt.request_id, chunk))
+                held, tokens = held + max(need, 0), tokens - chunk
+        yield Plan(prefills, decodes)
         return tokens
 
     def _most_urgent(self, view: EngineView, most: int, tokens: int) -> Generator[Plan, None, int]:
@@ -225,15 +276,20 @@ class VLLMV1(Policy):
             prefills = prompt.remaining > 1  # one token is a decode to vLLM
             if prefills and self._holds:
                 return
+            chunk = min(prompt.remaining, self._limit)
+            if chunk > tokens and not self.enable_chunked_prefill:
+                return
+            chunk = min(chunk, tokens)
             blocks = view.total_pages + 1  # vLLM counts its null block, which holds nothing
             spare = int(self.watermark * blocks) if view.running else 0
-            if view.pages_for(prompt.tokens) - prompt.pages > view.free_pages - spare:
+            whole = self.scheduler_reserve_full_isl
+            wanted = prompt.tokens if whole else prompt.computed + chunk
+            if view.pages_for(wanted) - prompt.pages > view.free_pages - spare:
                 yield Plan(kv_limited=True)
                 return
             if prefills:
                 self._prefilled = view.sent + 1
             self._skipped.discard(prompt.request_id)
-            chunk = min(prompt.remaining, tokens)
             yield Plan([Prefill(prompt.request_id, chunk)])
             tokens -= chunk
 

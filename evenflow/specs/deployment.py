@@ -19,7 +19,7 @@ from evenflow.errors import (
 )
 from evenflow.specs.gpu import GIB, GpuSpec
 from evenflow.specs.memory import EngineMemory
-from evenflow.specs.model import ModelSpec, Split, kv_bytes_of
+from evenflow.specs.modelspec import ModelSpec, Split, kv_bytes_of
 from evenflow.specs.precision import Arithmetic
 
 
@@ -134,12 +134,12 @@ class Deployment:
 
     @property
     def expert_split(self) -> Split:
-        """How the experts are divided among the GPUs of a stage."""
+        """Division of the experts among the GPUs of a stage."""
         return Split(1, self.stage_gpus) if self.expert_parallel else Split(self.stage_gpus, 1)
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """What the layers' products are computed in: the format's, or 16 bits (weight-only)."""
+        """Format in which the layers' products are computed: theirs, or 16 bits (weight-only)."""
         wanted = self.model.format
         computed = wanted is not None and self.gpu.peak(wanted.arithmetic) > 0
         return wanted.arithmetic if wanted and computed else "16-bit"

@@ -1,22 +1,20 @@
-"""Reads a Hugging Face config.json: Llama, Mistral, Qwen, Gemma, DeepSeek, GLM, Falcon, their like.
+"""Shapes of a config.json: Llama, Mistral, Qwen, Gemma, DeepSeek, GLM, Falcon, their like.
 
-Knows the spellings, old and new, and the defaults of those files; not what the numbers are for.
-Of a model that also sees or hears, only the part that reads text is read (`text_config`). Left
-unread: RoPE scaling, attention sinks, biases but those of queries, keys and values, soft caps,
-and Gemma's norms after a block. A key that is left out is as in transformers (`defaults.json`).
+Knows the spellings, old and new; not what the numbers are for.
+Of a model of images or sound, only the part that reads text is read (`text_config`). Left unread:
+RoPE scaling, attention sinks, biases but those of queries, keys and values, soft caps,
+and Gemma's norms after a block.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evenflow.errors import UsageError, instead_of, is_count, once
-from evenflow.files import require_file
+from evenflow.errors import UsageError, instead_of, is_count
+from evenflow.specs.config_json import ConfigJson
 from evenflow.specs.hybrids import READERS, layers_of, unlike_layers
 from evenflow.specs.precision import DTYPE_BYTES
 from evenflow.specs.quantization import (
@@ -28,75 +26,40 @@ from evenflow.specs.quantization import (
 )
 
 FAMILIES = {
-    "llama": "llama",
-    "granite": "llama",
-    "smollm3": "llama",
-    "seed_oss": "llama",
-    "mistral": "mistral",
-    "ministral": "mistral",
-    "ministral3": "mistral",
-    "phi3": "mistral",
-    "mixtral": "mixtral",
-    "qwen2": "qwen2",
-    "qwen2_vl": "qwen2",
-    "qwen2_vl_text": "qwen2",
-    "qwen2_5_vl": "qwen2",
-    "qwen2_5_vl_text": "qwen2",
-    "mimo": "qwen2",
-    "qwen2_moe": "qwen2_moe",
-    "qwen3": "qwen3",
-    "qwen3_moe": "qwen3_moe",
-    "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe_text": "qwen3_moe",
-    "gemma2": "gemma2",
-    "gemma3_text": "gemma3",
-    "gpt_oss": "gpt_oss",
-    "minimax_m2": "minimax_m2",
-    "deepseek_v2": "deepseek",
-    "deepseek_v3": "deepseek",
-    "kimi_k2": "deepseek",
-    "glm4_moe_lite": "deepseek",
-    "mistral4": "deepseek",
-    "glm4_moe": "glm4_moe",
-    "qwen3_next": "qwen3_5",
-    "qwen3_5_text": "qwen3_5",
-    "qwen3_5_moe_text": "qwen3_5",
-    "deepseek_v32": "deepseek_v32",
-    "glm_moe_dsa": "deepseek_v32",
-    "deepseek_v4": "deepseek_v4",
-    "deepseek_ref": "deepseek_v4",
-    "kimi_linear": "kimi_linear",
-    "nemotron_h": "nemotron_h",
-    "minimax_m3": "minimax_m3",
-    "gemma4_text": "gemma4",
-    "llama4_text": "llama4",
-    "step3p5": "step3",
-    "step3p7": "step3",
-    "mimo_v2_flash": "mimo_v2",
-    "nemotron-nas": "nemotron_nas",
-    "falcon": "falcon",
-    "RefinedWeb": "falcon",
-    "RefinedWebModel": "falcon",
+    model_type: family
+    for family, model_types in {
+        "llama": "llama granite smollm3 seed_oss",
+        "mistral": "mistral ministral ministral3 phi3",
+        "mixtral": "mixtral",
+        "qwen2": "qwen2 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text mimo",
+        "qwen2_moe": "qwen2_moe",
+        "qwen3": "qwen3 qwen3_vl_text",
+        "qwen3_moe": "qwen3_moe qwen3_vl_moe_text",
+        "gemma2": "gemma2",
+        "gemma3": "gemma3_text",
+        "gpt_oss": "gpt_oss",
+        "minimax_m2": "minimax_m2",
+        "deepseek": "deepseek_v2 deepseek_v3 kimi_k2 glm4_moe_lite mistral4",
+        "glm4_moe": "glm4_moe",
+        "qwen3_5": "qwen3_next qwen3_5_text qwen3_5_moe_text",
+        "deepseek_v32": "deepseek_v32 glm_moe_dsa",
+        "deepseek_v4": "deepseek_v4 deepseek_ref",
+        "kimi_linear": "kimi_linear",
+        "nemotron_h": "nemotron_h",
+        "minimax_m3": "minimax_m3",
+        "gemma4": "gemma4_text",
+        "llama4": "llama4_text",
+        "step3": "step3p5 step3p7",
+        "mimo_v2": "mimo_v2_flash",
+        "nemotron_nas": "nemotron-nas",
+        "falcon": "falcon RefinedWeb RefinedWebModel",
+    }.items()
+    for model_type in model_types.split()
 }
 """`model_type` in the file -> family; the last two are Falcon's first spelling."""
 
 GEMMA = ("gemma2", "gemma3", "gemma4")
 
-TEXT = {
-    "gemma3": "gemma3_text",
-    "gemma4": "gemma4_text",
-    "llama4": "llama4_text",
-    "minimax_m3_vl": "minimax_m3",
-    "idefics3": "llama",
-    "internvl": "qwen2",
-    "llava": "llama",
-    "llava_next": "llama",
-    "llava_onevision": "qwen2",
-    "mistral3": "mistral",
-    "qwen3_vl": "qwen3_vl_text",
-    "qwen3_vl_moe": "qwen3_vl_moe_text",
-}
-"""`model_type` of a model that also sees -> that of its `text_config`, where that does not say."""
 
 ATTENTION = ("full_attention", "sliding_attention", "attention", "full")
 """Names of the modelled layers in lists of layers."""
@@ -107,121 +70,8 @@ OTHER_LAYERS = re.compile(
 )
 """How keys begin that only models with other layers than attention to all tokens have."""
 
-BESIDE_TEXT = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype")
-"""What holds for `text_config`, too, where it stands beside it."""
-
 MOST_LAYERS = 10_000
 """Layers of a model: far more than any has, and few enough to list."""
-
-BESIDE = "hf_quant_config.json"
-"""Where NVIDIA's older checkpoints say how they are quantised, and nowhere else."""
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """Return the JSON object that a file holds; UsageError names the file."""
-    require_file(path)
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise UsageError(f"{path}: not a JSON file ({error})") from error
-    except RecursionError:
-        raise UsageError(f"{path}: nested too deep") from None
-    if not isinstance(values, dict):
-        raise UsageError(f"{path}: holds no JSON object; a config.json of a model is one")
-    return values
-
-
-@cache
-def _defaults() -> dict[str, dict[str, Any]]:
-    """Return what transformers takes for keys that a file leaves out, by `model_type`.
-
-    From the configuration classes of transformers 5.23.0; `rope_theta` is their `default_theta`.
-    Of kimi_k2, mimo and Falcon's first spelling it has none; of hybrids only Qwen3.5's are here.
-    """
-    return dict(json.loads(Path(__file__).with_name("defaults.json").read_text(encoding="utf-8")))
-
-
-class _Config:
-    """A config.json; every error names the file and the key."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path / "config.json" if path.is_dir() else path
-        values = _object(self.path)
-        said = self.path.with_name(BESIDE)
-        if not values.get("quantization_config"):
-            values["quantization_config"] = values.get("compression_config")
-            if self.path.name == "config.json" and said.is_file():
-                values["quantization_config"] = _object(said).get("quantization")
-        text = TEXT.get(str(values.get("model_type")))
-        reading = mapping(values.get("text_config"))
-        if reading or (text and "hidden_size" not in values):
-            beside = {key: values[key] for key in BESIDE_TEXT if key in values}
-            values = {"model_type": text or values.get("model_type")} | beside | reading
-        self.values: dict[str, Any] = values
-        self.defaults = _defaults().get(str(values.get("model_type")), {})
-        self._missing: list[str] = []
-
-    def get(self, *keys: str, default: Any = None) -> Any:
-        """Return the value of the first key that is there and not null.
-
-        `default` where all are null, and where they are left out and transformers has none.
-        """
-        said = self.values if any(key in self.values for key in keys) else self.defaults
-        return next((said[key] for key in keys if said.get(key) is not None), default)
-
-    def count(self, *keys: str, default: int | None = None) -> int:
-        """Return a whole number above 0 under the first of `keys` that is there.
-
-        What is missing is kept for `require_all`, so that one line names all of it.
-        """
-        value = self.get(*keys, default=default)
-        if value is None:
-            self._missing.append(f'"{keys[0]}"')
-            return 1
-        return int(self._right(keys[0], value, is_count(value), "a whole number, 1 or above"))
-
-    def whole(self, key: str, default: int = 0) -> int:
-        """Return a whole number, 0 or above; 0 also for null."""
-        value = self.get(key, default=default)
-        is_whole = type(value) is int and value >= 0
-        return int(self._right(key, value, is_whole, "a whole number, 0 or above"))
-
-    def require_all(self) -> None:
-        """Raise UsageError that names every count that was asked for and is not there."""
-        keys = ", ".join(dict.fromkeys(self._missing))
-        if len(set(self._missing)) == 1:
-            raise UsageError(f"{self.path}: the key {keys} is missing")
-        if keys:
-            raise UsageError(f"{self.path}: the keys {keys} are missing")
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.get(key, default=default)
-        return bool(self._right(key, value, isinstance(value, bool), "true or false"))
-
-    def listed(self, key: str, known: Any, layers: int) -> list[Any]:
-        """Return the first `layers` values of a list, all of them among `known` (None: any)."""
-        found = self.get(key)
-        kept = found[:layers] if isinstance(found, list) else []
-        is_right = len(kept) == layers and (known is None or all(one in known for one in kept))
-        some = "" if known is None else f", of {', '.join(map(str, known))}"
-        right = f"a list of {layers}, one a layer{some}"
-        return list(self._right(key, found, is_right, right))[:layers]
-
-    def plain_layers(self) -> list[Any]:
-        """Return the numbers of layers that have an MLP alone."""
-        said = self.get("mlp_only_layers", default=[])
-        return list(self._right("mlp_only_layers", said, isinstance(said, list), "a list"))
-
-    def number(self, value: Any, key: str) -> float:
-        is_above = type(value) in (int, float) and value > 0
-        return float(self._right(key, value, is_above, "a number above 0"))
-
-    def _right(self, key: str, value: Any, is_right: bool, what: str) -> Any:
-        if not is_right:
-            raise UsageError(f'{self.path}: "{key}" is {value!r}; it must be {what}')
-        return value
 
 
 def read_config(
@@ -233,7 +83,7 @@ def read_config(
     What it says of their formats is not looked at where `dtype` or `kv_dtype` is given.
     UsageError names the file and the key.
     """
-    config = _Config(Path(path))
+    config = ConfigJson(Path(path))
     family = _family(config)
     shape = _falcon_shape(config) if family == "falcon" else _llama_shape(config, family)
     shape |= _experts(config, family)
@@ -269,7 +119,7 @@ def read_config(
     )
 
 
-def _family(config: _Config) -> str:
+def _family(config: ConfigJson) -> str:
     """Return the family of a model; UsageError where its layers are not modelled."""
     model_type, other = config.get("model_type"), " ".join(_other_layers(config).split())
     words = f"{other}, which is not modelled" if other else ""
@@ -283,7 +133,7 @@ def _family(config: _Config) -> str:
     return FAMILIES[model_type]
 
 
-def _other_layers(config: _Config) -> str:
+def _other_layers(config: ConfigJson) -> str:
     """Say which layers do something else than attend to all tokens or a window's; "" for none."""
     lists = [config.get(key) for key in ("layer_types", "layers_block_type", "block_types")]
     types = next((each for each in lists if isinstance(each, list)), [])
@@ -303,7 +153,7 @@ def _other_layers(config: _Config) -> str:
 
 
 def _formats(
-    config: _Config, shape: dict[str, Any], dtype: str | None, kv_dtype: str | None
+    config: ConfigJson, shape: dict[str, Any], dtype: str | None, kv_dtype: str | None
 ) -> dict[str, Any]:
     """Return the formats of weights, keys and values that the caller does not give."""
     said = config.get("quantization_config")
@@ -322,14 +172,14 @@ def _formats(
     return found
 
 
-def _layers(config: _Config) -> int:
+def _layers(config: ConfigJson) -> int:
     """Return the number of layers; lists of them stand for it where it is left out."""
     said = config.get("layers_block_type", "hybrid_override_pattern")
     listed = len(said) if isinstance(said, list | str) and said else None
     return config.count("num_hidden_layers", default=listed)
 
 
-def _llama_shape(config: _Config, family: str) -> dict[str, Any]:
+def _llama_shape(config: ConfigJson, family: str) -> dict[str, Any]:
     heads = config.count("num_attention_heads")
     columns = config.get("moe_intermediate_size", default=1) if family in READERS else None
     return {
@@ -352,7 +202,7 @@ def _llama_shape(config: _Config, family: str) -> dict[str, Any]:
     }
 
 
-def _mtp_layers(config: _Config, family: str) -> int:
+def _mtp_layers(config: ConfigJson, family: str) -> int:
     """Return the number of layers that predict further tokens.
 
     Nemotron's are not alike. MiniMax's files count some, of which no weights are published
@@ -362,7 +212,7 @@ def _mtp_layers(config: _Config, family: str) -> int:
     return 0 if family in ("nemotron_h", "minimax_m3") else said
 
 
-def _falcon_shape(config: _Config) -> dict[str, Any]:
+def _falcon_shape(config: ConfigJson) -> dict[str, Any]:
     heads = config.count("num_attention_heads", "n_head")
     grouped = config.flag("new_decoder_architecture", default=False)
     kv_heads = config.count("num_kv_heads", "n_head_kv", default=heads)
@@ -415,7 +265,7 @@ MAYBE_DENSE = ("qwen3_5", "nemotron_h", "gemma4")
 LATENT = ("deepseek", "deepseek_v32", "kimi_linear")
 
 
-def _experts(config: _Config, family: str) -> dict[str, Any]:
+def _experts(config: ConfigJson, family: str) -> dict[str, Any]:
     number, columns, shared = MIXTURES.get(family, ("", "", ""))
     if not number or (family in MAYBE_DENSE and not config.get(number)):
         return {}
@@ -447,7 +297,7 @@ STEPPED = ("qwen2_moe", "qwen3_moe", "qwen3_5")
 """Families whose every n-th layer has experts, save for layers that a list names."""
 
 
-def _with_experts(config: _Config, family: str, layers: int) -> list[bool]:
+def _with_experts(config: ConfigJson, family: str, layers: int) -> list[bool]:
     """Return which layers have experts, where any have; UsageError where none has."""
     key, found = "first_k_dense_replace", [True] * layers
     if family in STEPPED:
@@ -471,7 +321,7 @@ def _with_experts(config: _Config, family: str, layers: int) -> list[bool]:
     return found
 
 
-def _latents(config: _Config) -> dict[str, Any]:
+def _latents(config: ConfigJson) -> dict[str, Any]:
     return {
         "num_kv_heads": config.count("num_attention_heads"),
         "head_dim": config.count("qk_nope_head_dim"),
@@ -494,7 +344,7 @@ WINDOWED = {
 """Family -> every which layer attends to all where the file does not say; 0: none."""
 
 
-def _windows(config: _Config, family: str, layers: int) -> tuple[int, list[bool]]:
+def _windows(config: ConfigJson, family: str, layers: int) -> tuple[int, list[bool]]:
     """Return the sliding window, 0 for none, and which layers attend to all tokens besides."""
     window, types = config.whole("sliding_window"), config.get("layer_types")
     none = 0, [False] * layers
@@ -524,10 +374,10 @@ def read_dtype(path: str | Path) -> str:
 
     float32 without one, as in transformers. UsageError for one that is not in DTYPE_BYTES.
     """
-    return _dtype(_Config(Path(path)))
+    return _dtype(ConfigJson(Path(path)))
 
 
-def _dtype(config: _Config) -> str:
+def _dtype(config: ConfigJson) -> str:
     quantized = config.get("quantization_config", default=None)
     otherwise = "bfloat16" if quantized else "float32"
     name = str(config.get("dtype", "torch_dtype", default=otherwise)).removeprefix("torch.")
@@ -537,7 +387,7 @@ def _dtype(config: _Config) -> str:
     return name
 
 
-def _rope_theta(config: _Config) -> float:
+def _rope_theta(config: ConfigJson) -> float:
     # transformers 5 moved the key into a mapping.
     nested = mapping(config.values.get("rope_parameters"))
     said = config.values.get("rope_theta", nested.get("rope_theta"))

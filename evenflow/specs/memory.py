@@ -1,4 +1,4 @@
-"""What an engine takes of each GPU besides weights and pages, by engine: `memory.csv`.
+"""Memory that an engine takes of each GPU besides weights and pages, by engine: `memory.csv`.
 
 Fitted on start-up logs by `tools.startup_memory` (docs/kv.md). Knows a model's shape; no scheduler.
 """
@@ -10,7 +10,7 @@ from typing import Literal
 
 from evenflow.errors import NonNegative
 from evenflow.specs.gpu import GIB
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 from evenflow.specs.tables import read_table
 
 MemoryName = Literal["plain", "vllm", "vllm-0.19", "trtllm", "sglang"]

@@ -1,4 +1,4 @@
-"""What a layer has in place of plain attention, or beside it: its matrices, and what it keeps.
+"""Mixers in place of plain attention, or beside it: their matrices, and what they keep.
 
 Knows sizes; no file and no seconds.
 """

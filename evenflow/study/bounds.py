@@ -25,8 +25,7 @@ RATIO = 1.05
 
 
 class Least(NamedTuple):
-    """The least that a pipeline takes: for a token of output, and for one of a prompt on its
-    slowest stage, in seconds."""
+    """The least seconds for a token: of an output, and of a prompt on its slowest stage."""
 
     step_s: float
     token_s: float

@@ -95,7 +95,7 @@ SHARES = (0.9, 0.75, 0.5)
 
 @dataclass(frozen=True, slots=True)
 class CapacityQuestion:
-    """What is asked: a configuration, its SLO, how exactly, and over how many seeds.
+    """Question of a capacity: a configuration, its SLO, the precision, and the number of seeds.
 
     The capacity is known within `tolerance` (0.02: 2 %) of itself. Seeds count up from that of the
     configuration. `beside` is the folder of the configuration's file; `per_hour` what the
@@ -168,7 +168,7 @@ class Capacity(Shown):
 
     @property
     def served(self) -> Served:
-        """How many requests were completed at the capacity, or else at the lowest rate."""
+        """Number of requests that were completed at the capacity, or else at the lowest rate."""
         least = min(self.measured, key=lambda each: each.rate)
         return Served.of_all(at.trial.served for at, _ in self.at_knee() or [(least, least)])
 
@@ -252,7 +252,7 @@ class Capacity(Shown):
 
     @property
     def on_curve(self) -> tuple[TriedRate, ...]:
-        """What was measured at multiples of the capacity; all rates, where none was found."""
+        """Measurements at multiples of the capacity; at all rates, where none was found."""
         return tuple(run for run in self.measured if not self.curve or run.rate in self.curve)
 
     def at_knee(self) -> list[tuple[TriedRate, TriedRate]]:

@@ -71,7 +71,7 @@ def parse_fail_if(text: str) -> FailIf:
 
 
 def read_baseline(path: Path) -> dict[str, Benchmark]:
-    """Read a baseline; UsageError for a file that is none."""
+    """Read a baseline; UsageError for another file."""
     require_file(path)
     try:
         return {each.name: each for each in BENCHMARKS.validate_json(path.read_bytes())}

@@ -279,7 +279,7 @@ class Saved:
 
 @dataclass(frozen=True, repr=False)
 class Difference(Shown):
-    """What differs between run `a` and run `b`; differences are b's less a's."""
+    """Differences between run `a` and run `b`: b's numbers less a's."""
 
     a: Saved
     b: Saved

@@ -16,11 +16,11 @@ from evenflow.report import plots
 from evenflow.report.page import page, picture, section
 from evenflow.report.style import colour
 from evenflow.report.tables import html_table, number
-from evenflow.report.words import arrivals_words, metric_words
+from evenflow.report.words import metric_words
 from evenflow.study.decision import DecisionRecord, Margin
 from evenflow.study.fair import Interval
 from evenflow.study.rates import TriedRate
-from evenflow.study.slo import Condition
+from evenflow.study.slo import Condition, question_words
 
 ALTERNATIVES, NEAREST = "The nearest alternatives", "What misses least"
 CHANGES, OTHER_RATES = "With one change", "At other rates"
@@ -66,7 +66,8 @@ def write_page(
 def _parts(decision: DecisionRecord, svg: str) -> Iterator[str]:
     first, *others = map(escape, decision.sentences)
     points = "".join(f"<li>{sentence}</li>" for sentence in others)
-    yield f'<p class="caption">{"<br>".join(map(escape, _about(decision)))}</p>'
+    about = question_words(decision.config, [each.condition for each in decision.margins])
+    yield f'<p class="caption">{"<br>".join(map(escape, about))}</p>'
     yield f'<div class="verdict"><p>{first}</p><ul>{points}</ul></div>'
     at = "" if decision.rate is None else f"At {number(decision.rate)} requests/s. "
     heads = ["", "limit", "predicted", "90 % interval", "left", "verdict"]
@@ -91,19 +92,6 @@ def _basis(decision: DecisionRecord) -> Iterator[str]:
     if decision.launch:
         yield section("Launch", CAPTIONS["Launch"])
         yield f'<pre class="launch">{escape(chr(10).join(decision.launch))}</pre>'
-
-
-def _about(decision: DecisionRecord) -> list[str]:
-    workload = decision.config.workload
-    arrivals = arrivals_words(workload.arrivals.model_dump())
-    limits = (
-        f"{metric_words(each.condition.metric)} {each.condition.words}" for each in decision.margins
-    )
-    return [
-        decision.config.setup(),
-        f"{workload.trace}, {arrivals}",
-        f"limits: {', '.join(limits)}",
-    ]
 
 
 def _margin(margin: Margin) -> list[str]:

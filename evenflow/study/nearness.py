@@ -1,4 +1,4 @@
-"""How far predictions were off for measured runs like a run: of its engine, GPU, model and ranks.
+"""Errors of predictions for measured runs like a run: of its engine, GPU, model and ranks.
 
 Knows the table `errors.csv`, made of measured runs by `tools.interval_errors`; simulates nothing.
 """
@@ -35,7 +35,7 @@ ENGINES = {"vllm_v1": "vllm", "vllm": "vllm", "sglang": "sglang", "trtllm": "trt
 
 
 class Likeness(NamedTuple):
-    """What of a run its errors follow from; `ranks` are the GPUs of a stage."""
+    """Traits of a run from which its errors follow; `ranks` are the GPUs of a stage."""
 
     engine: str
     gpu: str
@@ -53,7 +53,7 @@ class Deviation(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What was measured, and how near that is."""
+        """Number of the measured runs, and how near they are."""
         return f"{self.runs} measured runs of {self.distance}"
 
 

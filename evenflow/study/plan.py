@@ -90,7 +90,7 @@ class Planned(Shown):
 
     @property
     def setup(self) -> str:
-        """What the best point is simulated on, with what was not chosen marked."""
+        """Set-up of the best point in words, with what was not chosen marked."""
         return configured(self.winner).setup()
 
     @cached_property

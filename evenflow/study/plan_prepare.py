@@ -47,11 +47,12 @@ BUDGETS = (512, 1024, 2048)
 DEGREES = (1, 2, 4, 8)
 """Stages, and tensor-parallel GPUs of a stage, beside those of the run."""
 
-SHARE = 1 / 16
-"""The part of the requests on which a point is tried before the whole."""
+SHARES = (1 / 25, 1 / 16)
+"""The parts of the requests on which a point is tried before the whole: the shorter refutes most
+points in less time, the longer more of them."""
 
 LEAST_REQUESTS = 200
-"""The part has no fewer."""
+"""A part has no fewer."""
 
 
 def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
@@ -212,10 +213,11 @@ def _parts(config: RunConfig, requests: Sequence[Request], ask: Ask) -> Iterator
     total, skip, own = len(requests), config.workload.skip, config.workload
     plain = not (own.conversations or own.after or config.kv.prefix_cache or ask.exhaustive)
     open_loop = own.arrivals.kind not in ("closed", "offline") and ask.replications == 1
-    count = math.ceil(SHARE * total)
-    if plain and open_loop and count >= LEAST_REQUESTS and allowed(ask.slo, total):
-        first = _busiest(requests, count) if isinstance(own.arrivals, Replay) else 0
-        yield Stretch(count, skip + first)
+    if plain and open_loop and allowed(ask.slo, total):
+        for count in (math.ceil(share * total) for share in SHARES):
+            if count >= LEAST_REQUESTS:
+                first = _busiest(requests, count) if isinstance(own.arrivals, Replay) else 0
+                yield Stretch(count, skip + first)
     yield Stretch(total, skip)
 
 

@@ -90,7 +90,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """What tables call it: PP2 x TP4, sarathi 1024; the number is the policy's budget."""
+        """Label in tables: PP2 x TP4, sarathi 1024; the number is the policy's budget."""
         params = self.candidate.params
         key = budget_key(params)
         words = self.candidate.scheduler + ("" if key is None else f" {params[key]}")
@@ -244,7 +244,7 @@ def name_of(trial: Trial) -> str:
 
 
 def parse_budgets(text: str) -> tuple[int, ...]:
-    """Return the numbers of `512,1024`; UsageError for what is none."""
+    """Return the numbers of `512,1024`; UsageError for other texts."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < DIGITS for part in parts):
         raise UsageError(f"--budgets {text}: should be numbers of tokens, like 512,1024")
@@ -252,7 +252,7 @@ def parse_budgets(text: str) -> tuple[int, ...]:
 
 
 def parse_with(given: Mapping[str, Mapping[str, Any]] | Sequence[str]) -> list[dict[str, Any]]:
-    """Return the processes of `name={key: value}` texts; UsageError for what is none."""
+    """Return the processes of `name={key: value}` texts; UsageError for other ones."""
     if isinstance(given, Mapping):
         return [{"name": name, **keys} for name, keys in given.items()]
     return [_process(text) for text in ([given] if isinstance(given, str) else given)]

@@ -74,7 +74,7 @@ def _highest(
 
 @dataclass(slots=True)
 class _Race:
-    """What is known of a search: the replicas that may keep the SLO, by setting, and the best.
+    """State of a search: the replicas that may keep the SLO, by setting, and the best.
 
     `best` is the fewest GPUs with which a point kept it; at first, one more than there may be.
     """
@@ -152,7 +152,7 @@ def search(question: PlanQuestion) -> Search:
     first, gpus = settings[0], 0
     if stretches:
         scouts = [each for each in settings if each.candidate.policy == first.candidate.policy]
-        first, gpus = yield from race.scout(scouts, stretches[0])
+        first, gpus = yield from race.scout(scouts, stretches[-1])
     rest = [each for each in settings if stretches and each is not first]
     decides = race.narrow(first, [whole], race.best - 1)
     yield from side_by_side([decides, *(race.narrow(each, stretches, gpus) for each in rest)])
@@ -192,8 +192,8 @@ def ranked(question: PlanQuestion, trials: Sequence[Trial]) -> list[Trial]:
 def climb(question: PlanQuestion, points: Sequence[Point]) -> Search:
     """Find which of some points keeps the SLO at the highest rate, in steps of TOLERANCE.
 
-    Of equal ones the first; without a rate all are simulated on all requests. Stretches of the
-    trace tell which may be best, and up to which step; all requests decide.
+    Of equal ones the first; without a rate all are simulated on all requests. The longest stretch
+    tells which may be best, and up to which step; all requests decide.
     """
     if question.rate is None:
         yield [question.case(*point, ends=True) for point in points]
@@ -209,13 +209,13 @@ def climb(question: PlanQuestion, points: Sequence[Point]) -> Search:
 
 
 def _broken_together(question: PlanQuestion, points: Sequence[Point]) -> Asking[list[int]]:
-    """Return for each point a step that breaks the SLO on a stretch, or one more than there are.
+    """Return for each point a step that breaks the SLO on the longest stretch, or one more.
 
     The points are raised together, by doubling and halving, while one keeps the SLO.
     """
     left, top, end = list(range(len(points))), -1, STEPS + 1
     broken = [end for _ in points]
-    for part in question.parts[:-1]:
+    for part in question.parts[-2:-1]:
         while top + 1 < end:
             step = max(top + 1, min(2 * top, (top + end) // 2))
             trials = yield [question.at_step(*points[at], step, part) for at in left]
@@ -231,7 +231,7 @@ def _reached(question: PlanQuestion, point: Point, least: int, most: int) -> Ask
 
     It has to keep it at the rate that is asked for, too: that gives the numbers.
     """
-    *stretches, whole = question.parts
+    *stretches, whole = question.parts[-2:]
 
     def case(step: int, part: Stretch) -> Variant:
         return question.at_step(*point, least + step - 1, part)

@@ -124,7 +124,7 @@ class Job(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What tables call the run."""
+        """Label of the run in tables."""
         return self.name or self.config.scheduler.name
 
     @property

@@ -1,4 +1,4 @@
-"""How a study's points are chosen: listed, drawn, or proposed by Optuna.
+"""Searches, which choose a study's points: listed, drawn, or proposed by Optuna.
 
 Knows parameters and their values, and what a search needs to know of its trials; simulates nothing.
 """

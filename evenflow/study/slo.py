@@ -1,4 +1,4 @@
-"""What is good, and what it costs: limits on numbers of a run's summary, objectives, prices.
+"""Limits on numbers of a run's summary, objectives, prices.
 
 A limit is at most, or at least for numbers of which more is better. Knows no search.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Annotated, Any, Literal, cast, get_args
@@ -21,7 +21,7 @@ from evenflow.config.run import RunConfig
 from evenflow.errors import UsageError, instead_of
 from evenflow.keys import Keys
 from evenflow.report.tables import is_metric
-from evenflow.report.words import LOAD
+from evenflow.report.words import LOAD, arrivals_words, metric_words
 from evenflow.results.metrics import Limit, meets, request_metrics
 from evenflow.results.outcome import Outcome
 from evenflow.results.run import RunResult
@@ -331,10 +331,18 @@ def completed_per_s(values: Mapping[str, Any], *, keeps_up: bool) -> float:
 
 
 def checked_price(price: float) -> float:
-    """Return the price of a GPU; UsageError for one that is none."""
+    """Return the price of a GPU; UsageError unless it is above 0."""
     if not 0 < price < math.inf:
         raise UsageError(f"--price {price:g}: should be dollars of a GPU an hour, above 0")
     return price
+
+
+def question_words(config: RunConfig, limits: Iterable[Condition]) -> Iterator[str]:
+    """Yield what was simulated, in lines: the setup, trace and arrivals, the limits."""
+    yield config.setup()
+    yield f"{config.workload.trace}, {arrivals_words(config.workload.arrivals.model_dump())}"
+    if said := [f"{metric_words(each.metric)} {each.words}" for each in limits]:
+        yield f"limits: {', '.join(said)}"
 
 
 def num_gpus(config: RunConfig) -> int:

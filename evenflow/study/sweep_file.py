@@ -51,7 +51,7 @@ TRIED = 32
 
 
 class Bounds(Keys):
-    """What the mean of a metric has to be for a point to count."""
+    """Limit on the mean of a metric, for a point to count."""
 
     at_most: Finite | None = None
     """In the metric's unit."""
@@ -71,7 +71,7 @@ class Bounds(Keys):
 
 
 class SweepConfig(Keys):
-    """What to vary in a run, and what to look for.
+    """Study of a sweep: the keys to vary in a run, and the objectives.
 
     All points of one replication see the same requests.
     """
@@ -201,7 +201,7 @@ class Sweep:
 
     @property
     def num_simulations(self) -> int:
-        """How many simulations it has; of a search, the most there may be."""
+        """Number of simulations; of a search, the most there may be."""
         method = self.config.method
         trials = method.trials if isinstance(method, Optuna) else 0
         return (len(self.known) + trials) * self.config.replications

@@ -12,8 +12,9 @@ from evenflow.config.provenance import code_version
 from evenflow.report import plots
 from evenflow.report.page import figure, in_words, page, parallel, picture, plotly_library, section
 from evenflow.report.tables import html_table, is_number, write_json, write_rows, write_table
-from evenflow.report.words import arrivals_words, metric_words
+from evenflow.report.words import metric_words
 from evenflow.study.points import code_digest
+from evenflow.study.slo import question_words
 from evenflow.study.sweep_plots import pictures
 from evenflow.study.swept import Swept, as_json, label, short_names, trial_rows
 
@@ -90,7 +91,9 @@ def facts(found: Swept) -> dict[str, Any]:
 
 
 def _parts(found: Swept, drawn: Mapping[str, str]) -> Iterator[str]:
-    yield f'<p class="caption">{"<br>".join(map(escape, _about(found)))}</p>'
+    first = found.trials[(found.ranked or found.nearest or [0])[0]]
+    about = question_words(found.sweep.study.config(first.labels), found.config.conditions)
+    yield f'<p class="caption">{"<br>".join(map(escape, about))}</p>'
     yield f'<div class="verdict"><p>{escape(" ".join(found.sentences()))}</p></div>'
     yield "<h2>Best points</h2>"
     yield html_table(*found.best_table(LATENCIES))
@@ -102,16 +105,6 @@ def _parts(found: Swept, drawn: Mapping[str, str]) -> Iterator[str]:
     if lost := found.failures:
         yield f"<h2>{len(lost)} points failed</h2>"
         yield html_table(["point", *found.config.parameters, "error"], lost)
-
-
-def _about(found: Swept) -> Iterator[str]:
-    """Yield lines: the setup of the first point shown, trace and arrivals, the limits."""
-    first = found.trials[(found.ranked or found.nearest or [0])[0]]
-    config = found.sweep.study.config(first.labels)
-    yield config.setup()
-    yield f"{config.workload.trace}, {arrivals_words(config.workload.arrivals.model_dump())}"
-    if limits := [f"{metric_words(e.metric)} {e.words}" for e in found.config.conditions]:
-        yield f"limits: {', '.join(limits)}"
 
 
 def _all_points(found: Swept) -> Iterator[str]:

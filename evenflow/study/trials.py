@@ -139,7 +139,7 @@ class Trial:
 
     @property
     def served(self) -> Served:
-        """How many requests were asked for on all parts, and completed."""
+        """Numbers of requests that were asked for on all parts, and completed."""
         done = (record for record in self.records if record.error is None)
         return Served.of_all(Served.of(record.values, record.why) for record in done)
 
@@ -162,7 +162,7 @@ class Trial:
 
     @property
     def overload(self) -> str | None:
-        """How much more arrives than is served, where most parts that can tell are overloaded."""
+        """Excess of arrivals over what is served, where most parts that can tell are overloaded."""
         return overload(self.load)
 
     @property
@@ -173,7 +173,7 @@ class Trial:
 
     @property
     def load(self) -> dict[str, Any]:
-        """What arrives and is served (LOAD), on the mean of the parts that are not too short.
+        """Rates of arrivals and of service (LOAD), means over the parts that are not too short.
 
         `overloaded` is that of most of them; {} of runs that have none.
         """
@@ -196,8 +196,8 @@ class Study:
     """A run, the parts of its trace that each case is simulated on, and what is kept of each.
 
     `beside` is the folder that the run's relative paths start from; `measure` and `more` are as for
-    a `Point`; `places` say where a patch's key was written, for error messages. A key that is
-    `tied` is none of the run's: its values are mappings of keys that change together.
+    a `Point`; `places` say where a patch's key was written, for error messages. A `tied` key is not
+    one of the run: its values are mappings of keys that change together.
     """
 
     run: Document | RunConfig
@@ -316,7 +316,7 @@ STORE = "store"
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How a study is simulated, and what is kept.
+    """Execution of a study: how it is simulated, and what is kept.
 
     `out`: the folder that is written; nothing is without it. Points are kept below it, and found
     again by the same study unless `resume` is false. It may hold files of the user's only with

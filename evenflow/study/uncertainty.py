@@ -1,4 +1,4 @@
-"""How far a prediction may be off: the run with other seeds, slower or faster kernels and hosts.
+"""Errors of a prediction: the run with other seeds, slower or faster kernels and hosts.
 
 These are as much slower or faster as the stated errors of the costs say.
 

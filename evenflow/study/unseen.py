@@ -83,7 +83,7 @@ class Check:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What it came to, for sweep.json."""
+        """Result of the check, for sweep.json."""
         gain = self.gain
         return {
             "holds": self.holds,

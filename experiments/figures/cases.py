@@ -192,7 +192,7 @@ def pairs(study: FigureStudy) -> dict[str, Layer]:
 
     Without a machine it is the GPU's own.
 
-    Raises UsageError for a pair that is none.
+    Raises UsageError for an unknown pair.
     """
     run: Layer = study.plan.run.data
     found: dict[str, Layer] = {}

@@ -99,7 +99,7 @@ def load_claims() -> Mapping[str, Claim]:
 
 
 def claim_of(claim_id: str) -> Claim:
-    """Return the claim of that id; UsageError for one that is none."""
+    """Return the claim of that id; UsageError for an unknown one."""
     known = load_claims()
     if claim_id not in known:
         raise UsageError(f"claims: unknown {shown(claim_id)}; {instead_of(claim_id, known)}")
@@ -375,7 +375,7 @@ def _in_order(row: Sequence[Answer]) -> bool:
 
 
 def _of_bound(ratio: float, sign: str) -> Verdict:
-    """Judge by a bound: <= and >= by how far it is missed; < and > are directions, had or not."""
+    """Judge by a bound: <= and >= by how far it is missed; < and > are only directions."""
     over = ratio if sign[0] == "<" else 1 / ratio if ratio else math.inf
     if over < 1 or (over == 1 and sign[-1] == "="):
         return "holds"

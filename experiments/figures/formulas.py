@@ -147,7 +147,7 @@ FORMAT = re.compile(r"[+,]{0,2}(\.\d\d?)?[defg%]?")
 def filled(words: str, numbers: Mapping[str, Any], key: str) -> str:
     """Return words with numbers in place of `{name}`, `{name[part]}` and `{name:.2f}`.
 
-    UsageError, in the name of the key, for a name that is none and for any other format.
+    UsageError, in the name of the key, for an unknown name and for any other format.
     """
     try:
         return "".join(

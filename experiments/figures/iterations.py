@@ -28,8 +28,11 @@ _UNUSED = {"scheduler": "sarathi", "workload": {"trace": "sharegpt-sample"}}
 
 
 class IterationParts(NamedTuple):
-    """Seconds of an iteration, all stages together: linear operators of the layers, attention,
-    all-reduces, and the rest (norms, activations, overhead, embedding, LM head)."""
+    """Seconds of an iteration, all stages together.
+
+    Linear operators of the layers, attention, all-reduces, and the rest (norms, activations,
+    overhead, embedding, LM head).
+    """
 
     linear: float
     attention: float

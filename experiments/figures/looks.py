@@ -1,4 +1,4 @@
-"""How figures look: colours of labels, logarithmic axes, title and footnote, the paper's marks.
+"""Looks of figures: colours of labels, logarithmic axes, title and footnote, the paper's marks.
 
 Knows no table and no panel.
 """

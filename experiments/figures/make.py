@@ -57,7 +57,7 @@ def chosen(
     allow_refused: bool = False,
     look: Look = PLAIN,
 ) -> list[FigurePlan]:
-    """Return the figures asked for, all where none is; UsageError for a name that is none.
+    """Return the figures asked for, all where none is; UsageError for an unknown name.
 
     A name without its number stands for all of that paper: `gllm`; one that ends in .yaml is a
     figure of the user's own, as are those given by name with their keys.

@@ -1,4 +1,4 @@
-"""What figures measure of a run, besides its summary. Knows no figure and no picture."""
+"""Measures of a run for figures, besides its summary. Knows no figure and no picture."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shares(outcome: Outcome) -> dict[str, Any]:
 
 
 def within(outcome: Outcome, limits: list[tuple[float, float]]) -> dict[str, Any]:
-    """Return the share of requests within each pair of limits; a TPOT that is none is within.
+    """Return the share of requests within each pair of limits; a TPOT of NaN is within.
 
     A pair is milliseconds of TTFT and of TPOT.
     """
@@ -89,8 +89,9 @@ def micro_batches(
     batches: int | None = None,
     bins: int = 0,
 ) -> dict[str, Any]:
-    """Return a run's overview, and columns of its micro-batches: of all, or of `batches` from
-    number `first` on (None: in the middle of the run).
+    """Return a run's overview, and columns of its micro-batches.
+
+    They are of all, or of `batches` from number `first` on (None: in the middle of the run).
 
     `batch` is their number, `used` the share of KV pages held; others are of `RunResult`.
     `mean_change`: how many tokens one differs from that before it, in the mean. With `bins`,

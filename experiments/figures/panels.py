@@ -81,7 +81,7 @@ WRITES = "null, or a text with a number in braces, like {:.2f}"
 
 
 class Panel(Keys):
-    """What one panel shows: column `x` across, and upwards each column of `y`, with its words.
+    """Contents of one panel: column `x` across, and upwards each column of `y`, with its words.
 
     A point is a mean over the seeds, with a whisker from least to most. Words may name numbers of
     the study in braces. `x`: several columns are lines of one word. `hue`: columns whose values

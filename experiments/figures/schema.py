@@ -92,7 +92,7 @@ Asked = Annotated[
 
 
 class FigureKeys(Keys):
-    """What a figure needs. `run` holds RUN.yaml's keys, shared by all that is simulated.
+    """Keys of a figure. `run` holds RUN.yaml's keys, shared by all that is simulated.
 
     `systems`: names of `evenflow schedulers`, by the label in the figure; or the keys that a label
     stands for. `study`: the figure's own numbers (rates, requests, seeds ...); `quick` replaces
@@ -144,8 +144,9 @@ LEAST_WIDTH, MOST_WIDTH = 2, 40
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How figures are drawn and saved: `width` in inches (None: as their panels need), a `style` of
-    matplotlib (a name, or a file), the `formats`. Raises UsageError for what cannot be.
+    """Form of figures: `width` in inches (None: as their panels need).
+
+    `style` is matplotlib's, a name or a file. Raises UsageError for what cannot be.
     """
 
     width: float | None = None

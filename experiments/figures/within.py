@@ -47,7 +47,7 @@ def _draw_tokens(axes: Axes, run: Run, numbers: Words) -> None:
 
 
 def _draw_stages(axes: Axes, run: Run, numbers: Words) -> None:
-    """When each stage computes each micro-batch, which its number names."""
+    """Times at which each stage computes each micro-batch, which its number names."""
     begin_s = run["start_s"][0][0]
     for batch, prefill, starts_s, ends_s in zip(
         run["batch"], run["prefill_tokens"], run["start_s"], run["end_s"], strict=True
@@ -64,7 +64,7 @@ def _draw_stages(axes: Axes, run: Run, numbers: Words) -> None:
 
 
 def _draw_busy(axes: Axes, run: Run, numbers: Words) -> None:
-    """How busy the stages are over the time shown, and in the whole run."""
+    """Busy share of the stages over the time shown, and in the whole run."""
     edges = np.array(run["time_s"]) - run["time_s"][0]
     edges = np.append(edges, edges[-1] + edges[1])
     color = COLORS.get(run["system"], "0.5")

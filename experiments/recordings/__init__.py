@@ -72,7 +72,7 @@ def form_of(path: Path, assumed: str | None = None) -> tuple[Form, str, str]:
 
     A journal may say its `engine` and version, or else its folder by its name, as vllm-0.33.0;
     `assumed` goes before that. A later version has the latest rules. UsageError for another
-    version, and for an engine that is none of ours.
+    version, and for an unknown engine.
     """
     first = first_line(path)
     form = next((form for mark, form in FORMS.items() if mark in first), None)

@@ -91,7 +91,7 @@ class Form(Protocol):
 
 
 class RequestTimes(NamedTuple):
-    """When a request got its first token and its last, in seconds."""
+    """Times at which a request got its first token and its last, in seconds."""
 
     first_token_s: float
     completion_s: float

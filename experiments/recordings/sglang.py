@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from evenflow.experiments.recordings.journal import (
     refuse,
     tokens_of,
 )
+from evenflow.schedulers.sglang import SHARED
 from evenflow.sim import World
 
 FACTS = facts_of("sglang")
@@ -43,6 +45,7 @@ def mode(config: Event) -> str:
     """Return how a journal's engine ran."""
     words = ["overlapped" if config["overlap"] else "not overlapped"]
     words += ["mixed chunks"] * bool(config.get("mixed_chunk"))
+    words += ["whole prompts"] * (config["chunked_prefill_size"] is None)
     words += ["speculation"] * bool(config.get("speculative"))
     words += [f"{each} server" for each in [config.get("disaggregation_mode")] if each]
     return ", ".join([*words, *["radix cache"] * bool(config["radix"])])
@@ -97,7 +100,8 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
     """Return a journal's requests and deployment."""
     config = events[0]
     refuse(path, config, FACTS.modelled)
-    block_tokens = 1 if config.get("speculative") else config["page_size"]  # pages end with a pair
+    pairs = bool(config.get("speculative"))  # with which pages end
+    block_tokens = 1 if pairs else gcd(config["page_size"], SHARED)
     contents = Contents(path, block_tokens, generated) if config["radix"] else None
     make_scheduler = partial(scheduler_of, config, scheduler or "sglang")
     return journal.world_of(

@@ -40,6 +40,9 @@ def mode(config: Event) -> str:
     if config.get("async_scheduling"):
         words = [f"asynchronous, runner V{1 + bool(config.get('v2_runner'))}"]
     words += ["prefix caching"] * bool(config.get("prefix_caching"))
+    words += ["chunk by chunk"] * (config.get("full_isl") is False)
+    words += ["short chunks"] * bool(config.get("long_prefill_token_threshold"))
+    words += ["whole prompts"] * (config.get("chunked_prefill") is False)
     words += ["priorities"] * (config.get("policy") == "priority")
     cadence = config["version"] != "0.32.0" and config.get("prefill_schedule_interval", 1) > 1
     return ", ".join([*words, *["prefill cadence"] * cadence])
@@ -54,6 +57,9 @@ def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:
         "watermark": float(config.get("watermark", 0.0)),
         "async_scheduling": False,
         "scheduling_policy": config.get("policy", "fcfs"),
+        "long_prefill_token_threshold": config.get("long_prefill_token_threshold", 0),
+        "scheduler_reserve_full_isl": config.get("full_isl", True),
+        "enable_chunked_prefill": config.get("chunked_prefill", True),
         "version": config["version"].removesuffix(".0"),
     }
     if params["version"] != "0.32":

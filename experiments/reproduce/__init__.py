@@ -40,7 +40,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class SourceKeys(Keys):
-    """Where the original is: a repository, a commit of it, and a path in that."""
+    """Place of the original: a repository, a commit of it, and a path in that."""
 
     repository: Text
     commit: Text
@@ -55,7 +55,7 @@ Where = dict[str, list[Any]]
 
 
 class LaunchKeys(Keys):
-    """How the engine was started: the script that did it, the commit of that, and its settings.
+    """Start of the engine: the script that did it, the commit of that, and its settings.
 
     `not_simulated` are those of the settings that the simulation leaves out, and what they change.
     """
@@ -86,9 +86,9 @@ class EntryKeys(Keys):
     `by_step` keys of a prompt, a decode of each client and a constant, in tokens, `some`
     those of some rows, each before what stands before it. A closed loop serves `rounds`
     requests a client, of lengths drawn uniformly from the `shortest` share of what is stated to all
-    of it. `sequence`: the runs, by how their names end, were made one after the other on one
-    server, with the same prompts at these requests a second (null: all at once). `assumed` is what
-    nothing measured says, `misses` why what misses does.
+    of it, as InferenceX's client draws them. `sequence`: the runs, by how their names end, were
+    made one after the other on one server, with the same prompts at these requests a second (null:
+    all at once). `assumed` is what nothing measured says, `misses` why what misses does.
     """
 
     title: Text
@@ -434,10 +434,7 @@ def served(
         return dict(measured.run)
     closed = measured.run.get("workload.arrivals")
     if closed is not None and "arrival_s" not in requests:
-        requests = pd.concat([requests] * (rounds * closed["concurrency"]), ignore_index=True)
-        rng = np.random.default_rng(0)
-        drawn = rng.integers((shortest * requests).astype(int), requests, endpoint=True)
-        requests = pd.DataFrame(drawn, columns=requests.columns)
+        requests = _drawn(requests, rounds * closed["concurrency"], shortest)
     columns = {
         "arrived_at": requests.get("arrival_s", pd.Series(0.0, index=requests.index)),
         "num_prefill_tokens": requests["input_tokens"],
@@ -445,6 +442,20 @@ def served(
     }
     write_table(trace, columns)
     return {"workload": {"trace": str(trace), "format": "vidur"}, **measured.run}
+
+
+def _drawn(stated: pd.DataFrame, requests: int, shortest: float) -> pd.DataFrame:
+    """Return the lengths of requests as InferenceX's client draws them, of the `stated` ones.
+
+    Uniform from the `shortest` share on, all prompts first, by NumPy's older generator with the
+    seed 0 (`sample_random_requests` and `--seed` of its benchmark_serving.py): every run of as many
+    requests has the same ones.
+    """
+    rng = np.random.RandomState(0)
+    longest = stated.iloc[0].astype(int)
+    return pd.DataFrame(
+        {name: rng.randint(int(shortest * n), n + 1, requests) for name, n in longest.items()}
+    )
 
 
 def _rows(case: MeasuredCase, trial: Trial) -> Iterator[dict[str, Any]]:

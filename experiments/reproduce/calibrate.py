@@ -163,8 +163,11 @@ def unfair(run: MeasuredRun, config: RunConfig, ideal: Mapping[str, Floats]) -> 
 
 
 def one_load(targets: Sequence[CalibrationTarget]) -> Iterator[str]:
-    """Warn that runs are of about one load: they hardly separate the time of a micro-batch from
-    that of its rows, and intervals know no other load."""
+    """Warn that runs are of about one load.
+
+    They hardly separate the time of a micro-batch from that of its rows, and intervals know no
+    other load.
+    """
     known = [target.loads for target in targets if len(target.loads)]
     most = [float(np.quantile(loads, 0.9)) for loads in known]
     if not most or max(most) < APART * min(most):

@@ -106,8 +106,10 @@ class FittedConstants(NamedTuple):
 
 
 class Plane(NamedTuple):
-    """Deviations around some constants: slopes by a unit of each, [deviations, free]; `level`, what
-    they are there; `scatter`, how far simulations are from the plane."""
+    """Deviations around some constants: slopes by a unit of each, [deviations, free].
+
+    `level` is what they are there, `scatter` how far simulations are from the plane.
+    """
 
     slopes: Floats
     level: Floats

@@ -39,7 +39,7 @@ KNOWN = (
 )
 
 MOST_BYTES = 2**30
-"""A larger file is none of a benchmark's."""
+"""No benchmark writes a larger file's."""
 
 MOST_CLIENTS = 10**6
 """More are none: a very large number stands for no limit."""
@@ -141,7 +141,7 @@ def _numbers(values: Any) -> Floats:
 
 
 class Requests(NamedTuple):
-    """Where a client writes each value of a request, and in which units (requests.csv).
+    """Columns of a client's result for each value of a request, and their units (requests.csv).
 
     The units are those of the arrival in seconds, of TTFT and E2EL in milliseconds; `clock`: the
     last two are times, as the arrival is. Rows with "warmup" at `phase` are none of the run.

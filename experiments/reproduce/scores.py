@@ -33,7 +33,7 @@ AXES = ("family", "engine", "gpu", "precision", "layout", "entry")
 class Scored(Shown):
     """The errors of `kinds` of costs, in columns of a `table` with a row a run and metric.
 
-    A run that one of them cannot simulate is none of it, but of `failures`, with the reason.
+    A run that one of them cannot simulate is in `failures` instead, with the reason.
     """
 
     kinds: Sequence[str]

@@ -15,7 +15,8 @@ import pandas as pd
 from evenflow.errors import UsageError, instead_of
 from evenflow.experiments.reproduce.measured import MeasuredRun, layout_words
 from evenflow.specs.gpu import gpu
-from evenflow.specs.model import ModelSpec, model
+from evenflow.specs.model import model
+from evenflow.specs.modelspec import ModelSpec
 
 COLUMNS = ("version", "model", "gpu", "dtype", "tp", "pp", "dep", "isl", "osl", "requests")
 MEASURED = "output_tokens_per_s"
@@ -33,7 +34,7 @@ MOST_ROWS = 4096
 
 
 class BenchSettings(NamedTuple):
-    """What trtllm-bench sets: rows and tokens of a micro-batch."""
+    """Settings of trtllm-bench: rows and tokens of a micro-batch."""
 
     max_batch_size: int
     max_num_tokens: int

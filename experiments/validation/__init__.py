@@ -44,8 +44,9 @@ from evenflow.experiments.validation.layers import (
 )
 from evenflow.results.run import Floats, RunResult, merged
 from evenflow.runtime import ServedRun
+from evenflow.runtime.kinds import servable
 from evenflow.runtime.mortal import Joins
-from evenflow.runtime.real import check_comparable, real_workload, recorded, servable, serve_job
+from evenflow.runtime.real import check_comparable, real_workload, recorded, serve_job
 from evenflow.runtime.serve import LAST, engine_names, names_of
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.sim import Link, World, simulate_replicas
@@ -80,8 +81,9 @@ Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None
 
 @dataclass(frozen=True, slots=True)
 class PipelineRun:
-    """The outcome of one pipeline of a real run, the predicted costs of its micro-batches, and its
-    times; `world` has the requests that were its own (that of a pool has none).
+    """The outcome of one pipeline of a real run, its times, and the predicted costs.
+
+    `world` has the requests that were its own (that of a pool has none).
     """
 
     world: World
@@ -103,8 +105,9 @@ class RealRun:
     load: Load
 
     def again(self, system: World | PooledWorld, *, late: bool = True) -> list[Structure]:
-        """Simulate each replica, or the pools together, from its own times; unless `late`, as if
-        stages took no time before they start.
+        """Simulate each replica, or the pools together, from its own times.
+
+        Unless `late`, it is as if stages took no time before they start.
         """
         times = [part.times if late else part.times.at_once() for part in self.parts]
         if isinstance(system, PooledWorld):

@@ -90,7 +90,7 @@ class JoinedProcesses:
 
     @property
     def next_s(self) -> float:
-        """When one of them is due; infinity: never."""
+        """Time at which one of them is due; infinity: never."""
         return float(self._env.peek())
 
     def run_due(self, now_s: float) -> None:

@@ -187,8 +187,7 @@ def drawn(times: Times, costs: StageCost, seed: int) -> Callable[[MicroBatch], T
 
 
 def measured_crossings(transfers: Transfers) -> Floats:
-    """Return how long transfers kept the link busy and, after that, took to arrive: [n, 2] in
-    seconds, as the driver saw it.
+    """Return the seconds that transfers kept the link busy, and then took to arrive: [n, 2].
 
     When it saw the link free is known where the next transfer waited for that: it then set out, or
     was blocked.
@@ -208,9 +207,7 @@ def recorded_link(link: TransferLink, transfers: Transfers) -> TimedLink:
 
 
 def drawn_link(link: TransferLink, transfers: Transfers, seed: int) -> TimedLink:
-    """Return a link whose transfers take longer than the configured one's, as a run's did: drawn at
-    random, up to the P99.
-    """
+    """Return a link whose transfers take longer, as a run's did: drawn at random, up to the P99."""
     by_link = np.array([link.crossing(tokens) for tokens in transfers.tokens.tolist()])
     more_s = measured_crossings(transfers) - by_link.reshape(-1, 2)
     if not len(more_s):
@@ -245,8 +242,9 @@ def summary_of(result: RunResult) -> dict[str, Any]:
 
 
 def structure_of(world: World | PooledWorld, result: RunResult, *times: Times) -> Structure:
-    """Simulate a run again from what it measured: of pools each from its own times, in their order,
-    and the link from what it took. Latencies count from the requests' own times.
+    """Simulate a run again from its measured times, and the link from what it took.
+
+    Pools have each their own times, in their order; latencies count from the requests' own.
     """
     if isinstance(world, PooledWorld):
         assert result.transfers is not None

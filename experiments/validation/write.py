@@ -24,7 +24,7 @@ from evenflow.report.tables import markdown_table, number, percent, write_json
 from evenflow.report.words import metric_words
 from evenflow.results.metrics import request_metrics
 from evenflow.results.run import Floats, RunResult
-from evenflow.runtime.real import notes_of
+from evenflow.runtime.kinds import notes_of
 from evenflow.study.fair import Side, alone, marked
 from evenflow.sums import plain_sum
 

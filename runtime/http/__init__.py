@@ -17,7 +17,7 @@ class Serving:
 
     `workers` says what computes: torch, or emulated. At most `max_queue` requests wait for their
     first token (None: no limit). `allowed_hosts` are names by which clients may call the server,
-    beside localhost. `by_priority`: the policy looks at priorities, so clients may give one.
+    beside localhost.
     """
 
     model: str
@@ -26,4 +26,3 @@ class Serving:
     max_queue: int | None = None
     allowed_hosts: Sequence[str] = ()
     max_model_len: int = 0
-    by_priority: bool = False

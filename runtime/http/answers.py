@@ -48,10 +48,7 @@ class _Answer(Timed):
         self._stop = StopStrings(stop)
 
     def push(self, token: int, reason: str | None) -> Delta:
-        """Return the piece that a token adds; with the last one, the driver says the `reason`.
-
-        An end token ("stop") is no text. A stop string may end just where the limit is.
-        """
+        """Return the piece that a token adds; an end token (`reason` "stop") is no text."""
         text = "" if reason == "stop" else self._stream.push(token)
         if reason is not None:
             text += self._stream.rest()
@@ -60,10 +57,9 @@ class _Answer(Timed):
 
 
 class Answers:
-    """All client requests that are being answered.
+    """All client requests that are being answered; `failure`: why serving has stopped.
 
-    `tell` sends the driver a word: "submit", "withdraw", or "stop" where a stop string ends an
-    answer. `failure`: why serving has stopped, None while it goes on.
+    `tell` sends the driver "submit", "withdraw", or "stop" where a stop string ends an answer.
     """
 
     def __init__(self, serving: Serving, tell: Callable[..., None]) -> None:
@@ -74,8 +70,6 @@ class Answers:
         self._answers: dict[int, _Answer] = {}
         self._next_id = 0
 
-    # -- for clients ----------------------------------------------------------------------------
-
     def submit(self, how: CompletionBody, prompts: Sequence[Sequence[int]]) -> Reply:
         """Queue a request for each prompt; ServiceError if serving has stopped or too many wait."""
         if self.failure is not None:
@@ -84,9 +78,6 @@ class Answers:
         if most is not None and waiting + len(prompts) > most:
             words = f"{waiting} requests wait for their first token"
             raise ServiceError(f"the queue is full: {words}, and {most} may", 503)
-        if how.priority and not self.serving.by_priority:
-            right = "only 0 is right, as the policy that serves has no scheduling_policy: priority"
-            raise ServiceError(f"priority: {right}", 400, param="priority")
         first, self._next_id = self._next_id, self._next_id + len(prompts)
         reply = Reply(range(first, self._next_id))
         codec = self.serving.codec
@@ -95,9 +86,8 @@ class Answers:
             number = first + index
             answer = self._answers[number] = _Answer(reply, index, len(ids), how.stop, codec)
             limit = how.most_tokens(self.serving.max_model_len - len(ids))
-            numbers = number, answer.arrival_s, len(ids), limit
-            text = Text(ids, how.draw(number), stop_ids)
-            self._tell("submit", Request(*numbers, priority=how.priority), text)
+            request = Request(number, answer.arrival_s, len(ids), limit)
+            self._tell("submit", request, Text(ids, how.draw(number), stop_ids))
         return reply
 
     def withdraw(self, reply: Reply) -> None:
@@ -111,8 +101,6 @@ class Answers:
     def num_waiting(self) -> int:
         """Requests that have no token yet."""
         return sum(not answer.tokens for answer in self._answers.values())
-
-    # -- what the driver says -------------------------------------------------------------------
 
     def close(self, why: str) -> None:
         """Refuse new requests from now on."""

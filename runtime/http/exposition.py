@@ -10,14 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 FIRST_S: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -115,7 +108,3 @@ class Counted:
         self._of[PREEMPTIONS].inc(grown)
         for name in values.keys() - {PREEMPTIONS}:
             self._of[name].set(values[name])
-
-    def exposition(self) -> bytes:
-        """Return all that is counted, as Prometheus reads it."""
-        return generate_latest(self.registry)

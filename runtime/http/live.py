@@ -1,13 +1,13 @@
 """A server of the real runtime: HTTP in a separate process, driver and clients in this one.
 
-Messages are tuples, a name first; many at a time go to the HTTP server.
-Knows the order in which they start and end, requests and their tokens; no text, no HTTP and no
-configuration.
+Messages are tuples, a name first. Knows requests and their tokens; no text and no HTTP.
 """
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,22 +15,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evenflow.core.batcher import Batcher
-from evenflow.engines.rules import EngineRules
-from evenflow.errors import UsageError, require_package
 from evenflow.runtime.driver import Driver
 from evenflow.runtime.front import Front
 from evenflow.runtime.http import FAILED_S, Serving
 from evenflow.runtime.pipeline import WorkerPipeline, ended_error
 from evenflow.runtime.tokens import Text
 from evenflow.types import Prefix, Request
-
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
 
 Word = tuple[Any, ...]
 
@@ -41,21 +38,9 @@ END_LIMIT_S = 6.0
 STOPPING = "the server is stopping"
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address; UsageError if it cannot be had."""
-    for module in ("starlette", "prometheus_client", "uvicorn"):
-        require_package(module, "a server", "starlette prometheus-client uvicorn")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        words = str(error.strerror).partition(" (while")[0]
-        raise UsageError(f"--port {port} on {host}: {words}") from None
-
-
 @dataclass(slots=True)
 class _Asked:
-    """What the driver knows of a request while it is served."""
+    """State of a request in the driver while it is served."""
 
     text: Text
     left: int
@@ -90,8 +75,6 @@ class Clients(Front):
         self._lost = lost
         Thread(target=self._send, name="clients", daemon=True).start()
 
-    # -- what a driver asks its front ------------------------------------------------------------
-
     def __bool__(self) -> bool:
         return self._open
 
@@ -125,8 +108,6 @@ class Clients(Front):
         """Let no more requests in; a signal handler may call it."""
         self._open = False
         self._news.put([("close", why)])
-
-    # -- what it tells the clients ---------------------------------------------------------------
 
     def tell(self, *word: Any) -> None:
         """Send the HTTP server all words so far, and this one."""
@@ -179,10 +160,7 @@ class Clients(Front):
 
 
 class LiveServer:
-    """Serves a model on a bound socket; `serving` is what is known of it yet.
-
-    `open`, `drain` (at Ctrl-C), `ended` and `close` are called in this order.
-    """
+    """Serves a model on a bound socket: `open`, `drain` (at Ctrl-C), `ended`, `close`."""
 
     def __init__(self, serving: Serving, bound: socket.socket) -> None:
         self.serving = serving
@@ -213,11 +191,10 @@ class LiveServer:
         self._driver = drive(front=clients, text_of=clients.text_of if speaks else None)
         clients.origin_s = self._driver.origin_s
         pipeline.watch(channel.fileno())
-        most, rules = engines[0].max_model_len, EngineRules.of(engines[0].scheduler)
-        serving = replace(self.serving, max_model_len=most, by_priority=rules.by_priority)
-        told = serving, self._bound, theirs
+        serving = replace(self.serving, max_model_len=engines[0].max_model_len)
+        given = serving, self._bound, theirs
         self._process = spawn.Process(
-            target=_serve_clients, args=told, name="the HTTP server", daemon=True
+            target=_serve_clients, args=given, name="the HTTP server", daemon=True
         )
         self._process.start()
         theirs.close()
@@ -245,8 +222,9 @@ class LiveServer:
         """End the HTTP server, which says for a while why it has failed, if it has."""
         if self._process is None:
             return
-        self._clients.tell("fail", self._failure or STOPPING)
-        if self._failure not in (None, STOPPING, self._broken):
+        if self._failure is None:
+            self._clients.tell("fail", STOPPING)
+        elif self._failure not in (STOPPING, self._broken):
             time.sleep(FAILED_S)
         self._clients.tell("exit")
         self._process.join(END_LIMIT_S)
@@ -276,10 +254,15 @@ def _gauges(engines: Sequence[Batcher]) -> Mapping[str, float]:
 
 
 def _serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -> None:
+    """Serve on a bound socket, in a separate process, until the driver says "exit", or is gone."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the driver's
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text("evenflow-http", encoding="ascii")
     try:
-        from evenflow.runtime.http.server import serve_clients
+        from evenflow.runtime.http.server import HttpServer
 
-        serve_clients(serving, bound, channel)
+        asyncio.run(HttpServer(serving, channel).serve([bound]))
     except Exception as error:
         channel.send(("broken", f"{type(error).__name__}: {error}"))
         raise SystemExit(1) from None

@@ -16,11 +16,8 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from evenflow.errors import UsageError
 from evenflow.runtime.http.text import Codec
@@ -55,6 +52,13 @@ class ServiceError(Exception):
         self.code = code
         self.param = param
 
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error as OpenAI's clients read it."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
 
 class Delta(NamedTuple):
     """A token's addition to the answer number `choice`; `finish_reason` with the last one."""
@@ -72,29 +76,26 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {name: value for name, value in data.items() if value is not None}
+        is_body = isinstance(data, dict)
+        return {k: v for k, v in data.items() if v is not None} if is_body else data
 
 
 class StreamOptions(Strict):
-    """Options of a stream; `include_usage` adds a last chunk with the token counts.
-
-    With `continuous_usage_stats`, which is vLLM's, each chunk has those so far.
-    """
+    """Options of a stream: token counts in a last chunk, or (vLLM's option) in all chunks."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class CompletionBody(Strict):
-    """The parameters that both kinds of call share; `ignore_eos`, `top_k`, `priority` are vLLM's.
+    """The parameters that both kinds of call share; `ignore_eos` and `top_k` are vLLM's.
 
     An answer's id begins with `prefix`; `names` are those of a whole answer and of a chunk of a
-    stream.
+    stream; `prompts_are` is the parameter with the prompts.
     """
 
     prefix: ClassVar[str]
+    prompts_are: ClassVar[str]
     names: ClassVar[tuple[str, str]]
 
     model: str | None = None
@@ -105,9 +106,8 @@ class CompletionBody(Strict):
     seed: Annotated[int, Field(ge=0, lt=SEEDS)] | None = None
     stop: Stops = []
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = StreamOptions()
     ignore_eos: bool = False
-    priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     user: str | None = None
 
     n: Literal[1] = 1
@@ -119,13 +119,6 @@ class CompletionBody(Strict):
     presence_penalty: Zero = 0
     repetition_penalty: One = 1
     min_p: Zero = 0
-
-    @field_validator("stream_options")
-    @classmethod
-    def _of_a_stream(cls, options: StreamOptions, info: ValidationInfo) -> StreamOptions:
-        if not info.data.get("stream"):
-            raise PydanticCustomError("unsupported", "only with stream: true")
-        return options
 
     def draw(self, request_id: int) -> Draw | None:
         """Return how a request's tokens are drawn, None: greedily; without a seed, by any."""
@@ -158,10 +151,20 @@ class CompletionBody(Strict):
 
     def most_tokens(self, room: int) -> int:
         """Return the limit on an answer's tokens; `room` is how many the model has left."""
-        raise NotImplementedError
+        return max(room, 1) if self.max_tokens is None else self.max_tokens
 
     def prompt_ids(self, codec: Codec) -> list[list[int]]:
         """Return the token ids of each prompt; ServiceError for one that cannot be read."""
+        try:
+            prompts = self.encoded(codec)
+            codec.check(prompts)
+        except UsageError as error:
+            param = self.prompts_are
+            raise ServiceError(f"{param}: {error}", 400, param=param) from None
+        return prompts
+
+    def encoded(self, codec: Codec) -> list[list[int]]:
+        """Return the token ids of each prompt; UsageError if the codec has none for it."""
         raise NotImplementedError
 
 
@@ -169,27 +172,18 @@ class CompletionRequest(CompletionBody):
     """The body of /v1/completions."""
 
     prefix = "cmpl"
+    prompts_are = "prompt"
     names = ("text_completion", "text_completion")
 
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    max_tokens: MaxTokens | None = 16
     logprobs: None = None
 
-    def most_tokens(self, room: int) -> int:
-        return 16 if self.max_tokens is None else self.max_tokens
-
-    def prompt_ids(self, codec: Codec) -> list[list[int]]:
+    def encoded(self, codec: Codec) -> list[list[int]]:
         prompts: Any = self.prompt
-        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        if isinstance(prompts, str) or not prompts or isinstance(prompts[0], int):
             prompts = [prompts]
-        prompt_ids: list[list[int]] = []
-        for each in prompts or [[]]:
-            ids = codec.encode(each) if isinstance(each, str) else each
-            if ids is None:
-                message = "prompt: text needs a tokenizer.json; --tokenizer, or token ids, is right"
-                raise ServiceError(message, 400, param="prompt")
-            _check_ids(codec, ids, "prompt")
-            prompt_ids.append(ids)
-        return prompt_ids
+        return [codec.encode(each) if isinstance(each, str) else each for each in prompts]
 
 
 class TextPart(Strict):
@@ -199,41 +193,30 @@ class TextPart(Strict):
     text: str
 
 
-class TextFormat(Strict):
-    """The form of an answer that is not constrained."""
-
-    type: Literal["text"]
-
-
 class ChatMessage(Strict):
     """One message of a chat; the template says which roles there are."""
 
     role: Annotated[str, Field(min_length=1)]
     content: str | list[TextPart]
-    name: str | None = None
 
     @property
     def plain(self) -> dict[str, str]:
         """The message as a template reads it: its parts as one text, joined as vLLM joins them."""
         parts = self.content
         text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
-        named = {} if self.name is None else {"name": self.name}
-        return {"role": self.role, "content": text, **named}
+        return {"role": self.role, "content": text}
 
 
 class ChatRequest(CompletionBody):
     """The body of /v1/chat/completions; without a limit an answer may fill what the model has."""
 
     prefix = "chatcmpl"
+    prompts_are = "messages"
     names = ("chat.completion", "chat.completion.chunk")
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: MaxTokens | None = None
     logprobs: Literal[False] = False
-    top_logprobs: Literal[0] = 0
-    tools: Annotated[list[Any], Field(max_length=0)] = []
-    tool_choice: Literal["auto", "none"] = "none"
-    response_format: TextFormat | None = None
 
     def opening(self, head: Mapping[str, Any]) -> dict[str, Any]:
         chunk = self.answer(head, [Delta(0, "", None)], whole=False)
@@ -246,40 +229,10 @@ class ChatRequest(CompletionBody):
         return {"delta": {"content": text}}
 
     def most_tokens(self, room: int) -> int:
-        asked = self.max_completion_tokens or self.max_tokens
-        return max(room, 1) if asked is None else asked
+        return self.max_completion_tokens or super().most_tokens(room)
 
-    def prompt_ids(self, codec: Codec) -> list[list[int]]:
-        try:
-            ids = codec.chat([message.plain for message in self.messages])
-        except UsageError as error:
-            raise ServiceError(f"messages: {error}", 400, param="messages") from None
-        _check_ids(codec, ids, "messages")
-        return [ids]
-
-
-def _check_ids(codec: Codec, ids: Sequence[int], param: str) -> None:
-    if not ids:
-        raise ServiceError(f"{param}: is empty", 400, param=param)
-    if codec.vocab_size is not None and max(ids) >= codec.vocab_size:
-        words = f"token {max(ids)} is none: the model has {codec.vocab_size}, from 0 on"
-        raise ServiceError(f"{param}: {words}", 400, param=param)
-
-
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Return the token counts of a call."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
-
-
-def error_body(error: ServiceError) -> dict[str, Any]:
-    """Return an error as OpenAI's clients read it."""
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    told = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
-    return {"error": told}
+    def encoded(self, codec: Codec) -> list[list[int]]:
+        return [codec.chat([message.plain for message in self.messages])]
 
 
 def first_of(error: ValidationError) -> ServiceError:

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, TypeVar
 
 import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -29,26 +27,17 @@ from starlette.routing import Route
 
 from evenflow.runtime.http import FAILED_S, Serving
 from evenflow.runtime.http.answers import Answers, Reply
-from evenflow.runtime.http.limits import body_of, configured, failure_of, own_hosts
 from evenflow.runtime.http.protocol import (
     ChatRequest,
     CompletionBody,
     CompletionRequest,
     Delta,
     ServiceError,
-    StreamOptions,
-    error_body,
     first_of,
-    usage,
 )
+from evenflow.web import body_of, configured, failure_of, own_hosts
 
 T = TypeVar("T")
-
-NO_CLIENT = 499
-"""The status of an answer to a client that has left."""
-
-NAME = "evenflow-http"
-"""What the system calls the process."""
 
 
 def make_app(answers: Answers) -> Starlette:
@@ -79,10 +68,13 @@ def make_app(answers: Answers) -> Starlette:
         return JSONResponse({"object": "list", "data": [entry]})
 
     async def health(_: Request) -> Response:
-        return Response() if answers.failure is None else _error(ServiceError(answers.failure, 503))
+        if answers.failure is not None:
+            raise ServiceError(answers.failure, 503)
+        return Response()
 
     async def metrics(_: Request) -> Response:
-        return Response(answers.counted.exposition(), media_type=CONTENT_TYPE_LATEST)
+        counted = generate_latest(answers.counted.registry)
+        return Response(counted, media_type=CONTENT_TYPE_LATEST)
 
     routes = [
         Route("/v1/completions", answering(CompletionRequest), methods=["POST"]),
@@ -93,14 +85,15 @@ def make_app(answers: Answers) -> Starlette:
     ]
     there = ", ".join(f"{min(route.methods or ())} {route.path}" for route in routes)
 
-    async def told(request: Request, error: Exception) -> Response:
-        return _error(_service_error(request, error, there))
+    async def refused(request: Request, error: Exception) -> Response:
+        why = _service_error(request, error, there)
+        return Response(json.dumps(why.body), why.status, media_type="application/json")
 
     kinds = (ServiceError, ValidationError, HTTPException, Exception)
     return Starlette(
         routes=routes,
         middleware=[own_hosts(serving.allowed_hosts)],
-        exception_handlers=dict.fromkeys(kinds, told),
+        exception_handlers=dict.fromkeys(kinds, refused),
     )
 
 
@@ -116,10 +109,6 @@ def _service_error(request: Request, error: Exception, there: str) -> ServiceErr
             message += f"; there are {there}"
         return ServiceError(message, error.status_code)
     return ServiceError(ascii(failure_of(request, error)), 500)
-
-
-def _error(error: ServiceError) -> Response:
-    return Response(json.dumps(error_body(error)), error.status, media_type="application/json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,25 +140,21 @@ class _Call:
             "model": self.answers.serving.model,
         }
 
+    def _counts(self, tokens: int) -> dict[str, Any]:
+        prompt = self.prompt_tokens
+        counts = {"prompt_tokens": prompt, "completion_tokens": tokens}
+        return {"usage": counts | {"total_tokens": prompt + tokens}}
+
     async def _whole(self) -> dict[str, Any]:
-        texts = [""] * len(self.reply.request_ids)
-        reasons: list[str | None] = [None] * len(texts)
-        tokens = 0
-        async for piece in self.reply.pieces():
-            texts[piece.choice] += piece.text
-            reasons[piece.choice] = piece.finish_reason
+        tokens, texts = 0, [Delta(index, "", None) for index in range(len(self.reply.request_ids))]
+        async for index, text, reason in self.reply.pieces():
+            texts[index] = Delta(index, texts[index].text + text, reason)
             tokens += 1
-        pieces = [Delta(*answer) for answer in zip(range(len(texts)), texts, reasons, strict=True)]
-        answer = self.body.answer(self._head, pieces, whole=True)
-        return answer | {"usage": usage(self.prompt_tokens, tokens)}
+        return self.body.answer(self._head, texts, whole=True) | self._counts(tokens)
 
     async def _events(self, first: Delta, later: AsyncIterator[Delta]) -> AsyncIterator[str]:
-        """A chunk a token; at the end, if asked for, the counts; then the end mark.
-
-        A stream that breaks ends with the error.
-        """
-        options = self.body.stream_options or StreamOptions()
-        head, tokens, body = self._head, 0, self.body
+        """Yield a chunk a token, then the counts if asked for; an error ends the stream."""
+        body, head, tokens, options = self.body, self._head, 0, self.body.stream_options
         counts: dict[str, Any] = {"usage": None} if options.include_usage else {}
         try:
             if (opening := body.opening(head)) is not None:
@@ -178,15 +163,14 @@ class _Call:
             while piece is not None:
                 tokens += 1
                 if options.include_usage and options.continuous_usage_stats:
-                    counts = {"usage": usage(self.prompt_tokens, tokens)}
+                    counts = self._counts(tokens)
                 yield _event(body.answer(head, [piece], whole=False) | counts)
                 piece = await anext(later, None)
             if options.include_usage:
-                counts = {"usage": usage(self.prompt_tokens, tokens)}
-                yield _event(body.answer(head, [], whole=False) | counts)
+                yield _event(body.answer(head, [], whole=False) | self._counts(tokens))
             yield "data: [DONE]\n\n"
         except ServiceError as error:
-            yield _event(error_body(error))
+            yield _event(error.body)
         finally:
             self.answers.withdraw(self.reply)
 
@@ -198,7 +182,7 @@ async def _unless_left(request: Request, answer: Awaitable[T]) -> T:
     try:
         await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            raise ServiceError("the client left", NO_CLIENT)
+            raise ServiceError("the client left", 499)
         return work.result()
     finally:
         work.cancel()
@@ -214,23 +198,14 @@ def _event(body: Mapping[str, Any]) -> str:
     return f"data: {json.dumps(body, separators=(',', ':'))}\n\n"
 
 
-def serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -> None:
-    """Run a server's process on a bound socket until the driver says "exit", or is gone."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the driver's
-        signal.signal(number, signal.SIG_IGN)
-    with suppress(OSError):
-        Path("/proc/self/comm").write_text(NAME, encoding="ascii")
-    asyncio.run(HttpServer(serving, channel).serve([bound]))
-
-
 class HttpServer(uvicorn.Server):
-    """The server; what a word of the driver's means is a method of the answers, or here."""
+    """The server; a message of the driver's names a method of the answers, or of this class."""
 
     def __init__(self, serving: Serving, channel: Connection) -> None:
         self._channel = channel
         self._answers = answers = Answers(serving, self._tell)
-        told = (answers.token, answers.refused, answers.given_up, answers.counted.gauges)
-        words: tuple[Callable[..., None], ...] = (*told, answers.close, answers.fail, self.exit)
+        given = (answers.token, answers.refused, answers.given_up, answers.counted.gauges)
+        words: tuple[Callable[..., None], ...] = (*given, answers.close, answers.fail, self.exit)
         self._words = {word.__name__: word for word in words}
         super().__init__(configured(make_app(answers)))
 

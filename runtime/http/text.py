@@ -7,7 +7,7 @@ and what may be the beginning of a stop string is held back.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -46,12 +46,20 @@ class Codec:
         self._path = path
         self._tokenizer: Any = None if path is None else load_tokenizer(path)
 
-    def encode(self, text: str) -> list[int] | None:
-        """Return the tokens of a prompt; None: there is no tokenizer."""
+    def check(self, prompts: Iterable[Sequence[int]]) -> None:
+        """Raise a UsageError for a prompt that is empty, or has a token that the model has not."""
+        for ids in prompts:
+            if not ids:
+                raise UsageError("is empty")
+            if self.vocab_size is not None and max(ids) >= self.vocab_size:
+                right = f"the model has {self.vocab_size}, from 0 on"
+                raise UsageError(f"token {max(ids)} is none: {right}")
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a prompt; UsageError without a tokenizer."""
         if self._tokenizer is None:
-            return None
-        ids: list[int] = self._tokenizer.encode(text).ids
-        return ids
+            raise UsageError("text needs a tokenizer.json; --tokenizer, or token ids, is right")
+        return list(self._tokenizer.encode(text).ids)
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the tokens of a chat, up to where the answer begins; UsageError if it cannot."""
@@ -60,10 +68,9 @@ class Codec:
             text = templated.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
             )
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         except Exception as error:  # a template is code, and refuses what it does not know
             raise UsageError(f"the chat template refuses them: {error}") from None
-        return ids
 
     @cached_property
     def _templated(self) -> Any:

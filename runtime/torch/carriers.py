@@ -40,7 +40,7 @@ class Carrier(Protocol):
 
 
 class Lane:
-    """Where one thread computes or copies: a stream of a GPU, or the CPU as it is.
+    """Place where one thread computes or copies: a stream of a GPU, or the CPU as it is.
 
     What was issued in its `with` block is done at the end of the block.
     """
@@ -137,10 +137,10 @@ class Handed:
         self._to = deque[Tensor]() if place.is_last else mailboxes[place.stage]
 
     def expect(self, num_tokens: int) -> None:
-        """Nothing to do: it is there before the message is."""
+        """Do nothing: it is there before the message is."""
 
     def fetch(self) -> None:
-        """Nothing to do: it is here already."""
+        """Do nothing: it is here already."""
 
     def take(self) -> Tensor:
         return self._from.popleft()

@@ -40,7 +40,7 @@ class DecodeInputs(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """What the rows attend to in layers that see the whole context, or a window of it."""
+    """Context of the rows in layers that see all of it, or a window of it."""
 
     chunks: tuple[ChunkInputs, ...]
     decodes: tuple[DecodeInputs, ...]
@@ -128,7 +128,7 @@ def staged(
 
 
 class _Seen(NamedTuple):
-    """As ChunkInputs, of a chunk or a decode, on the host."""
+    """ChunkInputs of a chunk or a decode, on the host."""
 
     first: int
     length: int

@@ -31,7 +31,7 @@ from evenflow.runtime.torch.layers import (
     unmarked,
 )
 from evenflow.runtime.wire import Piece
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 
 Part = tuple[slice, ...]
 """The rows, and perhaps columns, of a weight that a rank holds."""

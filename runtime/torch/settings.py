@@ -17,7 +17,7 @@ from evenflow.errors import UsageError
 from evenflow.runtime.torch import StageSettings
 from evenflow.specs.deployment import require_shareable
 from evenflow.specs.gpu import GIB
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 from evenflow.specs.precision import DTYPE_BYTES
 
 if TYPE_CHECKING:

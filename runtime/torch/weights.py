@@ -17,7 +17,8 @@ from torch import Tensor
 from evenflow.errors import UsageError, instead_of
 from evenflow.runtime.torch.model import ALONE, Part, Ranks, Rope, Source, Stage
 from evenflow.specs.huggingface import WINDOWED
-from evenflow.specs.model import ModelSpec, listed, model
+from evenflow.specs.model import listed, model
+from evenflow.specs.modelspec import ModelSpec
 from evenflow.specs.precision import DTYPE_BYTES
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}

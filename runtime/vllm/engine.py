@@ -137,7 +137,7 @@ class VllmLoop(Loop):
         return reason
 
     def settle(self, now_s: float) -> None:
-        """Nothing to do: vLLM asks when it can."""
+        """Do nothing: vLLM asks when it can."""
 
     def ask(self, now_s: float) -> MicroBatch | None:
         batch = self._next(now_s)

@@ -13,12 +13,13 @@ import evenflow.runtime.torch.settings
 from evenflow.cli.terminal import show
 from evenflow.config.build import build, load_workload
 from evenflow.config.run import RunConfig, load_config
+from evenflow.costs import decode_work, prefill_work
 from evenflow.costs.profile.file import TIME_COLUMNS, ProfilePoint, write_profile
 from evenflow.profiler.outside import Service, host_points
 from evenflow.results.metrics import summarize
-from evenflow.runtime.real import notes_of, workers_of
+from evenflow.runtime.kinds import notes_of, workers_of
 from evenflow.runtimes import RuntimeOverheads
-from evenflow.sim import simulate
+from evenflow.sim import World, simulate
 from evenflow.study.fair import left_out
 from evenflow.study.runs import Job, run_job
 from tests.command_line import mistake
@@ -201,3 +202,20 @@ def test_silicon_costs_name_device_and_versions(tmp_path: Path) -> None:
     assert source["framework"] == "sglang"
     assert source["device"].startswith("NVIDIA H100")
     assert source["package"].startswith("aiconfigurator-core 0.")
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_micro_batches_with_prompts_take_their_scale(tmp_path: Path, groups: int) -> None:
+    pytest.importorskip("aiconfigurator_core", reason="pip install -e '.[silicon]'")
+    keys = ["model=Mixtral-8x7B", "gpu=H100", f"data_parallel={groups}"]
+
+    def seconds(costs: str) -> list[list[float]]:
+        world = build(measured_config(tmp_path, *keys, f"costs={costs}"), [], tmp_path).world
+        assert isinstance(world, World)
+        return [world.costs.times(work) for work in (prefill_work(300), decode_work(4, 4000))]
+
+    (prompt, step), (slower, same) = map(
+        seconds, ("{kind: silicon}", "{kind: silicon, prompt_scale: 1.5}")
+    )
+    assert slower == pytest.approx([1.5 * each for each in prompt])
+    assert same == step

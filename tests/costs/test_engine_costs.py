@@ -17,7 +17,7 @@ from evenflow.costs.aiconfigurator.cost import engine_cost, question
 from evenflow.costs.aiconfigurator.engine import LayerSteps, answer
 from evenflow.costs.silicon import tables
 from evenflow.errors import UsageError
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 from tests.profiles import deployed
 
 pytest.importorskip("aiconfigurator_core", reason="pip install -e '.[silicon]'")

@@ -15,7 +15,8 @@ from evenflow.costs.silicon.points import Peak, expert_times, least_s
 from evenflow.costs.silicon.tables import ExpertLayer, ExpertShape
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import LinkSpec, gpu
-from evenflow.specs.model import ModelSpec, Split, model
+from evenflow.specs.model import model
+from evenflow.specs.modelspec import ModelSpec, Split
 from tests.command_line import refused
 from tests.profiles import PLAIN, deployed, measured
 

@@ -12,7 +12,8 @@ import pytest
 from evenflow.costs import RooflineCost, balanced_layers, decode_work, prefill_work
 from evenflow.costs.roofline import AttentionRates, Rates, pairs
 from evenflow.specs.gpu import LinkSpec, gpu
-from evenflow.specs.model import ModelSpec, model
+from evenflow.specs.model import model
+from evenflow.specs.modelspec import ModelSpec
 from tests.command_line import refused
 from tests.profiles import deployed, measured
 

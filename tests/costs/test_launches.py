@@ -42,6 +42,8 @@ def times_ms(work: Work, **keys: object) -> list[float]:
         ("Qwen3-8B", 1, False, 12),
         ("Qwen3-30B-A3B", 1, False, 23),
         ("DeepSeek-V3", 8, True, 47),
+        ("MiniMax-M2.5", 1, False, 23),
+        ("MiniMax-M2.5", 8, False, 26),
     ],
 )
 def test_the_kernels_of_a_layer_are_counted(

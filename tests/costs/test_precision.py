@@ -13,7 +13,8 @@ from evenflow.costs.roofline import RooflineCost
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
-from evenflow.specs.model import Split, in_precision, model
+from evenflow.specs.model import model
+from evenflow.specs.modelspec import Split, in_precision
 from evenflow.specs.precision import FORMATS
 from tests.command_line import RUN, refused, write_inputs
 from tests.profiles import deployed, measured

@@ -32,7 +32,8 @@ from evenflow.costs.silicon.tables import (
 from evenflow.costs.tables import Estimate, beside
 from evenflow.errors import UsageError
 from evenflow.specs.gpu import gpu, link
-from evenflow.specs.model import ModelSpec, model
+from evenflow.specs.model import model
+from evenflow.specs.modelspec import ModelSpec
 from tests.profiles import deployed, measured
 from tools.silicon_errors import GPUS as NAMES
 from tools.silicon_errors import attention_errors, disagreement, peak_of, product_errors

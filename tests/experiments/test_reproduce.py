@@ -17,7 +17,15 @@ import yaml
 
 import evenflow as ef
 from evenflow.errors import UsageError
-from evenflow.experiments.reproduce import FOLDER, cases_of, chosen, entries, load_entry, served
+from evenflow.experiments.reproduce import (
+    FOLDER,
+    _drawn,
+    cases_of,
+    chosen,
+    entries,
+    load_entry,
+    served,
+)
 from evenflow.experiments.reproduce.aiconfigurator import COLD
 from evenflow.experiments.reproduce.forms import read_results
 from evenflow.experiments.reproduce.measured import MeasuredRun
@@ -261,6 +269,13 @@ def test_lengths_of_a_closed_loop_are_drawn_from_the_shortest_on(tmp_path: Path)
         assert len(drawn) == 200 * 8
         assert (drawn.num_prefill_tokens.min(), drawn.num_prefill_tokens.max()) == prompts
         assert (drawn.num_decode_tokens.min(), drawn.num_decode_tokens.max()) == outputs
+
+
+def test_lengths_are_those_of_a_published_run() -> None:
+    """The sums that InferenceX's client prints in vLLM's pull request 47631."""
+    stated = pd.DataFrame({"input_tokens": [8192], "output_tokens": [1024]})
+    drawn = _drawn(stated, 320, shortest=0.8)
+    assert drawn.sum().to_dict() == {"input_tokens": 2_352_062, "output_tokens": 296_143}
 
 
 def test_a_row_with_as_many_expert_ranks_as_ranks_has_whole_experts(tmp_path: Path) -> None:

@@ -22,12 +22,12 @@ from evenflow.costs.profile.cost import HOST, profile_cost  # noqa: E402
 from evenflow.costs.profile.file import OPERATORS, Profile, read_profile  # noqa: E402
 from evenflow.errors import UsageError  # noqa: E402
 from evenflow.profiler import ProfileSettings, check_profile  # noqa: E402
+from evenflow.profiler.check import errors_table  # noqa: E402
 from evenflow.profiler.outside import Service, detokenise_points  # noqa: E402
-from evenflow.profiler.profile import errors_table  # noqa: E402
 from evenflow.profiler.timed_runs import MIN_ROUNDS  # noqa: E402
 from evenflow.runtime import profiled as timed  # noqa: E402
 from evenflow.runtime.profiled import profile_model, timed_stage  # noqa: E402
-from evenflow.specs.model import ModelSpec  # noqa: E402
+from evenflow.specs.modelspec import ModelSpec  # noqa: E402
 from tests.command_line import (  # noqa: E402
     START_S,
     complaint,

@@ -18,8 +18,8 @@ from evenflow.costs.profile.cost import operator_counts
 from evenflow.costs.profile.file import Header, LayerShapes, Profile
 from evenflow.errors import UsageError
 from evenflow.profiler import timed_runs
+from evenflow.profiler.check import errors, take
 from evenflow.profiler.machine import most_beside, neighbours, places_beside, require_threads
-from evenflow.profiler.profile import errors, take
 from evenflow.profiler.shapes import Limits, Shape, grid, random_shapes
 from evenflow.profiler.timed_runs import (
     GOOD_ROUNDS,

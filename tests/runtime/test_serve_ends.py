@@ -24,7 +24,7 @@ from starlette.requests import Request
 from tests.command_line import complaint, evenflow, gone, rows_of, summary_of
 from tests.serving import RUN, httpx, openai, serving
 
-limits = pytest.importorskip("evenflow.runtime.http.limits")
+limits = pytest.importorskip("evenflow.web")
 
 
 def test_a_port_in_use_is_one_line_and_nothing_is_started(tmp_path: Path) -> None:

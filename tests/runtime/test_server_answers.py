@@ -7,6 +7,7 @@ import multiprocessing
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from evenflow.runtime.http import Serving
 from evenflow.runtime.http.answers import Answers, Reply
@@ -36,18 +37,6 @@ class Driver:
         self.heard: list[tuple[Any, ...]] = []
         serving = Serving("model", Codec(), "emulated", **options)
         self.answers = Answers(serving, lambda *word: self.heard.append(word))
-
-
-def test_a_priority_reaches_a_policy_that_looks_at_it() -> None:
-    async def main(*, by_priority: bool) -> Driver:
-        driver = Driver(by_priority=by_priority)
-        driver.answers.submit(asked(priority=-2), ONE)
-        return driver
-
-    with pytest.raises(ServiceError, match="priority: only 0 is right"):
-        asyncio.run(main(by_priority=False))
-    word, request, _ = asyncio.run(main(by_priority=True)).heard[0]
-    assert (word, request.priority) == ("submit", -2)
 
 
 def test_tokens_become_the_pieces_of_each_answer() -> None:
@@ -105,7 +94,7 @@ def test_a_refusal_is_an_error_for_the_call_and_withdraws_the_rest() -> None:
         assert error.value.status == 400
         answers.withdraw(reply)
         answers.token(0, 1, None)
-        found = answers.counted.exposition()
+        found = generate_latest(answers.counted.registry)
         assert b'generation_tokens_total{engine="0",model_name="model"} 0.0' in found
         return driver
 

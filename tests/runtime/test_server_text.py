@@ -40,7 +40,8 @@ def text_of(codec: Codec, tokens: Sequence[int]) -> list[str]:
 
 def test_without_a_tokenizer_a_token_is_its_number() -> None:
     assert text_of(Codec(), [3, 14, 0]) == ["3 ", "14 ", "0 ", ""]
-    assert Codec().encode("three") is None
+    with pytest.raises(UsageError, match="text needs a tokenizer"):
+        Codec().encode("three")
 
 
 TEMPLATE = """\

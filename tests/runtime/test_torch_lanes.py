@@ -19,7 +19,8 @@ from evenflow.errors import UsageError  # noqa: E402
 from evenflow.experiments.validation import validate  # noqa: E402
 from evenflow.profiler import outside  # noqa: E402
 from evenflow.runtime import Workers  # noqa: E402
-from evenflow.runtime.real import job_of, notes_of, workers_of  # noqa: E402
+from evenflow.runtime.kinds import notes_of, workers_of  # noqa: E402
+from evenflow.runtime.real import job_of  # noqa: E402
 from evenflow.runtime.torch import carriers, settings  # noqa: E402
 from evenflow.runtime.torch.carriers import SentPages  # noqa: E402
 from evenflow.runtime.torch.inputs import batch_inputs  # noqa: E402

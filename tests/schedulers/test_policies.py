@@ -36,14 +36,17 @@ DEFAULTS = {
     "vllm": "max_num_batched_tokens=None max_num_seqs=256 watermark=0.01 max_batch_rows=None "
     "max_model_len=None",
     "vllm_v1": "max_num_batched_tokens=2048 max_num_seqs=256 watermark=0.0 async_scheduling=False "
-    "scheduling_policy='fcfs' prefill_schedule_interval=1 version='0.33'",
+    "scheduling_policy='fcfs' prefill_schedule_interval=1 long_prefill_token_threshold=0 "
+    "enable_chunked_prefill=True scheduler_reserve_full_isl=True version='0.33'",
     "vllm_balanced": "max_num_batched_tokens=2048 max_num_seqs=256 watermark=0.0 "
-    "async_scheduling=False scheduling_policy='fcfs' prefill_schedule_interval=1 version='0.33' "
-    "share='seats'",
+    "async_scheduling=False scheduling_policy='fcfs' prefill_schedule_interval=1 "
+    "long_prefill_token_threshold=0 enable_chunked_prefill=True scheduler_reserve_full_isl=True "
+    "version='0.33' share='seats'",
     "sarathi": "token_budget=512 max_num_seqs=256 watermark=0.01 mode='hybrid' "
     "max_batch_rows=None tbt_slo_s=None",
-    "sglang": "chunked_prefill_size=8192 max_prefill_tokens=16384 max_running_requests=2048 "
-    "pp_max_micro_batch_size=None schedule_conservativeness=1.0 schedule_policy='fcfs' "
+    "sglang": "chunked_prefill_size=8192 max_prefill_tokens=16384 prefill_max_requests=None "
+    "max_running_requests=None pp_max_micro_batch_size=None schedule_conservativeness=1.0 "
+    "schedule_policy='fcfs' "
     "mixed_chunk=False dynamic_chunking=False prefill_decode_interval=0 "
     "scheduler_recv_interval=1 overlap=None disaggregation_mode=None "
     "num_reserved_decode_tokens=512 version='0.5.23' "

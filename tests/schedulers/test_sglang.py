@@ -120,6 +120,39 @@ def test_a_speculative_decode_holds_pages_for_two_steps_and_gains_its_own_tokens
     assert not engine.queues.live
 
 
+@pytest.mark.parametrize(
+    ("pages", "longest", "params", "most"),
+    [
+        (20_000, 131_072, {}, 2048),
+        (50_000, 131_072, {}, 3125),
+        (50_000, 4096, {}, 4096),
+        (20_000, 64, {"max_running_requests": 100_000}, 100_000),
+        (20, 4096, {"max_running_requests": 256}, 160),
+        (20, 4096, {}, 160),
+    ],
+)
+def test_as_many_requests_run_as_sglang_resolves(
+    pages: int, longest: int, params: dict[str, Any], most: int
+) -> None:
+    """Pages of 16; the numbers are of its `resolve_max_num_reqs`, and 48 of its EAGLE."""
+    policy = SGLang(max_model_len=longest, page_tokens=16, depth=2, **params)
+    for decoding, right in ((ONE_TOKEN, most), (Speculation((0.5,)), min(most, 48))):
+        pool = PagePool(pages, 16)
+        engine = engine_of(policy, pool, decoding=decoding, asks_again=False)
+        assert policy.most_running(engine.view) == (
+            most if "max_running_requests" in params else right
+        )
+
+
+def test_groups_of_data_parallel_attention_divide_chunks_and_requests() -> None:
+    """Its ServerArgs make 2,048 and 0.3 of 8,192 and 1.0 for four ranks; 48 are 12 of each."""
+    policy = SGLang(data_parallel=4, max_running_requests=48, max_model_len=4096)
+    engine = engine_of(policy, PagePool(50_000), [(3000, 5)], max_model_len=4096, asks_again=False)
+    assert policy.new_token_ratio == 0.7 * 0.3
+    assert policy.most_running(engine.view) == 12
+    assert send(engine, 0.0).prefill_tokens == 2048
+
+
 @pytest.mark.parametrize(("version", "two_s"), [("0.5.23", [8.0, 8.0]), ("0.5.17", [4.0, 8.0])])
 def test_the_stages_of_a_prefill_server_agree_before_a_prompt_ends(
     version: str, two_s: list[float]
@@ -246,7 +279,7 @@ def test_the_end_of_a_prompt_under_way_is_awaited_too(pages: int, fits: bool) ->
 @pytest.mark.parametrize(("generated", "fits"), [(9, False), (8, True)])
 def test_what_has_ended_leaves_nothing_behind_to_wait_for(generated: int, fits: bool) -> None:
     """Beside 32 + 40 tokens of a prompt; a decode frees 100 with its ninth, if that is to come."""
-    room = room_of(4, DecodeRow(1, 91, generated, 9, exact=True))
+    room = room_of(4, DecodeRow(Request(1, 0.0, 91, 9), generated))
     assert room.fits(EnginePrompt(Sequence(Request(0, 0.0, 16, 40), 16))) == fits
 
 

@@ -36,7 +36,7 @@ from evenflow.runtime.real import job_of
 from evenflow.sim import Link, World, simulate, simulate_replicas
 from evenflow.sim.arrivals import let_in
 from evenflow.sim.autoscaler import autoscaler, desired
-from evenflow.sim.clock import SimClock
+from evenflow.sim.clock import CheckedEnvironment, SimClock
 from evenflow.sim.faults import contended_link, outage, straggler
 from evenflow.sim.processes import Processes, UserProcess
 from evenflow.sim.replica import Replica
@@ -63,15 +63,15 @@ def test_a_system_is_the_same_bytes_as_a_recurrence_and_as_processes(file: Path)
     assert_same(replace(formula, provenance={}), replace(processes, provenance={}))
 
 
-def test_a_run_is_events_of_a_simpy_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_steps_of_a_simpy_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     stepped = []
-    step = simpy.Environment.step
+    step = CheckedEnvironment.step
 
-    def counted(env: simpy.Environment) -> None:
+    def counted(env: CheckedEnvironment) -> None:
         step(env)
         stepped.append(env.now)
 
-    monkeypatch.setattr(simpy.Environment, "step", counted)
+    monkeypatch.setattr(CheckedEnvironment, "step", counted)
     result = simulate(small_world([Request(0, 1.5, 8, 3), Request(1, 1.5, 8, 3)]))
     assert result.returned_s.tolist() == [2.5, 3.5, 4.5]
     started, arrived, all_are_in = 0.0, 1.5, 1.5

@@ -11,7 +11,8 @@ from evenflow.costs import RooflineCost, balanced_layers, decode_work
 from evenflow.costs.estimates import REFERENCE
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GpuSpec, LinkSpec, gpu
-from evenflow.specs.model import ModelSpec, model, models
+from evenflow.specs.model import model, models
+from evenflow.specs.modelspec import ModelSpec
 from tests.command_line import refused
 from tests.profiles import PLAIN
 

@@ -14,7 +14,8 @@ from evenflow.config.build import build
 from evenflow.config.run import RunConfig
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
-from evenflow.specs.model import ModelSpec, model, models
+from evenflow.specs.model import model, models
+from evenflow.specs.modelspec import ModelSpec
 from tests.command_line import evenflow
 from tests.profiles import deployed
 

@@ -19,7 +19,8 @@ from evenflow.specs import quantization
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.gpu import GIB, GpuSpec, LinkSpec, gpu, gpus, link
 from evenflow.specs.hybrids import READERS
-from evenflow.specs.model import ModelSpec, in_precision, listed, model, models
+from evenflow.specs.model import listed, model, models
+from evenflow.specs.modelspec import ModelSpec, in_precision
 from evenflow.specs.precision import FORMATS
 from evenflow.specs.tables import read_rows
 from tests.command_line import refused

@@ -65,7 +65,7 @@ def planned(folder: Path, question: PlanQuestion, workers: int = 1) -> Planned:
 def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try points on a quarter of few requests, and rates in few steps."""
     monkeypatch.setattr(plan_prepare, "LEAST_REQUESTS", 4)
-    monkeypatch.setattr(plan_prepare, "SHARE", 1 / 4)
+    monkeypatch.setattr(plan_prepare, "SHARES", (1 / 8, 1 / 4))
     monkeypatch.setattr(plan_search, "STEPS", 6)
 
 

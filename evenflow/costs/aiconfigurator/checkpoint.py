@@ -13,7 +13,8 @@ from typing import Any
 
 from evenflow.costs.silicon.tables import package_folder
 from evenflow.errors import UsageError
-from evenflow.specs.model import ModelSpec, kept_config
+from evenflow.specs.model import kept_config
+from evenflow.specs.modelspec import ModelSpec
 
 QUANT = "hf_quant_config"
 ARCHITECTURES = {

@@ -30,7 +30,8 @@ from evenflow.costs.tables import (
 from evenflow.errors import UsageError, instead_of
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.hybrids import READERS
-from evenflow.specs.model import ModelSpec, models
+from evenflow.specs.model import models
+from evenflow.specs.modelspec import ModelSpec
 
 SYSTEMS = {name: source.system for name, source in GPUS.items() if name == source.on}
 """The package's names of the GPUs that it has measurements of."""
@@ -120,7 +121,7 @@ def question(
 def _configs(
     model: ModelSpec, kind: ModelSpec
 ) -> tuple[dict[str, Any], dict[str, Any] | None] | None:
-    """Return the files of a model up to a layer of a kind, and up to the one before, if any.
+    """Return the files of a model up to a layer of a kind, and up to the one before.
 
     A module that predicts further tokens is like the last layer. None where layers are alike.
     """

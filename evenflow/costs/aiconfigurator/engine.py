@@ -216,7 +216,7 @@ class LayerSteps:
 
 
 def _is_end(op: str) -> bool:
-    """Say whether an operator is none of a layer: embedding, LM head, or a hop between stages."""
+    """Say whether an operator is outside the layers: embedding, LM head, a hop between stages."""
     return any(word in op for word in ("embedding", "logits", "p2p"))
 
 

@@ -40,7 +40,7 @@ from evenflow.costs.tables import (
 )
 from evenflow.errors import UsageError
 from evenflow.runtimes import RuntimeOverheads
-from evenflow.specs.model import ModelSpec, parameters
+from evenflow.specs.modelspec import ModelSpec, parameters
 from evenflow.specs.precision import DTYPE_BYTES
 from evenflow.sums import plain_sum
 

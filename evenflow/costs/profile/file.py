@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.files import require_file, write_whole
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 from evenflow.specs.precision import DTYPE_BYTES
 
 VERSION = 1
@@ -72,7 +72,7 @@ class Cells(NamedTuple):
     place: str
 
     def count(self, key: str, least: int = 0) -> int:
-        """Return a whole number; UsageError names the place of what is none."""
+        """Return a whole number; UsageError names the place of another value."""
         number = self.number(key)
         if not number.is_integer() or number < least:
             raise self.wrong(key, f"a whole number from {least}")
@@ -116,7 +116,7 @@ class ProfilePoint(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int, int, int, int]:
-        """What makes the point distinct, and the order of the file."""
+        """Key of the point, by which the file is ordered."""
         sizes = (self.tokens or 0, self.context_tokens or 0, self.size_bytes or 0)
         return (self.operator, self.ranks, *sizes)
 
@@ -167,7 +167,7 @@ class LayerShapes:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Where a profile comes from; docs/profiling.md explains each key."""
+    """Origin of a profile; docs/profiling.md explains each key."""
 
     device: str
     device_kind: str

@@ -58,7 +58,7 @@ from evenflow.costs.tables import (
 from evenflow.errors import UsageError
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
-from evenflow.specs.model import ModelSpec
+from evenflow.specs.modelspec import ModelSpec
 
 TILE_TOKENS = 128
 QUERY_TILE = 128

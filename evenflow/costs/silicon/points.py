@@ -29,7 +29,7 @@ from evenflow.costs.silicon.tables import (
 )
 from evenflow.costs.tables import Curve, Surface
 from evenflow.specs.gpu import GpuSpec
-from evenflow.specs.model import Split
+from evenflow.specs.modelspec import Split
 from evenflow.specs.precision import FORMATS
 from evenflow.sums import plain_sum
 

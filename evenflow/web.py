@@ -1,6 +1,6 @@
-"""Limits on a server's clients: those of uvicorn and Starlette, and two that they lack.
+"""A server's address and limits on its clients: uvicorn's and Starlette's, and two that they lack.
 
-Of the server of a real run and of the page of `explore` alike.
+For the server of a real run and the page of `explore`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import socket
 from collections.abc import Sequence
 
 import uvicorn
@@ -18,6 +19,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from evenflow.errors import UsageError
 from evenflow.user_code import place_of, words_of
 
 MOST_BODY_BYTES = 16 * 1024**2
@@ -36,6 +38,16 @@ DRAIN_LIMIT_S = 2
 """How long clients that have all their tokens may take to read them."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket bound to an address; UsageError if it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        words = str(error.strerror).partition(" (while")[0]
+        raise UsageError(f"--port {port} on {host}: {words}") from None
 
 
 class HttpConnection(H11Protocol):

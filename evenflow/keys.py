@@ -92,7 +92,7 @@ def _again(cls: type[Keys], detail: ErrorDetails) -> InitErrorDetails:
     return {"type": again, "loc": place, "input": detail["input"]}
 
 
-def remedy(cls: type[Keys], key: str) -> str:
+def remedy(cls: Any, key: str) -> str:
     """Return what a key that is missing would hold: an example, and what it is; "" if unknown."""
     field = cls.model_fields.get(key)
     if field is None or not field.examples:

@@ -161,6 +161,7 @@ def check(
     JSON as github-action-benchmark has it, and `write` makes one. `.table` has a row a run and
     metric. `set` and `allow_refused` are as for `compare`. Raises UsageError for what cannot be.
     """
+    from evenflow.report.echo import visible
     from evenflow.study.check import check as study_check
     from evenflow.study.check import parse_fail_if
     from evenflow.study.runs import run_job
@@ -171,7 +172,7 @@ def check(
 
     bounds = list(map(parse_fail_if, [fail_if] if isinstance(fail_if, str) else fail_if))
     jobs = [
-        inputs.job_of(file, None, set, None, None)[0]._replace(name=file)
+        inputs.job_of(file, None, set, None, None)[0]._replace(name=visible(file))
         for file in dict.fromkeys(map(str, runs))
     ]
     before, after = (None if path is None else Path(path) for path in (against, write))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +24,9 @@ RUN: dict[str, Any] = {
     "scheduler": "sarathi",
     "workload": {"trace": "azure-conv-sample", "requests": 3, "arrivals": "offline"},
 }
+
+
+FEW = {"trace": "azure-conv-sample", "requests": 3, "arrivals": {"kind": "poisson", "rate": 1}}
 
 
 @pytest.mark.parametrize(
@@ -102,3 +107,19 @@ def test_another_type_is_one_line(call: Callable[[], object], told: str) -> None
         call()
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_names_that_are_not_utf_8_are_shown_with_escapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = os.fsdecode(b"b\xff.yaml")
+    Path(name).write_text(json.dumps(RUN | {"workload": FEW}))
+    ef.simulate(name, out="simulated")
+    ef.plan(
+        name, {"p99_ttft_ms": 9000}, 2, schedulers="sarathi", budgets=64, workers=1, out="planned"
+    )
+    assert "b\\udcff.yaml" in Path("simulated/report.html").read_text()
+    first, *_ = Path("planned/plan.yaml").read_text().splitlines()
+    assert first.endswith("for b\\udcff.yaml.")
+    assert "b\\udcff.yaml" in str(ef.check(name).table)

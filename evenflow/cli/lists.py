@@ -12,6 +12,7 @@ import typer
 
 from evenflow.cli.command import Commands
 from evenflow.errors import UsageError
+from evenflow.files import write_whole
 from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
@@ -195,10 +196,14 @@ def init_command(
 ) -> None:
     """Write a run file with every key that most runs need, explained; never over another file."""
     try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(TEMPLATE.read_text(encoding="utf-8"))
+        path.touch(exist_ok=False)
     except FileExistsError:
         raise UsageError(f"{path}: is there already; name another file") from None
+    try:
+        write_whole(path, TEMPLATE.read_bytes())
+    except UsageError:
+        path.unlink()
+        raise
     echo(f"{path}: evenflow simulate {path}")
 
 

@@ -106,7 +106,7 @@ def progress(labels: Sequence[str], total: int | None = None) -> Iterator[Progre
 
     `total` None: the number is not known yet.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield Progress(labels, total)
         return
     shown = _Bars(labels, total)

@@ -58,7 +58,8 @@ def claimed(folder: Path, *, force: bool = False, reads: Iterable[Path] = ()) ->
     """
     held = _HELD.get()
     with _writing(folder):
-        place, is_file = folder.resolve(), folder.exists() and not folder.is_dir()
+        place = Path(os.path.realpath(folder))
+        is_file = folder.exists() and not folder.is_dir()
     if place in held or is_file:
         check_folder(folder, force=force, reads=reads)
         yield

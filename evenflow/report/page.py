@@ -70,12 +70,13 @@ def page(
 
 def document(title: str, script: str, body: str) -> str:
     """Return an HTML document with our stylesheet and a script inside."""
-    return (
+    text = (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         f'content="width=device-width, initial-scale=1"><title>{escape(title)}'
         f"</title>\n<style>\n{_beside('page.css')}</style>\n"
         f"<script>{script}</script></head>\n<body>\n{body}\n</body></html>\n"
     )
+    return text.encode("utf-8", "backslashreplace").decode()  # of names that are not UTF-8
 
 
 def section(heading: str, caption: str) -> str:

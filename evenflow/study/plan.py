@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -255,11 +255,12 @@ def _write(folder: Path, planned: Planned, final: Path) -> None:
     write_table(folder / "plan.csv", planned.table)
     write_table(folder / "points.csv", planned.points.astype(object))
     lines = [*first_lines(planned), *launch(planned)]
-    (folder / "plan.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write = partial(Path.write_text, encoding="utf-8", errors="backslashreplace")
+    write(folder / "plan.txt", "\n".join(lines) + "\n")
     how = "found" if planned.kept else "misses least with"
     head = f"# The deployment that evenflow plan {how} for {question.document.name}.\n"
     text = head + run_yaml(planned.winner, question.beside, final)
-    (folder / "plan.yaml").write_text(text, encoding="utf-8")
+    write(folder / "plan.yaml", text)
     decision, svg = planned.decision, ""
     if decision.tried:
         title = f"{name_of(planned.best)}, {question.requests:,} requests"

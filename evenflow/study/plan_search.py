@@ -193,7 +193,7 @@ def climb(question: PlanQuestion, points: Sequence[Point]) -> Search:
     """Find which of some points keeps the SLO at the highest rate, in steps of TOLERANCE.
 
     Of equal ones the first; without a rate all are simulated on all requests. The longest stretch
-    tells which may be best, and up to which step; all requests decide.
+    finds which may be best, and up to which step; all requests decide.
     """
     if question.rate is None:
         yield [question.case(*point, ends=True) for point in points]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -149,6 +150,20 @@ def test_what_there_is_can_be_listed(command: str, words: str) -> None:
     output = done(command)
     for word in words.split("|"):
         assert word in output
+
+
+def test_a_run_file_to_begin_with_is_whole_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert "full.yaml: cannot be written: No space left on device" in refusal("init", "full.yaml")
+
+
+def test_a_progress_bar_needs_no_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    with progress(["points"], 3) as shown:
+        shown.done(1)
 
 
 def test_a_run_file_to_begin_with_runs_and_is_never_written_over() -> None:

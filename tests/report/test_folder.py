@@ -333,6 +333,12 @@ def test_a_recovery_that_is_killed_anywhere_is_whole_or_can_be_made_again(tmp_pa
     assert nth > 5
 
 
+def test_a_link_to_itself_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UsageError, match="loop: cannot write there: "), staged(tmp_path / "loop"):
+        pass
+
+
 def test_of_two_commands_in_one_folder_the_second_is_refused(tmp_path: Path) -> None:
     with staged(tmp_path) as scratch:
         (scratch / "summary.json").write_text("first")

@@ -377,12 +377,14 @@ def _policy(engine: EngineCommand, config: RunConfig) -> tuple[list[str], list[s
         left_out.append(f"the policy {name}; this is {engine.name}'s own with the same budget")
         theirs, ours = budget_key(given), budget_key(engine.policies[own])
         given, name = {**defaults(own), **({str(ours): given[theirs]} if theirs else {})}, own
-    elif unsaid := [key for key in config.scheduler.params if key not in engine.policies[name]]:
+    flags = [(*key.partition("=")[::2], flag) for key, flag in engine.policies[name].items()]
+    known = {key for key, _, _ in flags}
+    if not left_out and (unsaid := [key for key in config.scheduler.params if key not in known]):
         left_out.append(", ".join(f"{key} {given[key]}" for key in unsaid))
     words = [
-        flag if key == "name" else f"{flag} {given[key]}"
-        for key, flag in engine.policies[name].items()
-        if key == "name" or given.get(key) is not None
+        flag if only or key == "name" else f"{flag} {given[key]}"
+        for key, only, flag in flags
+        if (str(given.get(key)) == only if only else key == "name" or given.get(key) is not None)
         if flag.startswith("-") or key in config.scheduler.params
     ]
     return words, left_out

@@ -224,7 +224,7 @@ def test_launch_lines_say_what_an_engine_can_express() -> None:
         "vLLM x 3: vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 1 "
         "--pipeline-parallel-size 1 --gpu-memory-utilization 0.9 --block-size 16 "
         "--max-model-len 8192 --no-enable-prefix-caching --max-num-batched-tokens 512 "
-        "--max-num-seqs 256"
+        "--max-num-seqs 256 --no-async-scheduling"
     )
     assert "--chunked-prefill-size 512 --max-running-requests 256 --enable-mixed-chunk" in sglang
     assert "--maxp 512 --maxd 256 --schedule-method chunked_prefill" in gllm
@@ -244,6 +244,11 @@ def test_launch_lines_say_what_they_leave_out() -> None:
     assert "--maxp 700 --minp 32 --iterp 8 --schedule-method token_throttling" in throttled
     assert throttled.count("not said: the policy token_throttling; this is") == 3
     assert "--assigned-layers 17,15" in throttled
+    own = launched(scheduler={"name": "sglang", "chunked_prefill_size": None, "overlap": False})
+    assert "--chunked-prefill-size -1 --disable-overlap-schedule\n" in own
+    assert own.count("--no-async-scheduling") == 1
+    ahead = launched(scheduler={"name": "vllm_v1", "async_scheduling": "v2"})
+    assert "async" not in ahead
     own = launched(scheduler={"name": "vllm_v1", "watermark": 0.5}, kv_dtype="fp8", dtype="fp8")
     assert "not said: watermark 0.5" in own
     assert "--kv-cache-dtype fp8 " in own

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
 
 import numpy as np
 
-from evenflow.errors import UsageError, instead_of, require_package
+from evenflow.errors import UsageError, require_package
 from evenflow.report.echo import visible
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ def read_table(folder: Path, name: str, columns: Sequence[str]) -> DataFrame | N
 
 
 def check_format(name: str, who: str = "the format parquet") -> None:
-    """Raise a UsageError for an unknown format, or where `who` needs what is not installed."""
-    if name not in FORMATS:
-        raise UsageError(f'unknown format "{name}"; {instead_of(name, FORMATS)}')
+    """Raise a UsageError where `who` needs what is not installed."""
     if name == "parquet":
         require_package("pyarrow", who)
 

@@ -164,7 +164,7 @@ def test_without_pyarrow_a_line_says_what_to_install_and_nothing_runs(
 
 def test_another_format_is_unknown() -> None:
     form: Any = "xlsx"
-    with refused('unknown format "xlsx"; known: csv, parquet'):
+    with refused("format should be 'csv' or 'parquet', not 'xlsx'"):
         ef.simulate("RUN.yaml", format=form)
 
 

@@ -31,7 +31,7 @@ UNCAPPED = 1 << 60
 MOST_WAKES = 10_000
 """How often in a row a policy may send nothing, with nothing in flight or at one instant."""
 
-MOST_PARTS = 1_000_000
+MOST_PARTS = 1_000_000  # of one answer
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -15,7 +15,7 @@ from evenflow.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Rules that a policy sets for its queues; the defaults are those of papers.
+    """Rules that a policy sets for its queues; the defaults are as in papers.
 
     `pipelined_chunks`: consecutive chunks of a prompt may be in flight at once. `uncapped`: the
     policy limits the micro-batches in flight itself. `predictor` fills in `predicted_output_tokens`

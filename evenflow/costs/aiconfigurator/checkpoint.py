@@ -70,7 +70,7 @@ def first_layers(config: Mapping[str, Any], layers: int, count: int) -> dict[str
 
 
 def _first(value: Any, layers: int, count: int) -> Any:
-    """Return the part of what has one of each layer, those of further tokens included."""
+    """Return the part of a value by layer, layers of further tokens included."""
     by_layer = isinstance(value, list | str) and layers <= len(value) <= layers + 8
     return value[:count] if by_layer and layers > 1 else value
 

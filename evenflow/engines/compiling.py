@@ -33,7 +33,7 @@ BLOCKS = "fp8_block"
 
 
 class Product(NamedTuple):
-    """A matrix [inputs, outputs], of which there are `experts`; `prompts`: for their tokens only."""
+    """A matrix [inputs, outputs] of each of `experts`; `prompts`: for their tokens only."""
 
     inputs: int
     outputs: int

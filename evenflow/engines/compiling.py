@@ -123,10 +123,7 @@ def compiling(
 
     UsageError where an engine compiles none.
     """
-    found: list[frozenset[Product]] = []
-    for stage in range(placed.depth) if placed else ():
-        kinds = placed.kinds(stage) if placed.gpu_of(stage).name in GPUS else ()
-        found.append(frozenset(each for kind in kinds for each in products(kind, placed)))
+    found = _by_stage(placed) if placed else []
     if placed is None or not all(found):
         raise UsageError(
             f"runtime.compile_s: {compile_s:g} is for weights of {BLOCKS} on {', '.join(GPUS)}; "
@@ -135,6 +132,14 @@ def compiling(
     largest = placed.activation_tokens
     first = [min(request.prompt_tokens, largest) for request in requests[:1]]
     return CompilingCost(costs, found, compile_s, (largest, *first))
+
+
+def _by_stage(placed: Deployment) -> list[frozenset[Product]]:
+    found: list[frozenset[Product]] = []
+    for stage in range(placed.depth):
+        kinds = placed.kinds(stage) if placed.gpu_of(stage).name in GPUS else ()
+        found.append(frozenset(each for kind in kinds for each in products(kind, placed)))
+    return found
 
 
 def begun(costs: StageCost) -> StageCost:

@@ -14,19 +14,18 @@ from pathlib import Path
 from evenflow.core.batch import MicroBatch
 from evenflow.core.batcher import Batcher
 from evenflow.experiments.recordings import journal
-from evenflow.experiments.recordings.journal import Answers, Ask, Event, facts_of
 from evenflow.sim import World
 
-FACTS = facts_of("gllm")
+FACTS = journal.facts_of("gllm")
 
 
-def mode(config: Event) -> str:
+def mode(config: journal.Event) -> str:
     """Return how a journal's engine ran."""
     return "pages enough" if config["pages"] >= 4000 else "pages too few"
 
 
 def world_of(
-    path: Path, events: Sequence[Event], scheduler: str | None = None, variant: str = "code"
+    path: Path, events: Sequence[journal.Event], scheduler: str | None = None, variant: str = "code"
 ) -> World:
     """Return a journal's requests and deployment."""
     config, name = events[0], scheduler or "token_throttling"
@@ -44,7 +43,7 @@ def world_of(
     )
 
 
-def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
+def answers(batcher: Batcher, event: journal.Event, ask: journal.Ask) -> journal.Answers:
     """Compare an answer of gLLM's with ours."""
     before = {seq: seq.epoch for seq in batcher.queues.live.values()}
     batch = ask()
@@ -57,7 +56,7 @@ def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
     yield "free pages", batcher.pool.free_pages, event["free"]
 
 
-def rows_of(batch: MicroBatch | None) -> Event:
+def rows_of(batch: MicroBatch | None) -> journal.Event:
     """Return a micro-batch's decoding requests and prompt tokens, as a journal has them."""
     group = batch.decodes if batch is not None else None
     chunks = batch.chunks if batch is not None else ()

@@ -18,20 +18,12 @@ from evenflow.engines.loop import EngineLoop
 from evenflow.engines.queues import EngineQueues
 from evenflow.errors import DryPoolError
 from evenflow.experiments.recordings import journal
-from evenflow.experiments.recordings.journal import (
-    Answers,
-    Ask,
-    Event,
-    facts_of,
-    policy_of,
-    tokens_of,
-)
 from evenflow.sim import World
 
-FACTS = facts_of("trtllm")
+FACTS = journal.facts_of("trtllm")
 
 
-def mode(config: Event) -> str:
+def mode(config: journal.Event) -> str:
     """Return how a journal's engine ran."""
     words = [{"pp": "pipeline", "simple": "not overlapped"}.get(config["loop"], "overlapped")]
     words += ["1.0's"] * (config.get("waits_first") is False)
@@ -39,7 +31,7 @@ def mode(config: Event) -> str:
     return ", ".join([*words, *["chunks"] * bool(config.get("chunking"))])
 
 
-def scheduler_of(config: Event, name: str = "trtllm") -> Scheduler:
+def scheduler_of(config: journal.Event, name: str = "trtllm") -> Scheduler:
     """Return the policy of a journal's settings; `name` gets the settings that it has."""
     params = {
         "max_batch_size": config["max_batch_size"],
@@ -56,10 +48,10 @@ def scheduler_of(config: Event, name: str = "trtllm") -> Scheduler:
     }
     if config.get("chunking"):
         params["context_chunking_policy"] = config["chunking"]
-    return policy_of(name, params, depth=config["pp"], page_tokens=config["block_size"])
+    return journal.policy_of(name, params, depth=config["pp"], page_tokens=config["block_size"])
 
 
-def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) -> World:
+def world_of(path: Path, events: Sequence[journal.Event], scheduler: str | None = None) -> World:
     """Return a journal's requests and deployment."""
     config = events[0]
     return journal.world_of(
@@ -74,7 +66,7 @@ def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) 
     )
 
 
-def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
+def answers(batcher: Batcher, event: journal.Event, ask: journal.Ask) -> journal.Answers:
     """Compare an answer of TensorRT-LLM's with ours."""
     queues = batcher.queues
     assert isinstance(queues, EngineQueues)
@@ -95,7 +87,7 @@ def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
     chunks = batch.chunks if batch is not None else ()
     last = [chunk for chunk in chunks if chunk.last]
     yield "context", [*map(_number, chunks)], event["context"]
-    yield "tokens", tokens_of(batch), {int(key): n for key, n in event["tokens"].items()}
+    yield "tokens", journal.tokens_of(batch), {int(key): n for key, n in event["tokens"].items()}
     started = [number for number in queues.admitted if number not in running]
     yield "new", sorted(started), sorted(event["new"])
     yield "last", [*map(_number, last)], event["last"]
@@ -106,7 +98,7 @@ def _number(chunk: Chunk) -> int:
     return chunk.sequence.request.request_id
 
 
-def _dies(ask: Ask) -> bool:
+def _dies(ask: journal.Ask) -> bool:
     try:
         ask()
     except DryPoolError:

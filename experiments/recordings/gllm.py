@@ -19,11 +19,6 @@ from evenflow.sim import World
 FACTS = journal.facts_of("gllm")
 
 
-def mode(config: journal.Event) -> str:
-    """Return how a journal's engine ran."""
-    return "pages enough" if config["pages"] >= 4000 else "pages too few"
-
-
 def world_of(
     path: Path, events: Sequence[journal.Event], scheduler: str | None = None, variant: str = "code"
 ) -> World:

@@ -31,16 +31,6 @@ from evenflow.sim import World
 FACTS = journal.facts_of("sglang")
 
 
-def mode(config: journal.Event) -> str:
-    """Return how a journal's engine ran."""
-    words = ["overlapped" if config["overlap"] else "not overlapped"]
-    words += ["mixed chunks"] * bool(config.get("mixed_chunk"))
-    words += ["whole prompts"] * (config["chunked_prefill_size"] is None)
-    words += ["speculation"] * bool(config.get("speculative"))
-    words += [f"{each} server" for each in [config.get("disaggregation_mode")] if each]
-    return ", ".join([*words, *["radix cache"] * bool(config["radix"])])
-
-
 def scheduler_of(config: journal.Event, name: str = "sglang") -> Scheduler:
     """Return the policy of a journal's settings; `name` gets the settings that it has."""
     settings = {**config, "dynamic_chunking": config.get("dynamic_chunking") is not None}

@@ -23,14 +23,6 @@ from evenflow.sim import World
 FACTS = journal.facts_of("trtllm")
 
 
-def mode(config: journal.Event) -> str:
-    """Return how a journal's engine ran."""
-    words = [{"pp": "pipeline", "simple": "not overlapped"}.get(config["loop"], "overlapped")]
-    words += ["1.0's"] * (config.get("waits_first") is False)
-    words += [config[FACTS.mark]] * (config[FACTS.mark] != "GUARANTEED_NO_EVICT")
-    return ", ".join([*words, *["chunks"] * bool(config.get("chunking"))])
-
-
 def scheduler_of(config: journal.Event, name: str = "trtllm") -> Scheduler:
     """Return the policy of a journal's settings; `name` gets the settings that it has."""
     params = {

@@ -24,20 +24,6 @@ GENERATED = 500
 """Without a model, the token after n known ones is 3 + n mod 500."""
 
 
-def mode(config: journal.Event) -> str:
-    """Return how a journal's engine ran."""
-    words = ["synchronous"]
-    if config.get("async_scheduling"):
-        words = [f"asynchronous, runner V{1 + bool(config.get('v2_runner'))}"]
-    words += ["prefix caching"] * bool(config.get("prefix_caching"))
-    words += ["chunk by chunk"] * (config.get("full_isl") is False)
-    words += ["short chunks"] * bool(config.get("long_prefill_token_threshold"))
-    words += ["whole prompts"] * (config.get("chunked_prefill") is False)
-    words += ["priorities"] * (config.get("policy") == "priority")
-    cadence = config["version"] != "0.32.0" and config.get("prefill_schedule_interval", 1) > 1
-    return ", ".join([*words, *["prefill cadence"] * cadence])
-
-
 def scheduler_of(config: journal.Event, name: str = "vllm_v1") -> Scheduler:
     """Return the policy of a journal's settings; `name` gets the settings that it has."""
     params = {

@@ -157,10 +157,7 @@ Key = tuple[str, int | None, int | None, int | None]
 
 
 class TimedRun(NamedTuple):
-    """One timed run: its shape, the seconds by operator, and the seconds in all.
-
-    `disturbed`: other processes had the CPU meanwhile.
-    """
+    """A timed run: shape, seconds by operator and in all, and whether others took CPU time."""
 
     shape: int
     seconds: dict[str, float]

@@ -121,9 +121,7 @@ def _kept(config: Any) -> Any:
 
 
 def read_head(path: Path) -> tuple[RunConfig, Path, str | None]:
-    """Return the configuration of a recorded run, the folder of its relative paths, and the
-    journal's pool.
-    """
+    """Return a recorded run's configuration, the folder of its relative paths, and the pool."""
     try:
         head = next(_lines(path), None)
     except EOFError as error:

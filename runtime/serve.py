@@ -336,10 +336,7 @@ def driven(run: Callable[[], None], *steps: Callable[[], None]) -> tuple[str | N
 
 
 def _handle(*handlers: Any) -> list[Any]:
-    """Let the handlers, or the only one, handle SIGINT and SIGTERM; return those before.
-
-    Only a main thread can.
-    """
+    """Set the handlers of SIGINT and SIGTERM, in a main thread alone; return the former ones."""
     if threading.current_thread() is not threading.main_thread():
         return []
     return [signal.signal(each, handler) for each, handler in zip(SIGNALS, cycle(handlers))]

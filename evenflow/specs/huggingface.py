@@ -92,7 +92,7 @@ def read_config(
         raise UsageError(f"{config.path}: {layers} layers; {MOST_LAYERS} at most are right")
     shape["sliding_window"], full = _windows(config, family, layers)
     unlike = unlike_layers(_with_experts(config, family, layers), full)
-    own = layers_of(family, config, layers, config.path) if family in READERS else [{}] * layers
+    own = layers_of(family, config, layers) if family in READERS else [{}] * layers
     shape["layers"] = [each | more for each, more in zip(own, unlike, strict=True)]
     heads, hidden = shape["num_heads"], config.count("hidden_size")
     vocabulary = config.count("vocab_size")

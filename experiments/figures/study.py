@@ -206,10 +206,7 @@ class FigureStudy:
         return {"stages": stages, "tensor_parallel": ranks} | keys
 
     def config(self, *layers: Layer) -> RunConfig:
-        """Return the figure's run with `layers` of keys over it; mappings merge, the last wins.
-
-        Its requests are as many as the study has.
-        """
+        """Return the figure's run, with the study's requests and `layers` merged over it."""
         data: Layer = self.plan.run.data
         if "requests" in self.numbers:
             data = layered(data, {"workload": {"requests": self.numbers["requests"]}})
@@ -251,10 +248,7 @@ class FigureStudy:
         self._on_progress(done, self._asked)
 
     def noted(self, configs: Sequence[RunConfig], table: pd.DataFrame) -> pd.DataFrame:
-        """Return the table of runs, when their policies, machines, KV pages and failures are kept.
-
-        Raises a UsageError when every run failed.
-        """
+        """Return a table of runs, and note facts of it; UsageError if all of them failed."""
         if len(table) and table["error"].notna().all():
             raise UsageError(f"no run succeeded, the first because: {table['error'].iloc[0]}")
         self._schedulers |= {policy_words(config) for config in configs}

@@ -89,10 +89,7 @@ class RealRun:
     load: Load
 
     def again(self, system: World | PooledWorld, *, late: bool = True) -> list[layers.Structure]:
-        """Simulate each replica, or the pools together, from its own times.
-
-        Unless `late`, it is as if stages took no time before they start.
-        """
+        """Simulate replicas or pools from measured times; unless `late`, stages start at once."""
         times = [part.times if late else part.times.at_once() for part in self.parts]
         if isinstance(system, PooledWorld):
             return [layers.structure_of(system, self.served.result, *times)]

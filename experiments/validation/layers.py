@@ -223,9 +223,7 @@ def drawn_link(link: TransferLink, transfers: Transfers, seed: int) -> TimedLink
 
 
 class Structure(NamedTuple):
-    """A run, and the same simulated from its own times. `parted_at`: the first micro-batch with
-    another decision, of a pool's own.
-    """
+    """A run, the same simulated from its times, and its first micro-batch with another decision."""
 
     measured: RunResult
     again: RunResult
@@ -233,10 +231,7 @@ class Structure(NamedTuple):
 
 
 def summary_of(result: RunResult) -> dict[str, Any]:
-    """Return the summary of a run, with the share of its stages' time that is idle.
-
-    A metric of no requests is NaN.
-    """
+    """Return the summary of a run, and the share of its stages' time that is idle; NaN for None."""
     summary = {key: math.nan if v is None else v for key, v in summarize(result).items()}
     return summary | {"bubble_share": 1 - summary["busy_share"]}
 
@@ -320,8 +315,7 @@ def same_batches(one: RunResult, other: RunResult) -> float:
 
 
 class Priced(NamedTuple):
-    """Predicted costs of each micro-batch of a run, [m, depth] in seconds, and its tokens, padding
-    included, [m]."""
+    """Predicted seconds of each micro-batch, [m, depth], and its tokens with padding, [m]."""
 
     expected_s: Floats
     num_tokens: Ints

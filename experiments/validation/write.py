@@ -64,8 +64,7 @@ def told(found: Found) -> Iterator[str | Table]:
 
 
 def markdown(validations: Sequence[Found]) -> str:
-    """Return the tables of several validations as Markdown: one of all, then one under each
-    heading."""
+    """Return the tables of validations as Markdown: of all, then of each under a heading."""
     parts = [_as_markdown(overview(validations))]
     for found in validations:
         parts.append(f"### {found['scheduler']}\n")

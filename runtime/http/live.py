@@ -180,10 +180,7 @@ class LiveServer:
         *,
         speaks: bool,
     ) -> Driver:
-        """Let clients in; return the driver that serves them once it runs, made by `drive`.
-
-        `speaks`: the workers compute with tokens.
-        """
+        """Return the driver of clients, which may come now; `speaks`: workers need tokens."""
         spawn = multiprocessing.get_context("spawn")
         channel, theirs = spawn.Pipe()
         gauges, keeps = partial(_gauges, engines), engines[0].kv.keeps
@@ -208,10 +205,7 @@ class LiveServer:
         self._clients.close(STOPPING)
 
     def ended(self, failure: str | None) -> str | None:
-        """Tell the remaining clients that nothing more comes, and why.
-
-        Return `failure`, or why there are no clients any more.
-        """
+        """Say to clients that nothing more comes; return `failure`, or why clients are gone."""
         failure = failure or self._broken
         self._failure = failure or STOPPING
         self._driver.abandon(self._failure)

@@ -91,7 +91,6 @@ def test_layers_of_a_hybrid_keep_tokens_or_a_state(tmp_path: Path) -> None:
         0,
     )
     assert spec.kv_bytes_per_token() == 2 * 2 * 2 * 16 * 2
-    assert spec.kv_bytes(100) == 100 * spec.kv_bytes_per_token() + 6 * state
 
 
 def test_a_stage_keeps_what_its_own_layers_do(tmp_path: Path) -> None:

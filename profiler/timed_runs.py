@@ -201,7 +201,6 @@ class ProfileJournal:
 
     @property
     def spent_s(self) -> float:
-        """Seconds that the runs so far took."""
         return plain_sum(run.wall_s for run in self.runs)
 
     def decide(self, **plan: Any) -> None:

@@ -55,7 +55,6 @@ class StepWriter:
     def step(
         self, batch: MicroBatch, activation_bytes: int, work_s: list[float], hops_s: list[float]
     ) -> Step:
-        """Return the step of a micro-batch just scheduled."""
         dropped = self._ended + self._preempted()
         adopted = [piece for piece in self._adopted if piece.request_id in self._told]
         self._ended, self._adopted = [], []

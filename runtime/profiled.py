@@ -76,7 +76,6 @@ class TimedStage:
 
     @property
     def note(self) -> str:
-        """Choices of the routers."""
         if not self._woken_evenly:
             return ""
         share = self._woken / self._woken_evenly

@@ -216,7 +216,6 @@ def _part(world: World | PooledWorld, name: str) -> World:
 def _kind(
     workers: Workers, pooled: bool, joins: Joins | None, make_engines: Callable[[], list[Batcher]]
 ) -> Callable[..., Driver]:
-    """Return what makes the driver of a pipeline."""
     from evenflow.runtime.mortal import MortalDriver
     from evenflow.runtime.pools import PoolDriver
 
@@ -249,7 +248,6 @@ def _system(
     on_done: Callable[[int], None] | None,
     blocks: BlocksOf,
 ) -> System:
-    """Return the system that drives the only pipeline, or several."""
     from evenflow.runtime.driver import Replicas
     from evenflow.runtime.pools import PooledDriver
 

@@ -78,5 +78,4 @@ def _expert_values(kind: ModelSpec, slices: int) -> int:
 
 @cache
 def memories() -> Mapping[str, EngineMemory]:
-    """Return what engines take, by name."""
     return read_table("memory", EngineMemory)

@@ -384,7 +384,6 @@ class ModelSpec:
 
     @property
     def kv_value_bytes(self) -> int:
-        """Bytes of one element of a key or a value."""
         return KV_BYTES[self.kv_dtype] if self.kv_dtype else self.dtype_bytes
 
     @property

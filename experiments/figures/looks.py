@@ -89,5 +89,4 @@ def annotate(figure: Figure, title: str, note: str) -> None:
 
 
 def marks_paper(figure: Figure) -> bool:
-    """Say whether a figure shows values of the paper's."""
     return any(text.get_text() == PAPER_WORDS for one in figure.legends for text in one.get_texts())

@@ -16,7 +16,6 @@ from evenflow.sums import plain_sum
 
 
 def overview(outcome: Outcome) -> dict[str, Any]:
-    """Return a run's summary, and the pages it had."""
     deployment = outcome.result.provenance["deployment"]
     return {**outcome.summary, "kv_pages": deployment.get("kv_pages")}
 

@@ -68,7 +68,6 @@ def default(study: FigureStudy, table: pd.DataFrame) -> list[object]:
 
 
 def gpu_of_pair(study: FigureStudy, table: pd.DataFrame) -> pd.Series[str]:
-    """Return the GPU of each row's pair."""
     return table.pair.str.partition(" + ")[0]
 
 

@@ -124,12 +124,10 @@ class FigureStudy:
 
     @property
     def labels(self) -> list[str]:
-        """Names of the figure's systems."""
         return list(self.plan.keys.systems)
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs of the figure's run."""
         stages = self.plan.run.data.get("stages", 1)
         depth = len(stages) if isinstance(stages, list) else _count("stages", stages)
         return depth * _count("tensor_parallel", self.plan.run.data.get("tensor_parallel", 1))
@@ -140,7 +138,6 @@ class FigureStudy:
         return [*(2**power for power in range((self.gpus - 1).bit_length())), self.gpus]
 
     def _given(self, label: str) -> Layer:
-        """Return the keys of a system as the figure has them."""
         given = self.plan.keys.systems[label]
         return keys_of_system(given) if isinstance(given, str) else given
 
@@ -185,7 +182,6 @@ class FigureStudy:
                 )
 
     def policy(self, label: str) -> str:
-        """Return the name of the policy of one of the figure's systems."""
         return str(long_form("scheduler", self.keys_of(label)["scheduler"])["name"])
 
     def system(self, label: str, gpus: int | None = None) -> Layer:
@@ -351,7 +347,6 @@ def policy_words(config: RunConfig) -> str:
 
 
 def machine_words(config: RunConfig) -> str:
-    """Return a run's GPU with its links, in words."""
     assert config.gpu is not None  # or there is no machine
     link, nodes, all_reduce = config.wires
     words = config.gpu_words

@@ -22,7 +22,6 @@ FACTS = journal.facts_of("gllm")
 def world_of(
     path: Path, events: Sequence[journal.Event], scheduler: str | None = None, variant: str = "code"
 ) -> World:
-    """Return a journal's requests and deployment."""
     config, name = events[0], scheduler or "token_throttling"
     settings = {**config, "variant": variant}
     limit = config["pages"] * config["page_tokens"]
@@ -39,7 +38,6 @@ def world_of(
 
 
 def answers(batcher: Batcher, event: journal.Event, ask: journal.Ask) -> journal.Answers:
-    """Compare an answer of gLLM's with ours."""
     before = {seq: seq.epoch for seq in batcher.queues.live.values()}
     batch = ask()
     preempted = [seq.request.request_id for seq in before if seq.epoch > before[seq]]

@@ -71,7 +71,6 @@ def _facts() -> Mapping[str, EngineFacts]:
 
 
 def facts_of(engine: str) -> EngineFacts:
-    """Return what is known of an engine's journals."""
     return _facts()[engine]
 
 
@@ -222,7 +221,6 @@ def replayed(events: Sequence[Event], replayer: Replayer) -> ReplayOutcome:
 
 
 def simulated(world: World) -> dict[int, RequestTimes]:
-    """Return the times of the requests in a simulation of a world."""
     result = simulate(world)
     columns = result.request_id, result.first_token_s, result.completion_s
     rows = zip(*(column.tolist() for column in columns), strict=True)

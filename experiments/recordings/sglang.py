@@ -77,7 +77,6 @@ def _decoding(events: Sequence[journal.Event]) -> Decoding:
 
 
 def world_of(path: Path, events: Sequence[journal.Event], scheduler: str | None = None) -> World:
-    """Return a journal's requests and deployment."""
     config = events[0]
     journal.refuse(path, config, FACTS.modelled)
     pairs = bool(config.get("speculative"))  # with which pages end
@@ -104,7 +103,6 @@ def generated(known: int, stop: int) -> list[int]:
 
 
 def answers(batcher: Batcher, event: journal.Event, ask: journal.Ask) -> journal.Answers:
-    """Compare an answer of SGLang's with ours."""
     queues = batcher.queues
     assert isinstance(queues, EngineQueues)
     line = queues.arrived if isinstance(queues, ReceivingQueues) else queues.waiting

@@ -44,7 +44,6 @@ def scheduler_of(config: journal.Event, name: str = "trtllm") -> Scheduler:
 
 
 def world_of(path: Path, events: Sequence[journal.Event], scheduler: str | None = None) -> World:
-    """Return a journal's requests and deployment."""
     config = events[0]
     return journal.world_of(
         events,
@@ -59,7 +58,6 @@ def world_of(path: Path, events: Sequence[journal.Event], scheduler: str | None 
 
 
 def answers(batcher: Batcher, event: journal.Event, ask: journal.Ask) -> journal.Answers:
-    """Compare an answer of TensorRT-LLM's with ours."""
     queues = batcher.queues
     assert isinstance(queues, EngineQueues)
     seats = len(event["active"])

@@ -75,7 +75,6 @@ def world_of(path: Path, events: Sequence[journal.Event], scheduler: str | None 
 
 
 def answers(batcher: Batcher, event: journal.Event, ask: journal.Ask) -> journal.Answers:
-    """Compare an answer of vLLM's with ours."""
     queues = batcher.queues
     before = list(queues.admitted)
     yield "running", before, [row[0] for row in event["running"]]

@@ -90,11 +90,9 @@ class JoinedProcesses:
 
     @property
     def next_s(self) -> float:
-        """Time at which one of them is due; infinity: never."""
         return float(self._env.peek())
 
     def run_due(self, now_s: float) -> None:
-        """Let them act until now."""
         while self._env.peek() <= now_s:
             self._processes.step()
 

@@ -70,7 +70,6 @@ class Times:
     arrivals_s: Floats
 
     def timing(self, index: int) -> Timing:
-        """Return the row of one micro-batch."""
         return Timing(*(getattr(self, name)[index].tolist() for name in Timing._fields))
 
     def at_once(self) -> Times:
@@ -143,7 +142,6 @@ class Recorded:
         self._sums_s = [0.0, 0.0]  # measured, and by the costs, of the same micro-batches
 
     def __call__(self, batch: MicroBatch) -> Timing:
-        """Return the times of the next micro-batch."""
         index, key = next(self._positions), (batch.prefill_tokens, batch.decode_tokens)
         by_costs_s = self._costs.times(batch.charged or batch)
         same = self._batches[index : index + 1] == [(*key, batch.free_pages)]

@@ -100,7 +100,6 @@ def overview(validations: Sequence[Found]) -> Table:
 
 
 def sections(found: Found) -> list[Table]:
-    """Return the tables of a validation."""
     parts = [_end_to_end, *([_structure, _costs, _bubbles] if "structure" in found else [])]
     return [part(found) for part in parts]
 

@@ -145,7 +145,6 @@ class Clients(Front):
         return ends or asked.stopped
 
     def text_of(self, request: Request) -> Text:
-        """Return a request's text for workers: the prompt, and how its tokens are drawn."""
         return self._asked[request.request_id].text
 
     def _submit(self, request: Request, text: Text) -> Request:

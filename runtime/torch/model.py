@@ -173,7 +173,6 @@ class Stage:
         return batch_inputs(rows, page_tokens, self.device, ids, draws, windows=windows)
 
     def kv_pages(self, pages: int, page_tokens: int) -> KvPages:
-        """Return empty pages for the keys and values of this stage."""
         spec, latent = self.spec, self.spec.kv_lora_rank
         heads = (
             (1, latent + spec.qk_rope_head_dim) if latent else (spec.num_kv_heads, spec.head_dim)

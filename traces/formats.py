@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.files import load_tokenizer
+from evenflow.specs.tables import read_rows
 from evenflow.traces import lines
 
 MOST_TOKENS = 10**9
@@ -191,28 +192,32 @@ def timestamp(column: str, value: object) -> int:
 class TraceTable(NamedTuple):
     """A format with one request a row, in named columns, or at paths of keys (`usage.tokens`).
 
-    All of `columns` must be in the file: `time`, the column of arrival times (None: the format has
-    none), `ticks_per_s` its unit; the lengths; and `marks`, by which the format is
-    recognised. `no_output` says why a row without output tokens is dropped. `blocks`, if any, is
-    the column that names the content of each `block_tokens` tokens of the prompt. A file of any of
-    these formats may have the columns `max_new`, the output that the client allows, and `priority`.
+    All of `columns` must be in the file: `time`, the column of arrival times ("": the format has
+    none), in a `unit` of UNITS (any other: seen from each value); the lengths; and the `mark` by
+    which the format is recognised. `no_output` says why a row without output tokens is dropped.
+    `blocks`, if any, is the column that names the content of each `block_tokens` tokens of the
+    prompt. A file of any of these formats may have the columns `max_new`, the output that the
+    client allows, and `priority`.
     """
 
     prompt: str
     output: str
-    time: str | None = None
-    ticks_per_s: int = 1
-    parse_time: Callable[[str, object], Ticks] = elapsed
+    time: str = ""
+    unit: str = ""
     time_required: bool = True
     no_output: str = "no output tokens"
-    blocks: str | None = None
+    blocks: str = ""
     block_tokens: int = 0
-    marks: tuple[str, ...] = ()
+    mark: str = ""
 
     @property
     def columns(self) -> Sequence[str]:
-        required = (self.time,) if self.time and self.time_required else ()
-        return (*self.marks, *required, self.prompt, self.output)
+        time = self.time if self.time_required else ""
+        return [name for name in (self.mark, time, self.prompt, self.output) if name]
+
+    @property
+    def ticks_per_s(self) -> int:
+        return UNITS.get(self.unit, AUTO)[0]
 
     def rows(self, source: lines.Source) -> Iterator[Row]:
         """Yield the file's rows. Raises UsageError naming the line and the column that is wrong."""
@@ -234,7 +239,7 @@ class TraceTable(NamedTuple):
             self._time(time),
             token_count(self.prompt, prompt),
             token_count(self.output, output),
-            blocks=() if blocks is None else block_ids(str(self.blocks), blocks),
+            blocks=() if blocks is None else block_ids(self.blocks, blocks),
             max_new=None if max_new in (None, "") else token_count(MAX_NEW, max_new),
             priority=0 if priority in (None, "") else whole(PRIORITY, priority, *URGENCY),
         )
@@ -245,40 +250,15 @@ class TraceTable(NamedTuple):
 
     def _time(self, value: object) -> Ticks | None:
         """Return a row's time; None where the file need not have one and does not."""
-        if self.time is None or (value is None and not self.time_required):
+        if not self.time or (value is None and not self.time_required):
             return None
-        return self.parse_time(self.time, value)
+        return UNITS.get(self.unit, AUTO)[1](self.time, value)
 
+
+_TABLE = read_rows("formats", TraceTable, Path(__file__).parent)
 
 FORMATS: Mapping[str, TraceTable | ShareGpt] = MappingProxyType(
-    {
-        "azure": TraceTable(
-            "ContextTokens", "GeneratedTokens", "TIMESTAMP", NANOSECONDS_PER_S, timestamp
-        ),
-        "vidur": TraceTable(
-            "num_prefill_tokens", "num_decode_tokens", "arrived_at", time_required=False
-        ),
-        "burstgpt": TraceTable(
-            "Request tokens", "Response tokens", "Timestamp", no_output="failed: no response"
-        ),
-        "distserve": TraceTable("prompt_len", "output_len", "start_time"),
-        "splitwise-sim": TraceTable("prompt_size", "token_size", "arrival_timestamp"),
-        "bailian": TraceTable(
-            "input_length",
-            "output_length",
-            "timestamp",
-            blocks="hash_ids",
-            block_tokens=16,
-            marks=("chat_id",),
-        ),
-        "mooncake": TraceTable(
-            "input_length", "output_length", "timestamp", 1000, blocks="hash_ids", block_tokens=512
-        ),
-        "llmservingsim": TraceTable(
-            "input_toks", "output_toks", "arrival_time_ns", NANOSECONDS_PER_S
-        ),
-        "sharegpt": ShareGpt(),
-    }
+    {row.pop("name"): TraceTable(**row) for row in _TABLE} | {"sharegpt": ShareGpt()}
 )
 """The readers by name. Columns decide which one a file needs: the first whose all are there."""
 
@@ -338,10 +318,9 @@ def reader_of(
         found, reader = _seen(source, columns or {}, mapped=bool(columns) or name == LOG)
     if time_unit is None:
         return found, reader
-    if not isinstance(reader, TraceTable) or reader.time is None:
+    if not isinstance(reader, TraceTable) or not reader.time:
         raise source.error(f"time_unit: {found} has no times")
-    ticks_per_s, parse_time = UNITS[time_unit]
-    return found, reader._replace(ticks_per_s=ticks_per_s, parse_time=parse_time)
+    return found, reader._replace(unit=time_unit)
 
 
 def _seen(
@@ -381,9 +360,7 @@ def log_table(record: lines.Record, columns: Mapping[str, str]) -> TraceTable | 
     arrival, prompt, output = (columns.get(role) or usual(record, role) for role in ROLES)
     if prompt is None or output is None:
         return None
-    unit = (arrival or "").rpartition("_")[2]
-    ticks_per_s, parse_time = UNITS.get(unit, AUTO)
-    return TraceTable(prompt, output, arrival, ticks_per_s, parse_time)
+    return TraceTable(prompt, output, arrival or "", (arrival or "").rpartition("_")[2])
 
 
 def unknown(record: lines.Record) -> str:

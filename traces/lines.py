@@ -280,9 +280,9 @@ def has(record: Record, name: str) -> bool:
     return isinstance(inner, Mapping) and has(inner, rest)
 
 
-def value_of(record: Record, name: str | None) -> object:
+def value_of(record: Record, name: str) -> object:
     """Return what a record has in a column, or at the path of that name; None where nothing is."""
-    if name is None:
+    if not name:
         return None
     if name in record or "." not in name:
         return record.get(name)

@@ -312,13 +312,6 @@ def same_batches(one: RunResult, other: RunResult) -> float:
     return float(same.sum()) / most if most else 1.0
 
 
-class Priced(NamedTuple):
-    """Predicted seconds of each micro-batch, [m, depth], and its tokens with padding, [m]."""
-
-    expected_s: Floats
-    num_tokens: Ints
-
-
 class KeepingBatcher(PoolBatcher):
     """A Batcher, of a pool or not, that keeps the micro-batches it sent."""
 
@@ -334,11 +327,11 @@ class KeepingBatcher(PoolBatcher):
 
 def priced(
     world: World, journals: Iterable[Iterable[Entry]], *, keeps_pages: bool = False
-) -> Priced:
-    """Return the predicted costs of a recorded run, from the journals of its engines.
+) -> tuple[Floats, Ints]:
+    """Return the predicted seconds of a recorded run, [m, depth], and tokens with padding, [m].
 
-    `keeps_pages` as of a PoolBatcher. Raises PolicyError when one, replayed, does not give what
-    it records.
+    `journals` are those of its engines, `keeps_pages` as of a PoolBatcher. Raises PolicyError when
+    one, replayed, does not give what it records.
     """
     sent: list[MicroBatch] = []
     for journal in journals:
@@ -351,7 +344,7 @@ def priced(
     sent.sort(key=lambda batch: batch.scheduled_s)
     expected_s = [world.costs.times(batch.charged or batch) for batch in sent]
     num_tokens = np.array([batch.num_tokens for batch in sent], dtype=np.int64)
-    return Priced(np.array(expected_s).reshape(-1, world.depth), num_tokens)
+    return np.array(expected_s).reshape(-1, world.depth), num_tokens
 
 
 def cost_errors(

@@ -52,7 +52,7 @@ from tests.worlds import MAX_MODEL_LEN, pooled_worlds, served_worlds, small_worl
 def measured(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[RunResult, Times]:
     """Return a noisy run of a world and its times."""
     served, journals = serve_noisily(world, seed, late_s)
-    times = measured_times(served, world, priced(world, journals).num_tokens)
+    times = measured_times(served, world, priced(world, journals)[1])
     return served.result, times
 
 
@@ -85,7 +85,7 @@ def test_so_is_one_of_pools(world: PooledWorld, seed: int) -> None:
     times = []
     for (name, journal), each in zip(journals.items(), served.pipelines, strict=True):
         pool = getattr(world, name)
-        num_tokens = priced(pool, [journal], keeps_pages=name != "decode").num_tokens
+        num_tokens = priced(pool, [journal], keeps_pages=name != "decode")[1]
         times.append(measured_times(each, pool, num_tokens))
     result = served.result
     structure = structure_of(world, result, *times)
@@ -240,7 +240,7 @@ def test_a_stall_of_the_machine_is_not_drawn_for_one_message() -> None:
 def test_costs_are_compared_with_what_a_replayed_journal_held() -> None:
     served, (journal,) = serve_noisily(WORLD)
     result = served.result
-    expected_s = priced(WORLD, [journal]).expected_s
+    expected_s, _ = priced(WORLD, [journal])
     tokens = result.prefill_tokens + result.decode_tokens
     assert expected_s == pytest.approx(np.repeat(0.01 + 1e-5 * tokens[:, None], 3, axis=1))
     lines = cost_errors([result], [expected_s])

@@ -2,7 +2,7 @@
 
 A format knows which columns hold what, in which unit, and how to tell it from the others. It knows
 nothing of layouts, filters, limits or arrival processes. A new format of the usual kind is one line
-in FORMATS; a log with other names of columns is read by a mapping, or by usual names (`ROLES`).
+of formats.csv; a log with other names of columns is read by a mapping, or by usual names (`ROLES`).
 
 ShareGPT is a JSON array of conversations, which is never in memory as a whole. Its entries are
 texts to be tokenized, `conversations: [{from, value}, ...]`: the first turn is the prompt, the

@@ -8,33 +8,31 @@ page for a prefill, or would wait for ever.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from evenflow.core.batch import MicroBatch
 from evenflow.core.batcher import Batcher
+from evenflow.core.scheduling import Scheduler
 from evenflow.experiments.recordings import journal
-from evenflow.sim import World
 
 FACTS = journal.facts_of("gllm")
 
 
-def world_of(
-    path: Path, events: Sequence[journal.Event], scheduler: str | None = None, variant: str = "code"
-) -> World:
-    config, name = events[0], scheduler or "token_throttling"
-    settings = {**config, "variant": variant}
+def scheduler_of(config: journal.Event, name: str) -> Scheduler:
     limit = config["pages"] * config["page_tokens"]
-    make_scheduler = partial(journal.policy_of, name, settings, max_model_len=limit)
-    return journal.world_of(
-        events,
-        make_scheduler,
-        depth=config["depth"],
-        total_pages=config["pages"],
-        max_model_len=limit,
-        page_tokens=config["page_tokens"],
-        max_in_flight=config["depth"],
-    )
+    return journal.policy_of(name, {"variant": "code", **config}, max_model_len=limit)
+
+
+def deployment(path: Path, events: Sequence[journal.Event]) -> dict[str, Any]:
+    config = events[0]
+    return {
+        "depth": config["depth"],
+        "total_pages": config["pages"],
+        "max_model_len": config["pages"] * config["page_tokens"],
+        "page_tokens": config["page_tokens"],
+        "max_in_flight": config["depth"],
+    }
 
 
 def answers(batcher: Batcher, event: journal.Event, ask: journal.Ask) -> journal.Answers:

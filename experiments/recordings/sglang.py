@@ -26,12 +26,11 @@ from evenflow.engines.receiving import ReceivingQueues
 from evenflow.engines.speculation import Speculation
 from evenflow.experiments.recordings import journal
 from evenflow.schedulers.sglang import SHARED
-from evenflow.sim import World
 
 FACTS = journal.facts_of("sglang")
 
 
-def scheduler_of(config: journal.Event, name: str = "sglang") -> Scheduler:
+def scheduler_of(config: journal.Event, name: str) -> Scheduler:
     """Return the policy of a journal's settings; `name` gets the settings that it has."""
     settings = {**config, "dynamic_chunking": config.get("dynamic_chunking") is not None}
     settings["token_budget"] = config["chunked_prefill_size"]
@@ -76,25 +75,21 @@ def _decoding(events: Sequence[journal.Event]) -> Decoding:
     return Accepted((spec["acceptance"],) * spec["k"], gains)
 
 
-def world_of(path: Path, events: Sequence[journal.Event], scheduler: str | None = None) -> World:
+def deployment(path: Path, events: Sequence[journal.Event]) -> dict[str, Any]:
     config = events[0]
-    journal.refuse(path, config, FACTS.modelled)
     pairs = bool(config.get("speculative"))  # with which pages end
     block_tokens = 1 if pairs else gcd(config["page_size"], SHARED)
-    contents = journal.Contents(path, block_tokens, generated) if config["radix"] else None
-    make_scheduler = partial(scheduler_of, config, scheduler or "sglang")
-    return journal.world_of(
-        events,
-        make_scheduler,
-        contents,
-        depth=config["pp"],
-        total_pages=config["tokens"] // config["page_size"],
-        max_model_len=config.get("context", 1 << 30),
-        page_tokens=config["page_size"],
-        max_in_flight=config["pp"] + config.get("pp_async_batch_depth", 0) + config["overlap"],
+    in_flight = config["pp"] + config.get("pp_async_batch_depth", 0) + config["overlap"]
+    return {
+        "contents": journal.Contents(path, block_tokens, generated) if config["radix"] else None,
+        "depth": config["pp"],
+        "total_pages": config["tokens"] // config["page_size"],
+        "max_model_len": config.get("context", journal.NO_LIMIT),
+        "page_tokens": config["page_size"],
+        "max_in_flight": in_flight,
         **_loop(config),
-        decoding=_decoding(events),
-    )
+        "decoding": _decoding(events),
+    }
 
 
 def generated(known: int, stop: int) -> list[int]:

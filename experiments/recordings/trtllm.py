@@ -8,8 +8,8 @@ which of ours; the rules are the policy's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from evenflow.core.batch import Chunk
 from evenflow.core.batcher import Batcher
@@ -18,12 +18,11 @@ from evenflow.engines.loop import EngineLoop
 from evenflow.engines.queues import EngineQueues
 from evenflow.errors import DryPoolError
 from evenflow.experiments.recordings import journal
-from evenflow.sim import World
 
 FACTS = journal.facts_of("trtllm")
 
 
-def scheduler_of(config: journal.Event, name: str = "trtllm") -> Scheduler:
+def scheduler_of(config: journal.Event, name: str) -> Scheduler:
     """Return the policy of a journal's settings; `name` gets the settings that it has."""
     params = {
         "max_batch_size": config["max_batch_size"],
@@ -43,18 +42,16 @@ def scheduler_of(config: journal.Event, name: str = "trtllm") -> Scheduler:
     return journal.policy_of(name, params, depth=config["pp"], page_tokens=config["block_size"])
 
 
-def world_of(path: Path, events: Sequence[journal.Event], scheduler: str | None = None) -> World:
+def deployment(path: Path, events: Sequence[journal.Event]) -> dict[str, Any]:
     config = events[0]
-    return journal.world_of(
-        events,
-        partial(scheduler_of, config, scheduler or "trtllm"),
-        depth=config["pp"],
-        total_pages=config["blocks"],
-        max_model_len=1 << 30,
-        page_tokens=config["block_size"],
-        max_in_flight=config["pp"] + (config["loop"] == "overlap"),
-        loop=EngineLoop,
-    )
+    return {
+        "depth": config["pp"],
+        "total_pages": config["blocks"],
+        "max_model_len": journal.NO_LIMIT,
+        "page_tokens": config["block_size"],
+        "max_in_flight": config["pp"] + (config["loop"] == "overlap"),
+        "loop": EngineLoop,
+    }
 
 
 def answers(batcher: Batcher, event: journal.Event, ask: journal.Ask) -> journal.Answers:

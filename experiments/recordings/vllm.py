@@ -8,15 +8,14 @@ the policy's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from evenflow.core.batcher import Batcher
 from evenflow.core.scheduling import Scheduler
 from evenflow.engines.loop import EngineLoop
 from evenflow.errors import UsageError
 from evenflow.experiments.recordings import journal
-from evenflow.sim import World
 
 FACTS = journal.facts_of("vllm")
 
@@ -24,7 +23,7 @@ GENERATED = 500
 """Without a model, the token after n known ones is 3 + n mod 500."""
 
 
-def scheduler_of(config: journal.Event, name: str = "vllm_v1") -> Scheduler:
+def scheduler_of(config: journal.Event, name: str) -> Scheduler:
     """Return the policy of a journal's settings; `name` gets the settings that it has."""
     params = {
         "max_num_batched_tokens": config["budget"],
@@ -50,28 +49,22 @@ def generated(known: int, stop: int) -> list[int]:
     return [3 + position % GENERATED for position in range(known, stop)]
 
 
-def world_of(path: Path, events: Sequence[journal.Event], scheduler: str | None = None) -> World:
-    """Return a journal's requests and deployment; one of vLLM's blocks is its null block."""
+def deployment(path: Path, events: Sequence[journal.Event]) -> dict[str, Any]:
+    """Return the deployment; one of vLLM's blocks is its null block."""
     config = events[0]
-    journal.refuse(path, config, FACTS.modelled)
     if config.get("async_scheduling") and config["pp"] > 1 and not config.get("v2_runner"):
         what = "async_scheduling with runner V1 and stages, which vLLM does not support,"
         raise UsageError(f"{path}: {what} is not modelled")
-    contents = None
-    if config.get("prefix_caching"):
-        contents = journal.Contents(path, config["block_size"], generated)
-    make_scheduler = partial(scheduler_of, config, scheduler or "vllm_v1")
-    return journal.world_of(
-        events,
-        make_scheduler,
-        contents,
-        depth=config["pp"],
-        total_pages=config["blocks"] - 1,
-        max_model_len=config.get("max_model_len", 1 << 30),
-        page_tokens=config["block_size"],
-        max_in_flight=config["max_concurrent_batches"],
-        loop=EngineLoop,
-    )
+    known = config.get("prefix_caching")
+    return {
+        "contents": journal.Contents(path, config["block_size"], generated) if known else None,
+        "depth": config["pp"],
+        "total_pages": config["blocks"] - 1,
+        "max_model_len": config.get("max_model_len", journal.NO_LIMIT),
+        "page_tokens": config["block_size"],
+        "max_in_flight": config["max_concurrent_batches"],
+        "loop": EngineLoop,
+    }
 
 
 def answers(batcher: Batcher, event: journal.Event, ask: journal.Ask) -> journal.Answers:

@@ -231,7 +231,7 @@ def sweep_of(document: Document, beside: Path, overrides: Sequence[str] = ()) ->
     config = checked(SweepConfig, document)
     run, beside = _run_of(document, config.run, beside)
     run = yaml_file.overridden(run, of_run, below="run.")
-    make_importable([document.data, run.data], Path.cwd(), beside)
+    make_importable([document.data, run.data], beside)
     return Sweep(config, document, run, beside)
 
 

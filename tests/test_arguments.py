@@ -122,7 +122,7 @@ def test_a_working_folder_that_is_gone_leaves_what_is_named_from_the_root(
     run = ef.simulate(tmp_path / "RUN.yaml", scheduler="mine.py:Mine", out=out)
     assert run.summary["completed"] == 3
     assert (out / "report.html").is_file()
-    with pytest.raises(UsageError, match="^out: cannot write"):
+    with pytest.raises(UsageError, match=r"^out: cannot write"):
         ef.simulate(tmp_path / "RUN.yaml", out="out")
 
 

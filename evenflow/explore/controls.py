@@ -119,7 +119,7 @@ def _number(key: str, value: Any, reach: Any, words: str) -> Control:
     known = type(value) in (int, float)
     if known:
         low, high = min(low, value if value > 0 or not log else low), max(high, value)
-    whole = type(reach.low) is int and type(reach.high) is int and type(value) is not float
+    whole = reach.whole and type(value) is not float
     limits = {"low": low, "high": high, "log": log, "whole": whole}
     return {"key": key, "value": value if known else None, "words": words, **limits}
 

@@ -60,7 +60,7 @@ def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
     if ask.joining:
         own = [each.written for each in configured(document).processes or ()]
         document = patched(document, {"processes": [*own, *ask.joining]})
-    make_importable([document.data, list(ask.schedulers or ())], Path.cwd(), beside)
+    make_importable([document.data, list(ask.schedulers or ())], beside)
     document, is_cut = _with_requests(document, beside, ask.replications)
     config = configured(document)
     tried = [{"scheduler": {"name": name}} for name in policies_to_try(ask.schedulers, config)]

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from pathlib import Path
@@ -23,6 +23,7 @@ from evenflow.config.build import Workload, build
 from evenflow.config.run import RunConfig, with_
 from evenflow.config.yaml_file import Document, Patch
 from evenflow.errors import UsageError
+from evenflow.report.echo import Watch
 from evenflow.report.folder import claimed, staged
 from evenflow.report.words import LOAD, overload
 from evenflow.results.outcome import Outcome, Served
@@ -305,10 +306,6 @@ class Simulator:
             for index, (labels, points) in enumerate(rows)
         ]
 
-
-Watch: TypeAlias = Callable[[list[str], int | None], AbstractContextManager[Any]]
-"""Shows the progress of tasks with these names, of a number of points (None: unknown): it gives an
-object whose `done` takes the number done, and `failed` the record of each point that fails."""
 
 STORE = "store"
 """The folder of records, below that of the results."""

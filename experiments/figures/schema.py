@@ -237,7 +237,7 @@ def load_plan(
         run = run._replace(data=layered(without_links(run.data), by_hand))
     all_keys = document._replace(data=document.data | {"run": run.data})
     figure = yaml_file.checked(FigureKeys, all_keys)
-    make_importable([run.data, figure.systems, figure.study], Path.cwd(), path.parent)
+    make_importable([run.data, figure.systems, figure.study], path.parent)
     _check_not_taken(by_hand, figure.study)
     numbers = {dotted.split(".")[1] for dotted in map(_key, overrides) if dotted[:6] == "study."}
     quickly = {name: value for name, value in figure.quick.items() if name not in numbers}

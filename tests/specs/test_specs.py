@@ -558,13 +558,13 @@ def test_a_runtime_like_an_engine_has_its_numbers_but_for_those_that_are_given()
 def test_gpu_names_are_the_contract() -> None:
     names = "L20 A100-40G A100-80G A100-80G-PCIe A800-80G A40 L40S H100 H200 B200 B300 GB200 GB300"
     names += " RTX-PRO-6000 L4 RTX-4090 A800-80G-PCIe H800 H20 MI300X V100-16G V100-32G"
-    names += " T4 RTX-A6000 GB10"
+    names += " T4 RTX-A6000 A10 A10G GB10"
     assert {spec.name for spec in gpus()} == set(names.split())
 
 
 def test_every_gpu_says_what_its_efficiencies_are_fitted_on_and_the_error() -> None:
     assumed = {spec.name for spec in gpus() if spec.source.startswith("assumed")}
-    named = "L4 RTX-4090 H800 H20 MI300X V100-16G V100-32G T4 RTX-A6000 GB10"
+    named = "L4 RTX-4090 H800 H20 MI300X V100-16G V100-32G T4 RTX-A6000 A10 A10G GB10"
     assert assumed == set(named.split())
     for spec in gpus():
         assert spec.name in assumed or spec.source.startswith("fitted on")
@@ -575,6 +575,13 @@ def test_every_gpu_says_what_its_efficiencies_are_fitted_on_and_the_error() -> N
     )
 
 
+def test_no_card_shows_all_of_its_nominal_memory_unless_its_logs_are_not_known() -> None:
+    """L4 and A10 keep ECC in their GDDR6: vLLM's logs have 22.03 and 22.06 GiB of their 24."""
+    shown = {spec.name: spec.visible_gb for spec in gpus()}
+    assert {name for name, visible_gb in shown.items() if not visible_gb} == {"GB300", "H20"}
+    assert [shown[name] for name in ("L4", "A10G", "V100-32G")] == [22.03, 22.06, 31.73]
+
+
 def test_a_mapping_changes_a_known_gpu_or_makes_a_new_one() -> None:
     assert gpu({"name": "L20", "memory_gb": 45}) == replace(gpu("L20"), memory_gb=45, visible_gb=0)
     made = gpu({"fp16_tflops": 100, "memory_bandwidth_gb_s": 500, "memory_gb": 16})
@@ -582,7 +589,7 @@ def test_a_mapping_changes_a_known_gpu_or_makes_a_new_one() -> None:
     assert gpu({"name": "L20", "compute_efficiency": 0.8}).source == "given"
 
 
-OTHERS = ("MI325X", "P100", "K80", "GB20", "A10", "L40", "H2000", "B100", "RTX-5090", "4090")
+OTHERS = ("MI325X", "P100", "K80", "GB20", "A30", "L40", "H2000", "B100", "RTX-5090", "4090")
 """GPUs of other chips than the table's, whatever their names are like."""
 
 

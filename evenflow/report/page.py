@@ -6,10 +6,12 @@ make one. Knows no run and no sweep.
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -79,9 +81,16 @@ def document(title: str, script: str, body: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()  # of names that are not UTF-8
 
 
-def section(heading: str, caption: str) -> str:
-    """Return a heading with what there is to see below it."""
+def section(heading: str, caption: str | None = None, **values: object) -> str:
+    """Return a heading with a caption, by default what captions.csv has, filled with `values`."""
+    caption = _captions()[heading].format(**values) if caption is None else caption
     return f'<h2>{heading}</h2>\n<p class="caption">{caption}</p>'
+
+
+@cache
+def _captions() -> dict[str, str]:
+    rows = csv.DictReader(_beside("captions.csv").splitlines())
+    return {row["heading"]: row["caption"] for row in rows}
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,35 +81,6 @@ MIXES = {"prefill only": 1.0, "half prefill, half decode": 0.5, "decode only": 0
 BLOCKS = {words: blend(share) for words, share in MIXES.items()}
 """The colours of micro-batches by what they hold."""
 
-CAPTIONS = {
-    "Summary": f"The best of a row, and all within {100 * ALIKE:.0f} % of it, are in bold. Mean "
-    "and P99 (99 of 100 are at or below it) are defined as in vLLM's benchmark.",
-    "Where the stage time goes": "Each bar is the time of all stages together. Grey is computing; "
-    "each colour is idle time (a pipeline bubble) with one cause. Less colour is better.",
-    "Tokens in each micro-batch": "Micro-batches that hold equally many tokens take about equally "
-    "long, and stages then need not wait for each other: a flat top is good, a ragged one makes "
-    "bubbles. Left: the whole run, mean of neighbouring micro-batches. Right: consecutive ones in "
-    "the steady state, a bar each. All schedulers have the same axes; ± is the standard deviation "
-    "over the run.",
-    "Stages at work": "A block is one micro-batch on one stage, from decode only (blue) to prefill "
-    "only (orange); a slim bar is idle time, coloured by cause. Where many share a pixel, they are "
-    f"stacked in it by their shares. At most {TIMELINE_BATCHES} micro-batches of the steady state "
-    "are here one by one; of the rest a page shows how much is computed (grey), and why not. All "
-    "are in timeline.json.gz, which ui.perfetto.dev opens.",
-    "Latency": "For each time on the x axis, the share of requests that were at least as fast. A "
-    "line further left is better. Mind the scale: where latencies differ more than tenfold it is "
-    "logarithmic. A dashed upright line is a limit of the SLO.",
-    "Requests in the system": "Waiting requests have arrived and have no token yet; generating "
-    f"ones have their first token and not their last: the most at once in each of "
-    f"{QUEUE_BINS} parts of the run. A waiting curve that keeps rising means the "
-    "pipeline is overloaded.",
-    "Appendix: the replicas": "What each pipeline served by itself: the router divides the "
-    f"requests among them. The first {DRAWN} of a deployment are drawn below; the folders "
-    "replica-0, replica-1, ... have the tables of all.",
-    "KV cache": "Share of KV-cache pages held by requests when a micro-batch was scheduled: the "
-    "line is the mean, the band the range. At 100 % requests must wait or are preempted.",
-}
-
 
 def write_report(
     path: str | Path,
@@ -138,7 +109,7 @@ def render(
     told = [title, *about(runs)]
     parts = [f'<p class="caption">{"<br>".join(map(escape, told))}</p>']
     parts.append(f'<div class="verdict"><p>{first}</p><ul>{points}</ul></div>')
-    parts += [_section("Summary"), table(runs), *more, *_marks(runs)]
+    parts += [section("Summary", alike=100 * ALIKE), table(runs), *more, *_marks(runs)]
     if all(map(_computed, runs.values())):
         parts += _figures(runs)
     else:
@@ -164,7 +135,7 @@ def _figures(runs: Mapping[str, Outcome]) -> list[str]:
 
 def _stage_time(runs: Mapping[str, Outcome]) -> list[str]:
     return [
-        _section("Where the stage time goes"),
+        section("Where the stage time goes"),
         _cause_key(runs, {"computing": PARTS["computing"]}),
         figure("causes", causes(runs)),
         f"<details><summary>What the causes mean</summary>{cause_list()}</details>",
@@ -177,10 +148,10 @@ def _stage_time(runs: Mapping[str, Outcome]) -> list[str]:
 
 def _work(lines: Mapping[str, Outcome]) -> list[str]:
     return [
-        _section("Tokens in each micro-batch"),
+        section("Tokens in each micro-batch"),
         key({"prefill tokens": swatch(PREFILL), "decode tokens": swatch(DECODE)}),
         _beside("two", tokens(lines)),
-        _section("Stages at work"),
+        section("Stages at work", batches=TIMELINE_BATCHES),
         _cause_key(lines, {"computing": PARTS["computing"]} | BLOCKS),
         *(
             timeline(
@@ -193,10 +164,10 @@ def _work(lines: Mapping[str, Outcome]) -> list[str]:
 
 def _requests(runs: Mapping[str, Outcome]) -> list[str]:
     return [
-        _section("Latency"),
+        section("Latency"),
         _line_key(runs),
         _beside("two", latency(runs, slo(runs))),
-        _section("Requests in the system"),
+        section("Requests in the system", bins=QUEUE_BINS),
         _line_key(runs),
         _beside("two", queues(runs)),
     ]
@@ -216,7 +187,7 @@ def _marks(runs: Mapping[str, Outcome]) -> Iterator[str]:
 
 
 def _kv(lines: Mapping[str, Outcome]) -> list[str]:
-    return [_section("KV cache"), _line_key(lines), figure("kv", kv_usage(lines))]
+    return [section("KV cache"), _line_key(lines), figure("kv", kv_usage(lines))]
 
 
 def _replica_table(parts: Mapping[str, Outcome]) -> list[str]:
@@ -227,15 +198,11 @@ def _replica_table(parts: Mapping[str, Outcome]) -> list[str]:
         for name, run in parts.items()
     ]
     table = html_table(["replica", *(metric.words for metric in shown)], rows, sorts=True)
-    return [_section("Appendix: the replicas"), table]
+    return [section("Appendix: the replicas", drawn=DRAWN), table]
 
 
 def _beside(kind: str, drawn: Sequence[Drawn]) -> str:
     return beside(kind, [figure(*each) for each in drawn])
-
-
-def _section(heading: str) -> str:
-    return section(heading, CAPTIONS[heading])
 
 
 def cause_list() -> str:

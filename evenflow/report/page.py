@@ -223,21 +223,9 @@ class PlotlyFigure:
             {"type": "scatter", "mode": "lines", "name": escape(name), **points, **look, **trace}
         )
 
-    def bars(
-        self,
-        name: str,
-        shade: str | list[float],
-        x: list[Any],
-        y: list[Any],
-        *,
-        edge: float = 0,
-        **trace: Any,
-    ) -> None:
-        """Draw bars of a colour, or from DECODE (0) to PREFILL (1); `edge`: its width in white."""
-        white = {"color": "white"} if edge else {}
-        scale = {"colorscale": [[0, DECODE], [1, PREFILL]], "cmin": 0, "cmax": 1}
-        ramp = {} if isinstance(shade, str) else scale
-        marker = {"color": shade, **ramp, "line": {"width": edge, **white}}
+    def bars(self, name: str, shade: str, x: list[Any], y: list[Any], **trace: Any) -> None:
+        """Draw bars of a colour."""
+        marker = {"color": shade, "line": {"width": 0}}
         self.data.append({"type": "bar", "name": name, "x": x, "y": y, "marker": marker, **trace})
 
 

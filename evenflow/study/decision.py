@@ -181,7 +181,7 @@ def breaks(margins: Sequence[Margin], end: RateFound | None) -> Iterator[str]:
     """Yield what would break an answer: more traffic, or costs that are off by their error."""
     if end is not None:
         yield from _traffic(margins, end)
-    near = [_words(each) for each in margins if each.verdict == "may be missed"]
+    near = [_metric(each.condition.metric) for each in margins if each.verdict == "may be missed"]
     if near:
         yield (
             f"Costs that are off by their stated error: the 90 % interval of {listed(near)} "
@@ -198,25 +198,17 @@ def _traffic(margins: Sequence[Margin], end: RateFound) -> Iterator[str]:
     if end.status == "too_short" or end.fails_at is None:
         yield "More traffic: the run is too short to tell which limit breaks first."
         return
-    told = []
-    for metric in end.failed:
-        of = next((each for each in margins if each.condition.metric == metric), None)
-        value = None if of is None else of.missed_value
-        at = (
-            ""
-            if of is None or value is None
-            else f" ({number(value, 3)} of {of.condition.limit:g})"
-        )
-        told.append(f"{_metric(metric)}{at}")
+    at = {
+        each.condition.metric: f" ({number(each.missed_value, 3)} of {each.condition.limit:g})"
+        for each in margins
+        if each.missed_value is not None
+    }
+    told = [f"{_metric(metric)}{at.get(metric, '')}" for metric in end.failed]
     verb = "breaks" if len(told) == 1 else "break"
     yield (
         f"More traffic: from {end.fails_at:.4g} requests/s on, {listed(told)} {verb} first; all "
         f"limits hold up to {end.rate:.4g} requests/s."
     )
-
-
-def _words(margin: Margin) -> str:
-    return _metric(margin.condition.metric)
 
 
 def _metric(metric: str) -> str:

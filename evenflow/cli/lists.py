@@ -1,4 +1,4 @@
-"""The commands that run nothing: what there is, a run file's keys, and what a trace is like."""
+"""The commands that run nothing: lists of names, a run file's keys, descriptions of traces."""
 
 from __future__ import annotations
 

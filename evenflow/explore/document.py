@@ -1,6 +1,6 @@
 """Question of a page: its RUN.yaml, the schedulers beside it, and changes by sliders.
 
-What the page sends is checked here: it names no file and no module but those of the command line.
+What the page sends is checked here: it names only files and modules of the command line.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def _leads_somewhere(word: str, beside: Path) -> bool:
 
 
 def question_of(data: Any) -> Question:
-    """Return what a page asks for, from its JSON; UsageError for what is no such thing."""
+    """Return what a page asks for, from its JSON; UsageError for anything else."""
     try:
         return Question.model_validate(data)
     except ValidationError as error:

@@ -142,7 +142,7 @@ def scripts() -> str:
 def timeline(name: str, data: Mapping[str, Any], head: str) -> str:
     """Return an element with the id `name`, and the script that draws a timeline in it.
 
-    `data` are those of `segments.timeline_data`, `head` is HTML over it.
+    `data` is made by `segments.timeline_data`, `head` is HTML over it.
     """
     text = json.dumps(data, separators=(",", ":"))
     return (

@@ -123,7 +123,7 @@ def _computed(run: Outcome) -> bool:
 
 
 def _figures(runs: Mapping[str, Outcome]) -> list[str]:
-    """Return the figures of the runs; what replicas did by themselves comes last."""
+    """Return the figures of the runs; single replicas come last."""
     lines = pipelines(runs)
     if parts := replicas(runs):
         served = {name: run for name, run in replicas(runs, DRAWN).items() if _computed(run)}
@@ -174,7 +174,7 @@ def _requests(runs: Mapping[str, Outcome]) -> list[str]:
 
 
 def _marks(runs: Mapping[str, Outcome]) -> Iterator[str]:
-    """Events of processes in each run: the first MARKS of it."""
+    """Yield the first MARKS events of processes in each run."""
     seen: set[object] = set()  # replicas have the same
     for name, run in runs.items():
         marks = run.result.marks

@@ -1,6 +1,6 @@
-"""The answer of `plan` or `capacity` as a record: a deployment, its margins, what they rest on.
+"""The answer of `plan` or `capacity` as a record: a deployment, its margins and their basis.
 
-The JSON and the page have the same of it. Knows trials and limits; no search and no HTML.
+The JSON and the page hold the same. Knows trials and limits; no search and no HTML.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ class Basis(NamedTuple):
 class DecisionRecord:
     """A deployment that is proposed or was asked for, and all that a decision on it needs.
 
-    `sentences`: the answer first. `breaks`: what would break it. `alternatives`: tables by what
-    they are. `unchosen`: the parts of the deployment that nobody chose. `rate`: requests/s at which
-    margins and price are, None for arrivals without one; `tried`: rates that were simulated.
+    `sentences`: the answer first. `breaks`: what would break it. `alternatives`: tables by heading.
+    `unchosen`: parts of the deployment that are defaults. `rate`: requests/s at which margins and
+    price are, None for arrivals without one; `tried`: rates that were simulated.
     """
 
     sentences: Sequence[str]
@@ -216,7 +216,7 @@ def _metric(metric: str) -> str:
 
 
 def basis(config: RunConfig, trial: Trial, prediction: Prediction | None) -> Iterator[Basis]:
-    """Yield what a prediction rests on, part by part."""
+    """Yield the basis of a prediction, part by part."""
     yield _kernels(config, trial, prediction)
     yield _cpu_time(config)
     yield Basis(

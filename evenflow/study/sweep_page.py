@@ -26,7 +26,7 @@ HEADINGS = {
 """The heading of each picture of the page, in the page's order."""
 
 LATENCIES = ("mean_ttft_ms", "mean_tpot_ms")
-"""What the tables have beside the metrics that decide; that of all points has the GPUs, too."""
+"""Metrics in tables beside the deciding ones; the table of all points has the GPUs, too."""
 
 
 def write_findings(folder: Path, found: Swept, title: str) -> None:

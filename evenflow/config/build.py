@@ -113,7 +113,7 @@ def build(
     what the server was sent earlier. The policy is made once here, so that a mistake in its
     parameters is found before the run.
     """
-    make_importable([config.scheduler.name, dict(config.scheduler.params)], Path.cwd(), beside)
+    make_importable([config.scheduler.name, dict(config.scheduler.params)], beside)
     if config.scheduler.name in POOLED and make_scheduler is None:
         if before:
             raise UsageError(f"workload.after: not with {config.scheduler.name}; leave it out")

@@ -5,7 +5,7 @@ Knows which points there are and what is a mistake; simulates no more than a few
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,10 +17,12 @@ from pydantic import Field, model_validator
 from evenflow.config import yaml_file
 from evenflow.config.files import make_importable
 from evenflow.config.pools import defaults
-from evenflow.config.run import RunConfig
+from evenflow.config.run import RunConfig, configured
 from evenflow.config.yaml_file import Document, KeyPath, Patch, checked, find, flat
 from evenflow.errors import DoesNotFitError, PolicyError, UsageError, instead_of
 from evenflow.keys import Keys, expect, needed
+from evenflow.schedulers import POOLED, policy
+from evenflow.schedulers.limits import Range
 from evenflow.study.points import Point
 from evenflow.study.searches import (
     Finite,
@@ -81,12 +83,14 @@ class SweepConfig(Keys):
         expect(lambda v: isinstance(v, str | dict) and bool(v), "a RUN.yaml, or its keys"),
     ] = Field(examples=["RUN.yaml"])
     """A RUN.yaml, or its keys."""
-    parameters: Annotated[dict[str, Parameter], Field(min_length=1)] = Field(
-        examples=[{"kv.pages": [500, 1000]}]
+    parameters: dict[str, Parameter] = Field(
+        default_factory=dict, examples=[{"kv.pages": [500, 1000]}]
     )
     """What is varied: a list of values or a range for each dotted key of the run. A name that is no
     key of the run has mappings of keys as values, which change together.
     """
+    search_space: bool = False
+    """Whether the parameters that the run's scheduler calls worth trying are varied, too."""
     method: Method = Grid(kind="grid")
     """Which points are simulated."""
     objectives: list[Objective] = Field(
@@ -107,7 +111,9 @@ class SweepConfig(Keys):
     """
 
     @model_validator(mode="after")
-    def _steps_where_needed(self) -> Self:
+    def _varies_something(self) -> Self:
+        if not (self.parameters or self.search_space):
+            raise needed("a sweep", '"parameters", or search_space: true')
         if self.method.kind in ("grid", "one_at_a_time"):
             for name, parameter in self.parameters.items():
                 if isinstance(parameter, NumberRange) and parameter.steps is None:
@@ -133,13 +139,13 @@ class SweepConfig(Keys):
 
     @property
     def conditions(self) -> list[Condition]:
-        """The limits, each end by itself."""
+        """The limits, a condition for each end."""
         return [each for name, bounds in self.limits.items() for each in bounds.of(name)]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A checked SWEEP.yaml, its document, and that of its run.
+    """A checked SWEEP.yaml, its document, and its run's document.
 
     `beside` is the folder that the run's relative paths start from.
     """
@@ -192,7 +198,7 @@ class Sweep:
     def known(self) -> list[Patch]:
         """The points that are known beforehand; the run as it is comes first if not among them.
 
-        Those of a search follow from its results: of them only that first one is known.
+        A search's points follow from its results: only the first one is known.
         """
         chosen, default = self.chosen, self.default
         if default is not None and identity(default) not in map(identity, chosen):
@@ -231,8 +237,27 @@ def sweep_of(document: Document, beside: Path, overrides: Sequence[str] = ()) ->
     config = checked(SweepConfig, document)
     run, beside = _run_of(document, config.run, beside)
     run = yaml_file.overridden(run, of_run, below="run.")
-    make_importable([document.data, run.data], Path.cwd(), beside)
+    make_importable([document.data, run.data], beside)
+    if config.search_space:
+        space = _worth_trying(document, run) | document.data.get("parameters", {})
+        config = checked(SweepConfig, document._replace(data=document.data | {"parameters": space}))
     return Sweep(config, document, run, beside)
+
+
+def _worth_trying(document: Document, run: Document) -> dict[str, Any]:
+    """Return the parameters that the policy of a run calls worth trying."""
+    name = configured(run).scheduler.name
+    space: Any = {} if name in POOLED else getattr(policy(name), "search_space", {})
+    if not isinstance(space, Mapping) or not space:
+        place = document.place(("search_space",))
+        raise UsageError(f"{place}: search_space: {name} has none; parameters are right")
+
+    def parameter(values: Any) -> Any:
+        if isinstance(values, Range):
+            return values._asdict() | {"integer": values.whole}
+        return list(values) if isinstance(values, tuple) else values
+
+    return {f"scheduler.{key}": parameter(values) for key, values in space.items()}
 
 
 def _run_of(document: Document, run: str | dict[str, Any], folder: Path) -> tuple[Document, Path]:
@@ -250,7 +275,7 @@ def check(sweep: Sweep) -> None:
     """Raise UsageError naming the place of what is wrong in a sweep, where that can be known.
 
     A value that no run accepts is a mistake. A deployment that does not fit and a policy that
-    breaks its promise are results: such points are recorded as failed.
+    breaks its promise are results: these points are recorded as failed.
     """
     known, space = sweep.known, sweep.config.parameters
     sweep.study.points(known)

@@ -140,8 +140,3 @@ def _by_stage(placed: Deployment) -> list[frozenset[Product]]:
         kinds = placed.kinds(stage) if placed.gpu_of(stage).name in GPUS else ()
         found.append(frozenset(each for kind in kinds for each in products(kind, placed)))
     return found
-
-
-def begun(costs: StageCost) -> StageCost:
-    """Return the costs of one run: those that remember a run begin anew."""
-    return costs.begun() if isinstance(costs, CompilingCost) else costs

@@ -50,16 +50,25 @@ class Tandem:
         self._on_free = on_free
         self._returned = on_return
 
+    @property
+    def free_s(self) -> float:
+        """From when on stage 0 could start a micro-batch."""
+        return self._stage_free_s[0]
+
     def is_free(self, now_s: float) -> bool:
         """Say whether stage 0 could start a micro-batch now."""
         return self._stage_free_s[0] <= now_s
 
     def submit(self, batch: MicroBatch) -> None:
         """Send a micro-batch to stage 0."""
+        self._clock.at(self.send(batch), self._returned)
+
+    def send(self, batch: MicroBatch) -> float:
+        """Send a micro-batch to stage 0; return when it leaves the last one."""
         work = batch if batch.charged is None else batch.charged
         times = self._cross(batch, self._costs.times(work))
         self._recorder.batch(batch, times)
-        self._clock.at(times[-1], self._returned)
+        return times[-1]
 
     def call_when_free(self) -> None:
         """Call `on_free` when stage 0 is free. On a single stage the return says so."""

@@ -82,6 +82,7 @@ class Coast:
             batch.slot = group.slot = queues.batches % queues.num_slots
             batch.scheduled_s = now_s
             batch.decode_context = group.context
+            batch.num_active = len(queues.admitted)
             batch.free_pages = pool.free_pages
             batch.kv_tokens = kv.held_tokens
             queues.batches += 1

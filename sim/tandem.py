@@ -8,7 +8,7 @@ specification; both give the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.batch import MicroBatch
@@ -80,7 +80,7 @@ class Tandem:
         self._call_queued = False
         self._on_free(now_s)
 
-    def _cross(self, batch: MicroBatch, stage_seconds: Sequence[float]) -> list[float]:
+    def _cross(self, batch: MicroBatch, stage_seconds: list[float]) -> list[float]:
         """Return (available, start, end) on each stage, one after the other."""
         overheads, hops, prepares = self._overheads, self._hops, self._prepares
         free_s = self._stage_free_s

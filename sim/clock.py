@@ -75,6 +75,8 @@ class SimClock:
 
     def __init__(self) -> None:
         self.env = CheckedEnvironment(0.0)
+        self.inner: set[Callable[[float], None]] = set()
+        """Calls that change nothing outside the pipeline that they are of."""
 
     @property
     def now(self) -> float:
@@ -87,12 +89,14 @@ class SimClock:
         self.env.put(time_s, priority, call)
 
     def due(self, call: Callable[[float], None]) -> tuple[list[float], float]:
-        """Return the times for which `call` is queued, in order, and the first of all else."""
-        times, first_s = [], INFINITY
+        """Return the times for which `call` is queued, in order, and the first of what is not
+        `inner`.
+        """
+        times, first_s, inner = [], INFINITY, self.inner
         for time_s, _, _, what in self.env._queue:
             if what is call:
                 times.append(time_s)
-            elif time_s < first_s:
+            elif time_s < first_s and what not in inner:
                 first_s = time_s
         times.sort()
         return times, first_s

@@ -37,6 +37,8 @@ class Coast:
         self._tandem = tandem
         self._travelling = loop.travelling
         self._returned = returned
+        self.calls = (returned, tandem.freed)
+        """Calls of the pipeline that the clock has queued."""
 
     def go(self) -> None:
         """Serve all rounds up to the first that may be another's business."""

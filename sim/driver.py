@@ -72,6 +72,8 @@ class SimDriver:
         self._queues_ahead = pipeline.queues_ahead
         self._over_queued = False
         self._turn = LAST
+        if self._coast is not None and world.concurrency is None:  # else an end lets another in
+            self._clock.inner |= {*self._coast.calls, self._settle_later}
 
     def run(self) -> RunResult:
         """Simulate until every request is done; return what happened."""

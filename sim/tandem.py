@@ -74,9 +74,10 @@ class Tandem:
         """Call `on_free` when stage 0 is free. On a single stage the return says so."""
         if not self._call_queued and len(self._stage_free_s) > 1:
             self._call_queued = True
-            self._clock.at(self._stage_free_s[0], self._free)
+            self._clock.at(self._stage_free_s[0], self.freed)
 
-    def _free(self, now_s: float) -> None:
+    def freed(self, now_s: float) -> None:
+        """Say that stage 0 is free."""
         self._call_queued = False
         self._on_free(now_s)
 

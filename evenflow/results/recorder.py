@@ -188,10 +188,10 @@ class Recorder:
         sampled_rows, free_pages, kv_tokens = numbers[:, 1:4].T.astype(np.int64)
         return {
             "returned_s": numbers[:, 0].copy(),
-            "sampled_rows": sampled_rows,
-            "busy_s": numbers[:, 4:].copy().sum(keepdims=True)[0],
-            "free_pages": free_pages.sum(keepdims=True),
-            "kv_tokens": kv_tokens.sum(keepdims=True),
+            "sampled_rows": sampled_rows.copy(),
+            "busy_s": np.array([numbers[:, 4:].copy().sum()]),
+            "free_pages": np.array([free_pages.sum()]),
+            "kv_tokens": np.array([kv_tokens.sum()]),
             "start_s": np.array([self._start_s][: len(numbers)]),
         }
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from evenflow.core.batch import MicroBatch
+from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import DecodeGroup
 from evenflow.core.kv import KvCache
 from evenflow.core.loop import Loop
 from evenflow.core.queues import Queues
+from evenflow.core.world import World
 from evenflow.engines.queues import EngineQueues
 from evenflow.schedulers.limits import Policy
 from evenflow.sim.clock import SimClock
@@ -20,7 +22,10 @@ from evenflow.sim.tandem import Tandem
 
 
 class Coast:
-    """Sends groups of decodes again, as the loop would, on from the end of an instant."""
+    """Sends groups of decodes again, as the loop would, on from the end of an instant.
+
+    `calls`: those of the pipeline that the clock has queued. `eager`: as the loop is.
+    """
 
     def __init__(
         self,
@@ -29,6 +34,8 @@ class Coast:
         policy: Policy,
         tandem: Tandem,
         returned: Callable[[float], None],
+        *,
+        eager: bool,
     ) -> None:
         self._clock = clock
         self._engine = loop.engines[0]
@@ -37,8 +44,8 @@ class Coast:
         self._tandem = tandem
         self._travelling = loop.travelling
         self._returned = returned
+        self._eager = eager
         self.calls = (returned, tandem.freed)
-        """Calls of the pipeline that the clock has queued."""
 
     def go(self) -> None:
         """Serve all rounds up to the first that may be another's business."""
@@ -46,7 +53,7 @@ class Coast:
         if queues.ready.num_sequences or queues.waiting_tokens or queues.aborted:
             return
         flying = list(queues.in_flight.values())
-        if not flying or not all([_decodes(batch) for batch in flying]):
+        if not flying or not all(_decodes(batch) for batch in flying):
             return
         back_s, until_s = self._clock.due(self._returned)
         if len(back_s) != len(flying):
@@ -64,7 +71,7 @@ class Coast:
         while True:
             then = place + 1 if place < last else 0
             returned_s = back_s[place]
-            now_s = max(returned_s, tandem.free_s)
+            now_s = returned_s if self._eager else max(returned_s, tandem.free_s)
             if now_s >= until_s or (last and back_s[then] <= now_s):
                 break
             batch = flying[place]
@@ -106,7 +113,11 @@ class Coast:
 
 
 def coast_of(
-    clock: SimClock, loop: Loop, pipeline: object, returned: Callable[[float], None]
+    clock: SimClock,
+    world: World,
+    loop: Loop,
+    pipeline: object,
+    returned: Callable[[float], None],
 ) -> Coast | None:
     """Return what serves a loop's stretches of decodes; None where they could go another way."""
     engine = loop.engines[0]
@@ -115,14 +126,15 @@ def coast_of(
     if (
         type(loop) is not Loop
         or len(loop.engines) > 1
-        or not plain
+        or type(engine) is not Batcher
         or type(queues.kv) is not KvCache
+        or not plain
         or type(pipeline) is not Tandem
         or not isinstance(policy, Policy)
         or "sends_whole" not in vars(type(policy))
     ):
         return None
-    return Coast(clock, loop, policy, pipeline, returned)
+    return Coast(clock, loop, policy, pipeline, returned, eager=world.dispatch == "eager")
 
 
 def _decodes(batch: MicroBatch) -> bool:

@@ -68,7 +68,9 @@ class SimDriver:
         self._loop = world.start(self.engines, pipeline, self, self._recorder)
         returned = self._loop.returned
         pipeline.connect(self._loop.freed, returned)
-        self._coast = None if whole else coast_of(self._clock, self._loop, pipeline, returned)
+        self._coast = (
+            None if whole else coast_of(self._clock, world, self._loop, pipeline, returned)
+        )
         self._queues_ahead = pipeline.queues_ahead
         self._over_queued = False
         self._turn = LAST

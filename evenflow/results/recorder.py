@@ -91,7 +91,7 @@ class Recorder:
         self._wait_s = array("d")
         self._wait_reason = array("q")
 
-    def batch(self, batch: MicroBatch, stage_times: abc.Sequence[float]) -> None:
+    def batch(self, batch: MicroBatch, stage_times: list[float]) -> None:
         """Record a micro-batch and its (available, start, end) on each stage, in seconds."""
         used = self._used
         if used == len(self._batches):
@@ -100,10 +100,15 @@ class Recorder:
         if not self.whole:
             if not used:
                 self._start_s = stage_times[1]
-            ends = range(2, len(stage_times), 3)
-            seconds = [stage_times[end] - stage_times[end - 1] for end in ends]
-            sizes = batch.output_tokens, batch.free_pages, batch.kv_tokens
-            self._pack_into(self._batches, used, stage_times[-1], *sizes, *seconds)
+            self._pack_into(
+                self._batches,
+                used,
+                stage_times[-1],
+                batch.output_tokens,
+                batch.free_pages,
+                batch.kv_tokens,
+                *[stage_times[i] - stage_times[i - 1] for i in range(2, len(stage_times), 3)],
+            )
             return
         self._pack_into(
             self._batches,

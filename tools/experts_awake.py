@@ -1,6 +1,6 @@
 """Print how many of DeepSeek-V3's experts decodes wake on the busiest of 8 ranks, from counts.
 
-`python -m tools.experts_awake COUNTS.json`: `logical_count` has a row of 256 a layer, as in SGLang's
+`python -m tools.experts_awake COUNTS.json`: `logical_count` has a row of 256 a layer, as SGLang's
 issue 6017 (`decode_in1000out1000.json`, copied in github.com/GeneratedRandomly/SGLang-reproduce).
 A token draws 4 of 8 groups by their best two experts, and 8 experts of these, by the counts.
 """

@@ -74,7 +74,8 @@ class CompilingCost(Modified):
 
     `products`: of each stage. Start-up compiles all kernels of decodes, and those of `at_start`
     tokens. Of groups that step together each compiles apart. `known`: the kernels of a run, by
-    group and stage; None: nothing is to compile.
+    group and stage; None: nothing is to compile. Known error: drafts, and decodes of more than 128
+    tokens, need kernels of their own, which are taken as there.
     """
 
     products: Sequence[frozenset[Product]]

@@ -43,8 +43,8 @@ def command(
 ) -> Callable[..., None]:
     """Return a function for typer, with the parameters that are annotated as options or arguments.
 
-    `folder`: where it writes without `--out`, by the stem of its file; `page`: what there is to
-    read then. A parameter `watch` gets a bar, `say` what prints; others are `fixed`.
+    `folder`: where it writes without `--out`, by the stem of its file; `page`: the file to read
+    then. A parameter `watch` gets a bar, `say` what prints; others are `fixed`.
     """
     parameters = inspect.signature(function).parameters
     options = [

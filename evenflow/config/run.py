@@ -262,7 +262,7 @@ class RunConfig(Keys):
 
     @property
     def memory(self) -> MemoryName:
-        """The engine that pages are counted as: as given, else that of the policy."""
+        """The engine that pages are counted as: as given, else the policy's."""
         return self.kv.like or MEMORY_OF.get(self.scheduler.name, "plain")
 
     @property
@@ -432,7 +432,7 @@ def configured(document: yaml_file.Document, overrides: Sequence[str] = ()) -> R
 
 
 def memory_of_all(configs: Iterable[RunConfig]) -> yaml_file.Patch:
-    """Return what makes runs that are compared count their pages as one engine, where one does."""
+    """Return the patch by which compared runs count pages as one engine, where one of them does."""
     counted = [each for each in configs if each.kv.pages == "auto" and each.kv.like is None]
     found = {config.memory for config in counted}
     engines = sorted(found - {"plain"})

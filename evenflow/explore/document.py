@@ -1,6 +1,6 @@
 """Question of a page: its RUN.yaml, the schedulers beside it, and changes by sliders.
 
-What the page sends is checked here: it names no file and no module but those of the command line.
+What the page sends is checked here: it names only files and modules of the command line.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 
+from evenflow.config.files import texts_of
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.yaml_edit import edited
 from evenflow.config.yaml_file import (
@@ -83,7 +84,7 @@ def given(file: Path, sets: Sequence[str], schedulers: str, slo: Sequence[str]) 
     limits = tuple(parse_slo(slo)) if slo else ()
     others = tuple(entries[1:])
     data = [document_of(text, str(file)).data, *others]
-    names = frozenset(word for each in data for _, word in _words(each))
+    names = frozenset(word for each in data for _, word in texts_of(each))
     found = Given(file, original, text, others, limits, names)
     settled(found, found.question)
     return found
@@ -182,7 +183,7 @@ def _with(scheduler: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 def _refuse_names(given: Given, name: str, data: Mapping[str, Any]) -> None:
     """Raise a UsageError for a file or a module that the command line did not name."""
-    for key, word in _words(data):
+    for key, word in texts_of(data):
         if word and word not in given.names and _leads_somewhere(word, given.file.parent):
             raise UsageError(
                 f'{name}: {key}: "{word}" is not a name that the page may give; a file or a module '
@@ -199,20 +200,8 @@ def _leads_somewhere(word: str, beside: Path) -> bool:
         return True
 
 
-def _words(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield all texts in plain data, with their keys."""
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, Mapping):
-        for inner, below in value.items():
-            yield from _words(below, f"{key}.{inner}".lstrip("."))
-    elif isinstance(value, list):
-        for below in value:
-            yield from _words(below, key)
-
-
 def question_of(data: Any) -> Question:
-    """Return what a page asks for, from its JSON; UsageError for what is no such thing."""
+    """Return what a page asks for, from its JSON; UsageError for anything else."""
     try:
         return Question.model_validate(data)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The capacity of a deployment: the largest request rate that keeps its SLO, and what it costs.
+"""The capacity of a deployment: the largest request rate that keeps its SLO, and its cost.
 
 All rates see the same requests and the same draws of arrivals, stretched (common random numbers).
 Each replication has a search: of another seed, and of the next rows of a trace file. The answer's
@@ -90,16 +90,16 @@ CURVE = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 
 
 SHARES = (0.9, 0.75, 0.5)
-"""Shares of the capacity at which it is tried whether all limits hold over their intervals."""
+"""Shares of the capacity at which all limits are checked over whole intervals."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityQuestion:
     """Question of a capacity: a configuration, its SLO, the precision, and the number of seeds.
 
-    The capacity is known within `tolerance` (0.02: 2 %) of itself. Seeds count up from that of the
-    configuration. `beside` is the folder of the configuration's file; `per_hour` what the
-    deployment costs in dollars. `allow_refused`: answer though too many requests are refused.
+    `tolerance` is a share of the capacity (0.02: 2 %). Seeds count up from the configuration's.
+    `beside` is the folder of the configuration's file; `per_hour` the deployment's price in
+    dollars. `allow_refused`: answer though too many requests are refused.
     """
 
     config: RunConfig
@@ -173,7 +173,7 @@ class Capacity(Shown):
         return Served.of_all(at.trial.served for at, _ in self.at_knee() or [(least, least)])
 
     def enough_requests(self, searches: Iterable[RateFound]) -> int:
-        """Return the number of requests from which on their number matters little."""
+        """Return the number of requests beyond which the run's length matters little."""
         return math.ceil(max(each.enough_requests for each in searches) / (self.served.share or 1))
 
     @property
@@ -368,7 +368,7 @@ def _replication(run: TriedRate) -> int:
 
 
 def _by_replication(measured: Iterable[TriedRate]) -> list[list[TriedRate]]:
-    """Return rates, which are in order of their replications, a list for each of these."""
+    """Return sorted rates as one list for each replication."""
     return [list(rates) for _, rates in groupby(measured, _replication)]
 
 
@@ -458,7 +458,7 @@ def _at_capacity(capacity: Capacity) -> dict[str, Any]:
 
 
 def _per_dollar(capacity: Capacity, rate: float, per_hour: float) -> dict[str, float | None]:
-    """Return what a rate costs: `per_hour` dollars buy what of it is completed, for an hour."""
+    """Return the cost of a rate: `per_hour` dollars buy its completed requests of an hour."""
     rate *= capacity.served.share
     return {
         "dollars_per_hour": per_hour,
@@ -498,7 +498,7 @@ def curve_table(capacity: Capacity) -> Table:
 
 
 def sentences(capacity: Capacity) -> list[str]:
-    """Return what to say of the answer: the rate, what limits it, what it costs, what to doubt."""
+    """Return the answer in sentences: the rate, what limits it, its cost, its doubts."""
     told, lost = facts(capacity), refusals({"": capacity.served})
     if capacity.rate is None:
         return [*lost, _never(capacity)]

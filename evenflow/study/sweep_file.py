@@ -139,13 +139,13 @@ class SweepConfig(Keys):
 
     @property
     def conditions(self) -> list[Condition]:
-        """The limits, each end by itself."""
+        """The limits, a condition for each end."""
         return [each for name, bounds in self.limits.items() for each in bounds.of(name)]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A checked SWEEP.yaml, its document, and that of its run.
+    """A checked SWEEP.yaml, its document, and its run's document.
 
     `beside` is the folder that the run's relative paths start from.
     """
@@ -198,7 +198,7 @@ class Sweep:
     def known(self) -> list[Patch]:
         """The points that are known beforehand; the run as it is comes first if not among them.
 
-        Those of a search follow from its results: of them only that first one is known.
+        A search's points follow from its results: only the first one is known.
         """
         chosen, default = self.chosen, self.default
         if default is not None and identity(default) not in map(identity, chosen):
@@ -275,7 +275,7 @@ def check(sweep: Sweep) -> None:
     """Raise UsageError naming the place of what is wrong in a sweep, where that can be known.
 
     A value that no run accepts is a mistake. A deployment that does not fit and a policy that
-    breaks its promise are results: such points are recorded as failed.
+    breaks its promise are results: these points are recorded as failed.
     """
     known, space = sweep.known, sweep.config.parameters
     _require_apart(sweep)

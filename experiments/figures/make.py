@@ -239,7 +239,6 @@ def add_intervals(
 
 
 def maker(plan: FigurePlan) -> Callable[[FigureStudy], Drawing]:
-    """Return the function that makes a figure of its study."""
     known = load_claims()
     for name in plan.keys.claims:
         if name not in known:

@@ -162,7 +162,6 @@ class Look:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """The keys of a plot that follow."""
         return {} if self.width is None else {"width": self.width}
 
 
@@ -199,7 +198,6 @@ class FigurePlan:
 
     @property
     def by_hand(self) -> dict[str, Any]:
-        """The keys of the run that the user has set, as a layer."""
         return set_by_hand(self.run)
 
     def sets(self, key: str) -> bool:

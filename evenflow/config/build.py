@@ -23,6 +23,7 @@ from evenflow.core.rules import rules_of
 from evenflow.core.world import Link, World
 from evenflow.costs import StageCost, balanced_by, balanced_layers, estimates, prefill_work
 from evenflow.costs.launches import LAUNCH_S, launched
+from evenflow.engines.compiling import compiling
 from evenflow.engines.consensus import DecodeLoop, PrefillLoop
 from evenflow.engines.lock_step import EngineLockStep, LockStep
 from evenflow.engines.loop import EngineLoop
@@ -190,6 +191,8 @@ def _build_world(
         costs = _launched(costs, hardware.placed, overheads, config)
     if speculative is not None:
         costs = speculative.drafted(costs, config.costs, hardware)
+    if overheads.compile_s:
+        costs = compiling(costs, placed, overheads.compile_s, requests)
     predictor = _predictor(scheduler, config.workload.seed, beside)
     known = with_own_prefixes if config.kv.prefix_cache else list
     engines = config.virtual_engines

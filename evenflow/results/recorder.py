@@ -35,7 +35,6 @@ from evenflow.results.run import (
     gathered,
     joined,
     ordered,
-    tallied,
 )
 
 
@@ -80,22 +79,40 @@ class Recorder:
         self._num_flushed = 0
         # A micro-batch's numbers in the order of BATCHES, then those of STAGES for each stage.
         row = struct.Struct(f"{len(BATCHES) + len(STAGES) * depth}d")
+        self._whole_bytes = row.size
+        if not whole:  # its last end, output tokens, free pages, KV tokens; seconds on each stage
+            row = struct.Struct(f"{4 + depth}d")
         self._row_bytes, self._pack_into = row.size, row.pack_into
         self._batches = bytearray(1000 * row.size)
-        self.num_bytes = 0
-        """What the micro-batches take that were not flushed yet."""
+        self._used = 0
+        self._start_s = 0.0  # of the first
         self._completed: list[Sequence] = []
         self._others: list[Ended] = []
         self._wait_s = array("d")
         self._wait_reason = array("q")
 
-    def batch(self, batch: MicroBatch, stage_times: abc.Sequence[float]) -> None:
+    def batch(self, batch: MicroBatch, stage_times: list[float]) -> None:
         """Record a micro-batch and its (available, start, end) on each stage, in seconds."""
-        if self.num_bytes == len(self._batches):
-            self._batches += bytes(self.num_bytes)
+        used = self._used
+        if used == len(self._batches):
+            self._batches += bytes(used)
+        self._used = used + self._row_bytes
+        if not self.whole:
+            if not used:
+                self._start_s = stage_times[1]
+            self._pack_into(
+                self._batches,
+                used,
+                stage_times[-1],
+                batch.output_tokens,
+                batch.free_pages,
+                batch.kv_tokens,
+                *[stage_times[i] - stage_times[i - 1] for i in range(2, len(stage_times), 3)],
+            )
+            return
         self._pack_into(
             self._batches,
-            self.num_bytes,
+            used,
             batch.scheduled_s,
             batch.prefill_tokens,
             batch.decode_tokens,
@@ -104,7 +121,11 @@ class Recorder:
             batch.kv_tokens,
             *stage_times,
         )
-        self.num_bytes += self._row_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """What the micro-batches that were not flushed yet take if they are kept whole."""
+        return self._used // self._row_bytes * self._whole_bytes
 
     def wait(self, now_s: float, reason: str) -> None:
         """Record that the driver asked for a micro-batch and got none."""
@@ -138,7 +159,7 @@ class Recorder:
         else:
             self._blocks.append(block)
         self._num_flushed = self.num_done
-        self._completed, self._others, self.num_bytes = [], [], 0
+        self._completed, self._others, self._used = [], [], 0
         for collected in (self._wait_s, self._wait_reason):
             del collected[:]
 
@@ -154,20 +175,33 @@ class Recorder:
             "gap_s": np.array(gap_s, dtype=np.float64),
             "gap_count": np.array(gap_count, dtype=np.int64),
         }
-        columns = self._micro_batches()
         if not self.whole:
-            tally = tallied(columns)
-            return {**block, **{name: np.array(getattr(tally, name)) for name in TALLY}}
+            return {**block, **self._tally()}
+        columns = self._micro_batches()
         waits = {
             "wait_s": np.array(self._wait_s),
             "wait_reason": np.array(self._wait_reason, dtype=np.int64),
         }
         return {**block, **waits, **{name: column.flatten() for name, column in columns.items()}}
 
+    def _rows(self) -> NDArray[Any]:
+        numbers = np.frombuffer(memoryview(self._batches)[: self._used])
+        return numbers.reshape(-1, self._row_bytes // 8)
+
+    def _tally(self) -> Block:
+        numbers = self._rows()
+        sampled_rows, free_pages, kv_tokens = numbers[:, 1:4].T.astype(np.int64)
+        return {
+            "returned_s": numbers[:, 0].copy(),
+            "sampled_rows": sampled_rows.copy(),
+            "busy_s": np.array([numbers[:, 4:].copy().sum()]),
+            "free_pages": np.array([free_pages.sum()]),
+            "kv_tokens": np.array([kv_tokens.sum()]),
+            "start_s": np.array([self._start_s][: len(numbers)]),
+        }
+
     def _micro_batches(self) -> dict[str, NDArray[Any]]:
-        width = len(BATCHES)
-        numbers = np.frombuffer(memoryview(self._batches)[: self.num_bytes])
-        numbers = numbers.reshape(-1, width + len(STAGES) * self._depth)
+        width, numbers = len(BATCHES), self._rows()
         columns: dict[str, Any] = {
             name: numbers[:, index].astype(column.kind)
             for index, (name, column) in enumerate(BATCHES.items())

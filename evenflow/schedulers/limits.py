@@ -51,6 +51,14 @@ class Policy:
         refuse(cls, params)
         return super().__new__(cls)
 
+    def sends_whole(self, decodes: int, running: int, depth: int) -> bool:
+        """Say whether all `decodes` that are ready, one group of all `running` ones, go together.
+
+        It is asked where nothing waits or computes a prompt, and what `schedule` would notice of a
+        question is noted if so. Only what the policy's own class says counts.
+        """
+        return False
+
 
 def refuse(cls: Any, params: Mapping[str, Any]) -> None:
     """Raise ValueError for the first parameter not of the type that a policy or function declares.

@@ -32,14 +32,15 @@ from evenflow.specs.tables import read_table
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """Reading of one family's config.json: a row of `families.csv`.
+    """Keys and habits of one family's config.json: a row of `families.csv`.
 
-    `experts`, `columns`: the keys of how many experts a layer has, and of the columns of one;
-    `shared` that of the shared MLP's: their number, or how many experts they are as much as.
-    `without`: which layers have no experts: the first, or those between steps; `sometimes`: some
-    models have none at all. `latent`: attention is. `full_every`: every which layer attends to all
-    where the file does not say (0: none; -1: no windows). Where the file leaves it out, embeddings
-    are `tied` (Gemma), queries, keys and values `biased` (Qwen2, by construction), or `normed`.
+    `experts` and `columns` are the keys of how many experts a layer has, and of the columns of one;
+    `shared` is that of the shared MLP: its columns, or how many experts it is as wide as.
+    `without`: the layers without experts, the first or those between steps; `sometimes`: models of
+    the family may have no experts. `latent`: latent attention. `full_every`: n, where every n-th
+    layer attends to all tokens unless the file says which (0: none; -1: no windows). `tied`,
+    `biased`, `normed`: whether embeddings are tied, projections of queries, keys and values have
+    biases, and heads are normalised, where the file does not say.
     """
 
     name: str
@@ -58,7 +59,7 @@ class ModelFamily:
 
 @cache
 def families() -> Mapping[str, ModelFamily]:
-    """Return the families by a `model_type` of theirs, in the table's order."""
+    """Return the family of each `model_type`, in the table's order."""
     rows = read_table("families", ModelFamily).values()
     return {model_type: row for row in rows for model_type in row.model_types.split()}
 

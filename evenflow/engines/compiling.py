@@ -143,5 +143,5 @@ def _by_stage(placed: Deployment) -> list[frozenset[Product]]:
 
 
 def begun(costs: StageCost) -> StageCost:
-    """Return the costs of one run: those that remember a run begin anew."""
+    """Return the costs of one run: costs that remember a run begin anew."""
     return costs.begun() if isinstance(costs, CompilingCost) else costs

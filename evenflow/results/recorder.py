@@ -124,7 +124,7 @@ class Recorder:
 
     @property
     def num_bytes(self) -> int:
-        """What the micro-batches that were not flushed yet take if they are kept whole."""
+        """Bytes of the micro-batches that were not flushed yet, if they are kept whole."""
         return self._used // self._row_bytes * self._whole_bytes
 
     def wait(self, now_s: float, reason: str) -> None:

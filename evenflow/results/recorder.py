@@ -87,9 +87,9 @@ class Tallier:
     def columns(self) -> Block:
         """Return the columns of the tally."""
         return {
-            "returned_s": np.array(self._returned_s),
-            "sampled_rows": np.array(self._sampled_rows, dtype=np.int64),
-            "busy_s": np.array([np.array(self._busy_s).sum()]),
+            "returned_s": _column(self._returned_s, float),
+            "sampled_rows": _column(self._sampled_rows, int),
+            "busy_s": np.array([_column(self._busy_s, float).sum()]),
             "free_pages": np.array([self._free_pages]),
             "kv_tokens": np.array([self._kv_tokens]),
             "start_s": np.array(self._start_s),
@@ -189,8 +189,8 @@ class Recorder:
         ended = [*(Ended(seq, "completed", "") for seq in self._completed), *self._others]
         block: Block = {
             **gathered(REQUESTS, ended),
-            "gap_s": np.array(gap_s, dtype=np.float64),
-            "gap_count": np.array(gap_count, dtype=np.int64),
+            "gap_s": _column(gap_s, float),
+            "gap_count": _column(gap_count, int),
         }
         if not self.whole:
             return {**block, **self._tally.columns()}
@@ -252,6 +252,10 @@ class Recorder:
                 "less slow"
             )
         return result
+
+
+def _column(numbers: abc.Sequence[float], kind: type[float]) -> NDArray[Any]:
+    return np.fromiter(numbers, kind, len(numbers))
 
 
 def _extend(block: Block, more: Block) -> None:

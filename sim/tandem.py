@@ -13,6 +13,7 @@ from collections.abc import Callable
 from evenflow.compiled import mypyc_attr
 from evenflow.core.batch import MicroBatch
 from evenflow.core.world import World
+from evenflow.costs.modifiers import begun
 from evenflow.results.recorder import Recorder
 from evenflow.sim.clock import SimClock
 
@@ -31,7 +32,7 @@ class Tandem:
         if world.shares_link:
             raise ValueError("a shared link needs sim.stages")
         self._clock = clock
-        self._costs = world.costs
+        self._costs = begun(world.costs)
         self._overheads = world.overheads
         self._prepares = world.overheads.prepares
         self._hosts = world.overheads.hosts

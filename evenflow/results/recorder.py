@@ -224,7 +224,8 @@ class Recorder:
         """Return the columns of the run; `facts` are the fields of a RunResult that are not
         columns.
 
-        The columns are moved: what was recorded is in the result only. Those of `column` stay.
+        The columns are moved: what was recorded is in the result only. Columns that `column`
+        returns stay.
 
         UsageError for a run with times beyond LATEST_S.
         """

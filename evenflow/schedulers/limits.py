@@ -30,6 +30,10 @@ class Range(NamedTuple):
     high: float
     log: bool = False
 
+    @property
+    def whole(self) -> bool:
+        return type(self.low) is type(self.high) is int
+
 
 SearchSpace = Mapping[str, Range | tuple[Any, ...]]
 """Values worth trying of a policy's parameters, by name: a range, or all of them."""

@@ -276,7 +276,7 @@ def _require_apart(sweep: Sweep) -> None:
     """Raise UsageError where two parameters set one key: the later would hide the earlier."""
     taken: set[str] = set()
     for name, parameter in sweep.config.parameters.items():
-        values = values_of(parameter)
+        values = searches.values_of(parameter)
         patches = values if name in sweep.config.tied else [{name: value} for value in values]
         for key in (key for patch in patches for key in patch):
             if any(f"{other}.".startswith(f"{key}.") for other in taken):

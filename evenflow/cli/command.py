@@ -17,7 +17,6 @@ class Commands(TyperGroup):
     """Commands, whose help has the first sentence of each, which click cuts to a line."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands."""
         made = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl(

@@ -54,7 +54,6 @@ class Progress:
         self([count])
 
     def failed(self, _record: object = None) -> None:
-        """Count a failure."""
         self.failures += 1
         self._show()
 

@@ -34,7 +34,6 @@ STILL = "The sliders move between points that were simulated; there is no server
 
 
 def live_page(given: Given) -> str:
-    """Return the page of a server."""
     question = given.question
     return _page(given, {"text": question.text, "others": question.others}, LIVE)
 

@@ -104,7 +104,6 @@ def _stretch(job: Job) -> Job:
 
 
 def job_of(given: Given, found: Settled, side: int) -> Job:
-    """Return the job of one of the schedulers."""
     config = found.configs[side]
     name = labels(found.configs)[side]
     return Job(config, _workload(given, config), given.file.parent, name=name)

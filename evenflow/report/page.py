@@ -189,7 +189,6 @@ class PlotlyFigure:
 
     @property
     def figure(self) -> Figure:
-        """The figure as Plotly's data."""
         return {"data": self.data, "layout": self.layout}
 
     def set(self, **keys: Any) -> None:
@@ -224,7 +223,6 @@ class PlotlyFigure:
         )
 
     def bars(self, name: str, shade: str, x: list[Any], y: list[Any], **trace: Any) -> None:
-        """Draw bars of a colour."""
         marker = {"color": shade, "line": {"width": 0}}
         self.data.append({"type": "bar", "name": name, "x": x, "y": y, "marker": marker, **trace})
 

@@ -167,7 +167,6 @@ def _kv(lines: Mapping[str, Outcome]) -> list[str]:
 
 
 def _replica_table(parts: Mapping[str, Outcome]) -> list[str]:
-    """Return a row for each replica."""
     shown = [metric for metric in words.metrics() if metric.key in OF_REPLICAS]
     rows = [
         [name, *(metric.cell(words.figures_of(run).get(metric.key)) for metric in shown)]

@@ -251,7 +251,6 @@ def _everyone(stop_s: Floats, cause: int) -> Rows:
 
 
 def selected(rows: Rows, keep: NDArray[np.bool_]) -> Rows:
-    """Return the rows that `keep` selects."""
     return Rows(rows.batch[keep], rows.stop_s[keep], rows.cause[keep])
 
 

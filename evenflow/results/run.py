@@ -280,7 +280,6 @@ def joined(parts: abc.Sequence[Any]) -> Any:
 
 
 def ordered(column: Any, order: Any) -> Any:
-    """Return the rows of a column in an order."""
     return [column[row] for row in order] if isinstance(column, list) else column[order]
 
 

@@ -244,7 +244,6 @@ class EngineCommand:
 
 @cache
 def engines() -> tuple[EngineCommand, ...]:
-    """Return the engines of engines.yaml."""
     text = Path(__file__).with_name("engines.yaml").read_text(encoding="utf-8")
     return tuple(EngineCommand(name, **keys) for name, keys in yaml.safe_load(text).items())
 

@@ -157,7 +157,6 @@ def _layouts(
 
 
 def _gpus_of(config: RunConfig, layout: Layout) -> int:
-    """Return the GPUs of one pipeline."""
     stages = layout.keys.get("stages", config.num_stages)
     return int(stages * layout.keys.get("tensor_parallel", config.tensor_parallel))
 

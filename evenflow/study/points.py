@@ -169,7 +169,6 @@ class Store:
         raise UsageError(f"{path}: is no record of a point; remove it")
 
     def put(self, record: Record) -> None:
-        """Keep a record."""
         path, header = self._path(record.key), self.folder / HEADER
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,30 +23,9 @@ from evenflow.errors import DoesNotFitError, PolicyError, UsageError, instead_of
 from evenflow.keys import Keys, expect, needed
 from evenflow.schedulers import POOLED, policy
 from evenflow.schedulers.limits import Range
+from evenflow.study import searches, trials
 from evenflow.study.points import Point
-from evenflow.study.searches import (
-    Finite,
-    Grid,
-    Method,
-    NumberRange,
-    Optuna,
-    Parameter,
-    Points,
-    distinct,
-    expected,
-    identity,
-    values_of,
-)
 from evenflow.study.slo import Condition, Objective, with_cost
-from evenflow.study.trials import (
-    Redrawn,
-    Study,
-    dry_run,
-    redrawn,
-    replications,
-    seed_matters,
-    why_alike,
-)
 
 TRIED = 32
 """How many points with one value are tried, at most, for one that accepts it."""
@@ -55,19 +34,18 @@ TRIED = 32
 class Bounds(Keys):
     """Limit on the mean of a metric, for a point to count."""
 
-    at_most: Finite | None = None
+    at_most: searches.Finite | None = None
     """In the metric's unit."""
-    at_least: Finite | None = None
+    at_least: searches.Finite | None = None
     """In the metric's unit."""
 
     @model_validator(mode="after")
     def _bounds_something(self) -> Self:
         if self.at_most is None and self.at_least is None:
-            raise expected("at_most or at_least")
+            raise searches.expected("at_most or at_least")
         return self
 
     def of(self, metric: str) -> list[Condition]:
-        """Return the bounds as conditions on a metric."""
         ends = ((self.at_most, False), (self.at_least, True))
         return [Condition(metric, limit, least) for limit, least in ends if limit is not None]
 
@@ -83,7 +61,7 @@ class SweepConfig(Keys):
         expect(lambda v: isinstance(v, str | dict) and bool(v), "a RUN.yaml, or its keys"),
     ] = Field(examples=["RUN.yaml"])
     """A RUN.yaml, or its keys."""
-    parameters: dict[str, Parameter] = Field(
+    parameters: dict[str, searches.Parameter] = Field(
         default_factory=dict, examples=[{"kv.pages": [500, 1000]}]
     )
     """What is varied: a list of values or a range for each dotted key of the run. A name that is no
@@ -91,7 +69,7 @@ class SweepConfig(Keys):
     """
     search_space: bool = False
     """Whether the parameters that the run's scheduler calls worth trying are varied, too."""
-    method: Method = Grid(kind="grid")
+    method: searches.Method = searches.Grid(kind="grid")
     """Which points are simulated."""
     objectives: list[Objective] = Field(
         default_factory=lambda: [Objective(metric="mean_e2el_ms")], min_length=1
@@ -99,9 +77,9 @@ class SweepConfig(Keys):
     """What to look for; several make a Pareto front."""
     limits: dict[str, Bounds] = Field(default_factory=dict)
     """A point beyond them is in the tables, but is not called best."""
-    replications: Points = 1
+    replications: searches.Points = 1
     """How many times each point is simulated, `workload.seed` one higher each time."""
-    replicate: Redrawn | None = None
+    replicate: trials.Redrawn | None = None
     """`windows` also takes the next `workload.requests` of the trace each time; null: that of a
     file, and `seeds` of a sample, whose requests a seed draws.
     """
@@ -116,7 +94,7 @@ class SweepConfig(Keys):
             raise needed("a sweep", '"parameters", or search_space: true')
         if self.method.kind in ("grid", "one_at_a_time"):
             for name, parameter in self.parameters.items():
-                if isinstance(parameter, NumberRange) and parameter.steps is None:
+                if isinstance(parameter, searches.NumberRange) and parameter.steps is None:
                     key = f'"parameters.{name}.steps", or a list of values'
                     raise needed(f"method: {self.method.kind}", key)
         return self
@@ -156,15 +134,17 @@ class Sweep:
     beside: Path
 
     @cached_property
-    def study(self) -> Study:
+    def study(self) -> trials.Study:
         """The run with what is varied in it; a mistake in a value names its line of SWEEP.yaml."""
-        parts = replications(self.config.replications, self.config.replicate)
+        parts = trials.replications(self.config.replications, self.config.replicate)
         space, tied = self.config.parameters, self.config.tied
         places = {key: self.document.place(("parameters", key)) for key in space}
         for name in tied:
-            places |= {key: places[name] for value in values_of(space[name]) for key in value}
+            places |= {
+                key: places[name] for value in searches.values_of(space[name]) for key in value
+            }
         more = (("price", self.config.price),)
-        return Study(self.run, self.beside, parts, with_cost, more, places, tied)
+        return trials.Study(self.run, self.beside, parts, with_cost, more, places, tied)
 
     @cached_property
     def default(self) -> Patch | None:
@@ -176,9 +156,9 @@ class Sweep:
         except (UsageError, KeyError):  # a key that is swept is missing, or wrong in every point
             return None
 
-    def _own(self, config: RunConfig, name: str, parameter: Parameter) -> Any:
+    def _own(self, config: RunConfig, name: str, parameter: searches.Parameter) -> Any:
         """Return the run's own value of a key; KeyError where there is none."""
-        for value in [] if isinstance(parameter, NumberRange) else parameter:
+        for value in [] if isinstance(parameter, searches.NumberRange) else parameter:
             with suppress(UsageError):
                 if self.study.config({name: value}) == config:
                     return value
@@ -201,16 +181,16 @@ class Sweep:
         A search's points follow from its results: only the first one is known.
         """
         chosen, default = self.chosen, self.default
-        if default is not None and identity(default) not in map(identity, chosen):
+        if default is not None and searches.identity(default) not in map(searches.identity, chosen):
             chosen = [default, *chosen]
-        return distinct(chosen)
+        return searches.distinct(chosen)
 
     @property
     def num_simulations(self) -> int:
         """Number of simulations; of a search, the most there may be."""
         method = self.config.method
-        trials = method.trials if isinstance(method, Optuna) else 0
-        return (len(self.known) + trials) * self.config.replications
+        proposed = method.trials if isinstance(method, searches.Optuna) else 0
+        return (len(self.known) + proposed) * self.config.replications
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
@@ -280,12 +260,12 @@ def check(sweep: Sweep) -> None:
     known, space = sweep.known, sweep.config.parameters
     _require_apart(sweep)
     sweep.study.points(known)
-    if isinstance(sweep.config.method, Optuna):
-        known = known or [{name: values_of(each)[0] for name, each in space.items()}]
+    if isinstance(sweep.config.method, searches.Optuna):
+        known = known or [{name: searches.values_of(each)[0] for name, each in space.items()}]
     right = _first_right(sweep, known)
     for name, parameter in space.items():
-        for value in values_of(parameter):
-            with_value = distinct({**each, name: value} for each in known[:TRIED])
+        for value in searches.values_of(parameter):
+            with_value = searches.distinct({**each, name: value} for each in known[:TRIED])
             _first_right(sweep, with_value, name)
     point = sweep.study.points_of(right)[0]
     _check_metrics(sweep, point)
@@ -296,7 +276,7 @@ def _require_apart(sweep: Sweep) -> None:
     """Raise UsageError where two parameters set one key: the later would hide the earlier."""
     taken: set[str] = set()
     for name, parameter in sweep.config.parameters.items():
-        values = values_of(parameter)
+        values = searches.values_of(parameter)
         patches = values if name in sweep.config.tied else [{name: value} for value in values]
         for key in (key for patch in patches for key in patch):
             if any(f"{other}.".startswith(f"{key}.") for other in taken):
@@ -326,7 +306,7 @@ def _first_right(sweep: Sweep, candidates: Sequence[Patch], name: str = "") -> P
 
 def _check_metrics(sweep: Sweep, point: Point) -> None:
     try:
-        outcome = dry_run(point.config, point.workload, point.beside)
+        outcome = trials.dry_run(point.config, point.workload, point.beside)
         summary = point.measure(outcome, **dict(point.more))
     except UsageError:  # a run that fails has none
         return
@@ -342,11 +322,11 @@ def _check_metrics(sweep: Sweep, point: Point) -> None:
 
 def _check_replications(sweep: Sweep, config: RunConfig) -> None:
     count, asked = sweep.config.replications, sweep.config.replicate
-    if why := why_alike(config, sweep.beside, count, asked):
+    if why := trials.why_alike(config, sweep.beside, count, asked):
         other = ""
-        if redrawn(config, asked) == "seeds":
+        if trials.redrawn(config, asked) == "seeds":
             other = "replicate: windows, or "
-        elif seed_matters(config):
+        elif trials.seed_matters(config):
             other = "replicate: seeds (the same rows, other arrivals), or "
         place = sweep.document.place(("replications",))
         raise UsageError(f"{place}: replications: {why}, or {other}replications: 1")

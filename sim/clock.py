@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
@@ -103,10 +103,15 @@ class SimClock:
 
     def move(self, call: Callable[[float], None], times: list[float], count: int) -> None:
         """Queue `call` for the last `count` of `times` in place of the first it is queued for."""
-        queue = self.env._queue
-        mine = sorted([item for item in queue if item[3] is call])
-        queue[:] = [item for item in queue if item[3] is not call] + mine[count:]
-        heapify(queue)
+        queue, others, left = self.env._queue, [], count
+        while left:
+            item = heappop(queue)
+            if item[3] is call:
+                left -= 1
+            else:
+                others.append(item)
+        for item in others:
+            heappush(queue, item)
         for time_s in times[len(times) - count :]:
             self.at(time_s, call)
 

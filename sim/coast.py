@@ -15,7 +15,6 @@ from evenflow.core.kv import KvCache
 from evenflow.core.loop import Loop
 from evenflow.core.queues import Queues
 from evenflow.core.world import World
-from evenflow.engines.queues import EngineQueues
 from evenflow.schedulers.limits import Policy
 from evenflow.sim.clock import SimClock
 from evenflow.sim.tandem import Tandem
@@ -122,13 +121,12 @@ def coast_of(
     """Return what serves a loop's stretches of decodes; None where they could go another way."""
     engine = loop.engines[0]
     queues, policy = engine.queues, engine.scheduler
-    plain = type(queues) is Queues or (type(queues) is EngineQueues and not queues.kv.keeps)
     if (
         type(loop) is not Loop
         or len(loop.engines) > 1
         or type(engine) is not Batcher
         or type(queues.kv) is not KvCache
-        or not plain
+        or (queues.kv.keeps and type(queues) is not Queues)  # an engine's decodes change its cache
         or type(pipeline) is not Tandem
         or not isinstance(policy, Policy)
         or "sends_whole" not in vars(type(policy))

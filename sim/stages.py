@@ -16,7 +16,7 @@ from simpy import Environment, Event, Interrupt, Store
 
 from evenflow.core.batch import MicroBatch
 from evenflow.core.world import World
-from evenflow.engines.compiling import begun
+from evenflow.costs.modifiers import begun
 from evenflow.results.recorder import Recorder
 from evenflow.sim.clock import Instant, SimClock
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from evenflow.compiled import mypyc_attr
 from evenflow.core.batch import MicroBatch
 from evenflow.core.world import World
-from evenflow.engines.compiling import begun
+from evenflow.costs.modifiers import begun
 from evenflow.results.recorder import Recorder
 from evenflow.sim.clock import SimClock
 

@@ -74,7 +74,8 @@ class CompilingCost(Modified):
 
     `products`: of each stage. Start-up compiles all kernels of decodes, and those of `at_start`
     tokens. Of groups that step together each compiles apart. `known`: the kernels of a run, by
-    group and stage; None: nothing is to compile.
+    group and stage; None: nothing is to compile. Known error: drafts, and decodes of more than 128
+    tokens, need kernels of their own, which are taken as there.
     """
 
     products: Sequence[frozenset[Product]]
@@ -140,8 +141,3 @@ def _by_stage(placed: Deployment) -> list[frozenset[Product]]:
         kinds = placed.kinds(stage) if placed.gpu_of(stage).name in GPUS else ()
         found.append(frozenset(each for kind in kinds for each in products(kind, placed)))
     return found
-
-
-def begun(costs: StageCost) -> StageCost:
-    """Return the costs of one run: costs that remember a run begin anew."""
-    return costs.begun() if isinstance(costs, CompilingCost) else costs

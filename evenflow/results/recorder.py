@@ -63,6 +63,39 @@ class Blocks(Protocol):
     def __iter__(self) -> abc.Iterator[Block]: ...
 
 
+class Tallier:
+    """Collects what a summary needs of the micro-batches of a block: see `Tally`."""
+
+    def __init__(self) -> None:
+        self._returned_s: list[float] = []
+        self._sampled_rows: list[int] = []
+        self._busy_s: list[float] = []
+        self._start_s: list[float] = []
+        self._free_pages = self._kv_tokens = 0
+
+    def add(self, batch: MicroBatch, stage_times: list[float]) -> None:
+        """Add a micro-batch with its (available, start, end) on each stage."""
+        if not self._returned_s:
+            self._start_s.append(stage_times[1])
+        self._returned_s.append(stage_times[-1])
+        self._sampled_rows.append(batch.output_tokens)
+        self._free_pages += batch.free_pages
+        self._kv_tokens += batch.kv_tokens
+        for end in range(2, len(stage_times), 3):
+            self._busy_s.append(stage_times[end] - stage_times[end - 1])
+
+    def columns(self) -> Block:
+        """Return the columns of the tally."""
+        return {
+            "returned_s": _column(self._returned_s, float),
+            "sampled_rows": _column(self._sampled_rows, int),
+            "busy_s": np.array([_column(self._busy_s, float).sum()]),
+            "free_pages": np.array([self._free_pages]),
+            "kv_tokens": np.array([self._kv_tokens]),
+            "start_s": np.array(self._start_s),
+        }
+
+
 class Recorder:
     """Collect the events of a run as columns, and make a RunResult of them; in both worlds.
 
@@ -79,13 +112,11 @@ class Recorder:
         self._num_flushed = 0
         # A micro-batch's numbers in the order of BATCHES, then those of STAGES for each stage.
         row = struct.Struct(f"{len(BATCHES) + len(STAGES) * depth}d")
-        self._whole_bytes = row.size
-        if not whole:  # its last end, output tokens, free pages, KV tokens; seconds on each stage
-            row = struct.Struct(f"{4 + depth}d")
         self._row_bytes, self._pack_into = row.size, row.pack_into
-        self._batches = bytearray(1000 * row.size)
-        self._used = 0
-        self._start_s = 0.0  # of the first
+        self._batches = bytearray(1000 * row.size if whole else 0)
+        self.num_bytes = 0
+        """What the micro-batches that were not flushed yet take, if they are kept."""
+        self._tally = Tallier()
         self._completed: list[Sequence] = []
         self._others: list[Ended] = []
         self._wait_s = array("d")
@@ -93,23 +124,13 @@ class Recorder:
 
     def batch(self, batch: MicroBatch, stage_times: list[float]) -> None:
         """Record a micro-batch and its (available, start, end) on each stage, in seconds."""
-        used = self._used
+        used = self.num_bytes
+        self.num_bytes = used + self._row_bytes
+        if not self.whole:
+            self._tally.add(batch, stage_times)
+            return
         if used == len(self._batches):
             self._batches += bytes(used)
-        self._used = used + self._row_bytes
-        if not self.whole:
-            if not used:
-                self._start_s = stage_times[1]
-            self._pack_into(
-                self._batches,
-                used,
-                stage_times[-1],
-                batch.output_tokens,
-                batch.free_pages,
-                batch.kv_tokens,
-                *[stage_times[i] - stage_times[i - 1] for i in range(2, len(stage_times), 3)],
-            )
-            return
         self._pack_into(
             self._batches,
             used,
@@ -121,11 +142,6 @@ class Recorder:
             batch.kv_tokens,
             *stage_times,
         )
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the micro-batches that were not flushed yet, if they are kept whole."""
-        return self._used // self._row_bytes * self._whole_bytes
 
     def wait(self, now_s: float, reason: str) -> None:
         """Record that the driver asked for a micro-batch and got none."""
@@ -159,7 +175,8 @@ class Recorder:
         else:
             self._blocks.append(block)
         self._num_flushed = self.num_done
-        self._completed, self._others, self._used = [], [], 0
+        self._completed, self._others, self.num_bytes = [], [], 0
+        self._tally = Tallier()
         for collected in (self._wait_s, self._wait_reason):
             del collected[:]
 
@@ -172,11 +189,11 @@ class Recorder:
         ended = [*(Ended(seq, "completed", "") for seq in self._completed), *self._others]
         block: Block = {
             **gathered(REQUESTS, ended),
-            "gap_s": np.array(gap_s, dtype=np.float64),
-            "gap_count": np.array(gap_count, dtype=np.int64),
+            "gap_s": _column(gap_s, float),
+            "gap_count": _column(gap_count, int),
         }
         if not self.whole:
-            return {**block, **self._tally()}
+            return {**block, **self._tally.columns()}
         columns = self._micro_batches()
         waits = {
             "wait_s": np.array(self._wait_s),
@@ -184,24 +201,10 @@ class Recorder:
         }
         return {**block, **waits, **{name: column.flatten() for name, column in columns.items()}}
 
-    def _rows(self) -> NDArray[Any]:
-        numbers = np.frombuffer(memoryview(self._batches)[: self._used])
-        return numbers.reshape(-1, self._row_bytes // 8)
-
-    def _tally(self) -> Block:
-        numbers = self._rows()
-        sampled_rows, free_pages, kv_tokens = numbers[:, 1:4].T.astype(np.int64)
-        return {
-            "returned_s": numbers[:, 0].copy(),
-            "sampled_rows": sampled_rows.copy(),
-            "busy_s": np.array([numbers[:, 4:].copy().sum()]),
-            "free_pages": np.array([free_pages.sum()]),
-            "kv_tokens": np.array([kv_tokens.sum()]),
-            "start_s": np.array([self._start_s][: len(numbers)]),
-        }
-
     def _micro_batches(self) -> dict[str, NDArray[Any]]:
-        width, numbers = len(BATCHES), self._rows()
+        width = len(BATCHES)
+        numbers = np.frombuffer(memoryview(self._batches)[: self.num_bytes])
+        numbers = numbers.reshape(-1, width + len(STAGES) * self._depth)
         columns: dict[str, Any] = {
             name: numbers[:, index].astype(column.kind)
             for index, (name, column) in enumerate(BATCHES.items())
@@ -250,6 +253,10 @@ class Recorder:
                 "less slow"
             )
         return result
+
+
+def _column(numbers: abc.Sequence[float], kind: type[float]) -> NDArray[Any]:
+    return np.fromiter(numbers, kind, len(numbers))
 
 
 def _extend(block: Block, more: Block) -> None:

@@ -105,7 +105,7 @@ class SweepConfig(Keys):
         return frozenset(
             name
             for name, parameter in self.parameters.items()
-            if name not in RunConfig.model_fields
+            if name.partition(".")[0] not in RunConfig.model_fields
             and isinstance(parameter, list)
             and all(isinstance(value, dict) and value for value in parameter)
         )
@@ -258,6 +258,7 @@ def check(sweep: Sweep) -> None:
     breaks its promise are results: these points are recorded as failed.
     """
     known, space = sweep.known, sweep.config.parameters
+    _require_apart(sweep)
     sweep.study.points(known)
     if isinstance(sweep.config.method, searches.Optuna):
         known = known or [{name: searches.values_of(each)[0] for name, each in space.items()}]
@@ -269,6 +270,19 @@ def check(sweep: Sweep) -> None:
     point = sweep.study.points_of(right)[0]
     _check_metrics(sweep, point)
     _check_replications(sweep, point.config)
+
+
+def _require_apart(sweep: Sweep) -> None:
+    """Raise UsageError where two parameters set one key: the later would hide the earlier."""
+    taken: set[str] = set()
+    for name, parameter in sweep.config.parameters.items():
+        values = searches.values_of(parameter)
+        patches = values if name in sweep.config.tied else [{name: value} for value in values]
+        for key in (key for patch in patches for key in patch):
+            if any(f"{other}.".startswith(f"{key}.") for other in taken):
+                place = sweep.document.place(("parameters", name))
+                raise UsageError(f"{place}: {name}: sets {key}, as a parameter above it does")
+        taken.update(*map(flat, patches))
 
 
 def _first_right(sweep: Sweep, candidates: Sequence[Patch], name: str = "") -> Patch:

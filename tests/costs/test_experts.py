@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from evenflow.specs.model import model
 from evenflow.specs.modelspec import ModelSpec, Split
 from tests.command_line import refused
 from tests.profiles import PLAIN, deployed, measured
+from tools.experts_awake import awake
 
 RING = LinkSpec(10, 5)
 # 4 experts of 32 columns, 2 a token: gate and up 64 x 64, down 32 x 64, 16-bit.
@@ -178,6 +180,15 @@ def test_counted_experts_take_no_less_than_to_read_those_awake() -> None:
     found = {cut: dict(times) for cut, times in counted(power, evenly).times.items()}
     expected = {1: 62e-6, 8: 170e-6, 16: 222e-6, 32: 284e-6, 192: 400e-6}
     assert found == kept | {(1, 8): pytest.approx(expected)}
+
+
+def test_tokens_wake_experts_of_their_four_best_groups() -> None:
+    """Where two experts of each of 4 groups have all tokens, each rank of these wakes both."""
+    counts = np.zeros(256)
+    counts[[0, 1, 32, 33, 64, 65, 96, 97]] = 5
+    assert [awake(counts, tokens, np.random.default_rng(0)) for tokens in (1, 7)] == [2, 2]
+    even = awake(np.ones(256), 1, np.random.default_rng(0))
+    assert 2 <= even <= 4
 
 
 def test_only_deepseeks_experts_were_counted() -> None:

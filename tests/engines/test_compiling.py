@@ -11,8 +11,8 @@ from evenflow.config.run import RunConfig, configured
 from evenflow.config.yaml_file import Document
 from evenflow.core.request import Request
 from evenflow.costs import prefill_work
-from evenflow.costs.modifiers import _Joined
-from evenflow.engines.compiling import GPUS, Product, begun, kernel
+from evenflow.costs.modifiers import _Joined, begun
+from evenflow.engines.compiling import GPUS, Product, kernel
 from evenflow.errors import UsageError
 from evenflow.sim import World, simulate
 

@@ -70,6 +70,28 @@ def test_a_search_may_vary_what_the_policy_calls_worth_trying(tmp_path: Path) ->
             sweep(tmp_path, **changes)
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"kv.pages": [900], "kv": [{"pages": 800}]},
+        {"kv": [{"pages": 800}], "kv.pages": [900]},
+        {"kv.pages": [900], "kv": [{"memory_utilization": 0.5}]},
+        {"layout": [{"stages": 4}, {"stages": 3}], "stages": [1]},
+        {"one": [{"stages": 4}], "other": [{"max_in_flight": 1}, {"stages": 3}]},
+    ],
+)
+def test_two_parameters_that_set_one_key_are_refused(parameters: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"yaml:\d+: \w+(\.pages)?: sets \S+, as a parameter ab"):
+        check(sweep(tmp_path, parameters=parameters))
+
+
+def test_values_of_a_key_below_another_may_be_mappings(tmp_path: Path) -> None:
+    arrivals = [{"kind": "poisson", "rate": 2.0}, {"kind": "poisson", "rate": 3.0}]
+    asked = sweep(tmp_path, parameters={"workload.arrivals": arrivals, "scheduler": ["sarathi"]})
+    check(asked)
+    assert [each["workload.arrivals"] for each in asked.chosen] == arrivals
+
+
 GRIDDED = [(64, 1), (64, 2), (64, "unlimited"), (128, 1), (128, 2), (128, "unlimited")]
 
 

@@ -330,7 +330,7 @@ def least_s(shape: ExpertShape, tokens: int, split: Split, bits: float, peak: Pe
     return max(2 * pairs * one / peak.flops_per_s, moved / peak.bytes_per_s)
 
 
-AWAKE = {1: 3.2, 2: 5.1, 4: 8.2, 8: 13, 16: 19.2, 32: 25.4, 48: 28.5, 64: 30, 96: 31.4, 128: 32}
+AWAKE = {1: 3.2, 2: 5.1, 4: 8.2, 8: 13, 16: 19.2, 32: 25.4, 48: 28.5, 64: 30, 96: 31.4, 128: 31.8}
 """Tokens -> experts of DeepSeek-V3 awake on the busiest of 8 ranks (docs/costs-errors.md)."""
 
 

@@ -11,14 +11,16 @@ from evenflow.config.run import load_config
 from evenflow.core.kv import KvCache, PagePool
 from evenflow.core.replay import RecordingBatcher, decision_of, replay
 from evenflow.core.scheduling import View
+from evenflow.engines.loop import EngineLoop
 from evenflow.engines.rules import EngineRules
 from evenflow.engines.speculation import Speculation
 from evenflow.engines.swap import SwapCache
 from evenflow.errors import PolicyError, UsageError
 from evenflow.schedulers import create
+from evenflow.sim import simulate
 from evenflow.types import Plan, Prefill, Request, Rules
 from tests.places import ROOT
-from tests.worlds import engine_of, send
+from tests.worlds import engine_of, send, small_world
 
 
 def test_a_share_of_the_pages_is_left_free_but_not_by_what_runs_alone() -> None:
@@ -82,6 +84,21 @@ def test_as_many_are_in_flight_as_in_vllm(mode: str, stages: int, places: int) -
     changes = [f"stages={stages}", f"scheduler.async_scheduling={mode}", "gpu=H100"]
     world = build(load_config(system, changes), [], system.parent).world
     assert world.max_in_flight == places
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_a_request_alone_gets_a_token_when_the_last_one_crossed_all_stages(stages: int) -> None:
+    """Ahead or not: stage 0 needs the token before it computes the next."""
+    world = small_world(
+        [Request(0, 0.0, 16, 9)],
+        "vllm_v1",
+        {"async_scheduling": "v2"},
+        depth=stages,
+        times_s=(0.01, 0.0),
+        max_in_flight=stages + 1,
+        loop=EngineLoop,
+    )
+    assert simulate(world).completion_s == pytest.approx(9 * stages * 0.01)
 
 
 def test_what_decodes_that_run_ahead_do_not_go_with() -> None:

@@ -195,6 +195,8 @@ class EngineLoop(Loop):
         batch, self._unsent = self._unsent, None
         if batch is not None:
             batch.scheduled_s = now_s
+            if not self._needs_tokens:
+                batch.chosen_s = now_s
             self._pipeline.submit(batch)
 
     def _await_stage0(self, now_s: float) -> bool:

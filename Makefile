@@ -164,7 +164,7 @@ constraints: .venv-newest/installed
 reference: .venv-test/installed
 	.venv-test/bin/evenflow schema run >docs/run.schema.json
 	.venv-test/bin/evenflow schema sweep >docs/sweep.schema.json
-	.venv-test/bin/evenflow schema --markdown >docs/reference.md
+	.venv-test/bin/python -m tools.reference >docs/reference.md
 
 # What runs write, byte for byte; `make test` has all of it but the figures.
 freeze: .venv-test/installed

@@ -20,7 +20,7 @@ evenflow/results/recorder.py evenflow/schedulers/admission.py
 evenflow/schedulers/limits.py evenflow/schedulers/reserving.py evenflow/schedulers/sarathi.py
 evenflow/schedulers/sglang.py evenflow/schedulers/td_pipe.py
 evenflow/schedulers/token_throttling.py evenflow/schedulers/trtllm.py evenflow/schedulers/vllm.py
-evenflow/sim/arrivals.py evenflow/sim/clock.py evenflow/sim/driver.py
+evenflow/sim/arrivals.py evenflow/sim/clock.py evenflow/sim/coast.py evenflow/sim/driver.py
 evenflow/sim/stages.py evenflow/sim/tandem.py evenflow/study/early.py
 """
 

@@ -16,6 +16,7 @@ from evenflow import options as given
 from evenflow.arguments import checked
 from evenflow.errors import UsageError
 from evenflow.options import AnyProcess, Changes, Policy
+from evenflow.report.echo import Watch
 
 if TYPE_CHECKING:
     from evenflow.experiments.figures.make import Figures
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from evenflow.study.runs import Job, SimulatedRun
     from evenflow.study.sweep_file import Sweep
     from evenflow.study.swept import Swept
-    from evenflow.study.trials import How, Watch
+    from evenflow.study.trials import How
     from evenflow.study.uncertainty import Prediction
 
 
@@ -52,7 +53,7 @@ def simulate(
     intervals: given.Intervals = False,
     on_done: Callable[[int], None] | None = None,
     lean: bool = False,
-    watch: "Watch | None" = None,
+    watch: Watch | None = None,
 ) -> "SimulatedRun":
     """Simulate one configuration.
 
@@ -96,7 +97,7 @@ def compare(
     allow_refused: given.AllowRefused = False,
     out: given.Out = None,
     force: given.Force = False,
-    watch: "Watch | None" = None,
+    watch: Watch | None = None,
 ) -> "Comparison":
     """Simulate several schedulers, or published systems, on the same requests, side by side.
 
@@ -152,7 +153,7 @@ def check(
     write: given.Write = None,
     set: given.Set = None,
     allow_refused: given.AllowRefused = False,
-    watch: "Watch | None" = None,
+    watch: Watch | None = None,
 ) -> "Checked":
     """Simulate several runs, and say by how much their numbers differ from a baseline's.
 
@@ -192,7 +193,7 @@ def sweep(
     allow_refused: given.AllowRefused = False,
     out: given.Out = None,
     force: given.Force = False,
-    watch: "Watch | None" = None,
+    watch: Watch | None = None,
 ) -> "Swept":
     """Simulate a grid or a search over any keys of a run, several times each, and compare.
 
@@ -227,7 +228,7 @@ def capacity(
     workers: given.Workers = None,
     out: given.Out = None,
     force: given.Force = False,
-    watch: "Watch | None" = None,
+    watch: Watch | None = None,
 ) -> "Capacity":
     """Find the largest request rate that keeps limits on latency.
 
@@ -277,7 +278,7 @@ def plan(
     workers: given.Workers = None,
     out: given.Out = None,
     force: given.Force = False,
-    watch: "Watch | None" = None,
+    watch: Watch | None = None,
 ) -> "Planned":
     """Find the cheapest deployment that keeps limits on latency, and say how to start it.
 
@@ -329,7 +330,7 @@ def figures(
     workers: given.Workers = None,
     out: given.Out = None,
     force: given.Force = False,
-    watch: "Watch | None" = None,
+    watch: Watch | None = None,
     say: Callable[[list[Any]], None] | None = None,
 ) -> "Figures":
     """Make the papers' figures, and the table that compares their claims with ours.
@@ -370,7 +371,7 @@ def reproduce(
     workers: given.Workers = None,
     out: given.Out = None,
     force: given.Force = False,
-    watch: "Watch | None" = None,
+    watch: Watch | None = None,
 ) -> "Reproduced | Scored":
     """Simulate runs that others measured on real GPUs, and print how far off that is.
 
@@ -411,7 +412,7 @@ def calibrate(
     *,
     set: given.Set = None,
     workers: given.Workers = None,
-    watch: "Watch | None" = None,
+    watch: Watch | None = None,
 ) -> "Calibrated":
     """Find the CPU time of an engine from a benchmark's results: a `runtime` to paste.
 
@@ -456,7 +457,7 @@ def sweep_asked(file: str | Path | Mapping[str, Any], set: Changes = None) -> "S
 
 
 def _additions(
-    job: "Job", run: "SimulatedRun", intervals: bool, advise: bool, watch: "Watch | None"
+    job: "Job", run: "SimulatedRun", intervals: bool, advise: bool, watch: Watch | None
 ) -> Iterator["Addition"]:
     """Yield the additions asked for beside a run, from more simulations."""
     if intervals:
@@ -486,5 +487,5 @@ def _staged(
     return nullcontext() if out is None else staged(Path(out), force=force, reads=reads)
 
 
-def _watched(watch: "Watch | None", labels: list[str], total: int) -> AbstractContextManager[Any]:
+def _watched(watch: Watch | None, labels: list[str], total: int) -> AbstractContextManager[Any]:
     return nullcontext() if watch is None else watch(labels, total)

@@ -90,7 +90,7 @@ def _accepts(kind: Any, value: Any) -> bool:
     if origin in (int, float):
         kinds = (int,) if origin is int else (int, float)
         return isinstance(value, kinds) and not isinstance(value, bool)
-    if origin is Any or isinstance(kind, str) or getattr(kind, "_is_protocol", False):
+    if origin is Any or getattr(kind, "_is_protocol", False):
         return True
     is_one = isinstance(origin, type) and isinstance(value, origin)
     return is_one and not (origin in (str, Path) and "\0" in str(value))

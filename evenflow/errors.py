@@ -8,9 +8,10 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cache, partial
 from importlib.util import find_spec
+from numbers import Integral
 from typing import Annotated, Any, get_type_hints
 
 from evenflow.compiled import own_annotations
@@ -159,6 +160,18 @@ def _checks(kind: Any) -> list[tuple[str, Callable[..., None]]]:
 def is_count(value: object, most: int = MOST) -> bool:
     """Say whether a value is a whole number from 1 to `most`."""
     return type(value) is int and 0 < value <= most
+
+
+def is_whole(value: object) -> bool:
+    """Say whether a value is a whole number, also NumPy's."""
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
+def one_of(words: Collection[str], word: Any) -> Any:
+    """Return a word if it is one of some; ValueError for another."""
+    if word not in words:
+        raise ValueError(f"{word!r} is none of {', '.join(words)}")
+    return word
 
 
 def once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -43,9 +43,10 @@ class RuntimeOverheads:
 
     `evenflow.config.parts.RuntimeConfig` describes the fields. Requests wait for each other in the
     front end (`evenflow.sim.arrivals.FrontEnd`), but for `front_end_latency_s`. Kernels that no
-    CUDA graph replays are launched `launch_s` apart (`evenflow.costs.launches`). A stage prepares
-    inputs before each execution; or, `overlapped`, from the moment the micro-batch is scheduled,
-    while its predecessors compute (gLLM): those of stage 0 are then part of `schedule_s`.
+    CUDA graph replays are launched `launch_s` apart (`evenflow.costs.launches`); those not needed
+    before are compiled in `compile_s` each (`evenflow.engines.compiling`). A stage prepares inputs
+    before each execution; or, `overlapped`, from the moment the micro-batch is scheduled, while its
+    predecessors compute (gLLM): those of stage 0 are then part of `schedule_s`.
     """
 
     schedule_s: float = 0.0
@@ -64,6 +65,7 @@ class RuntimeOverheads:
     tokenize_s: float = 0.0
     launch_s: float = 0.0
     graph_tokens: int = 0
+    compile_s: float = 0.0
 
     @property
     def prepares(self) -> bool:

@@ -70,6 +70,14 @@ def imported(kind: str, name: str) -> tuple[object, str]:
     return getattr(module, inner, None), module_name
 
 
+def next_part(parts: Iterator[object], end: object) -> object:
+    """Return the next part of an answer, the last being what a generator returns; or `end`."""
+    try:
+        return next(parts)
+    except StopIteration as stop:
+        return end if stop.value is None else stop.value
+
+
 def end_copy(process: int, name: str) -> None:
     """End this process, with a line, if it is a copy of `process`: both would write its files."""
     if PROCESS[0] != process:
@@ -96,18 +104,19 @@ def user_code(name: str, error_of: Callable[[str], UsageError]) -> Iterator[None
 @contextmanager
 def working_directory() -> Iterator[None]:
     """Go back to the working directory at the end, and say so: paths are relative to it."""
-    before = _working_directory()
+    before = working_folder()
     try:
         yield
     finally:
-        after = _working_directory()
+        after = working_folder()
         if before is not None and after != before:
             print(f"note: a policy went to {after!a}; paths stay those of before", file=sys.stderr)
             with suppress(OSError):
                 os.chdir(before)
 
 
-def _working_directory() -> str | None:
+def working_folder() -> str | None:
+    """Return the working directory; None where it has been removed."""
     with suppress(OSError):
         return os.getcwd()
     return None

@@ -147,10 +147,7 @@ def take(
     rng: np.random.Generator,
     progress: Progress | None = None,
 ) -> dict[Shape, list[TimedRun]]:
-    """Run each shape `repeats` times marked and as often not, in rounds of random order.
-
-    One round before them warms up.
-    """
+    """Run each shape `repeats` times marked and as often not, in random rounds after a first."""
     by_shape: dict[Shape, list[TimedRun]] = {shape: [] for shape in shapes}
     spent_s = 0.0
     distinct = list(by_shape)

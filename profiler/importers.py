@@ -48,10 +48,7 @@ Measured = tuple[Key, float]
 
 
 class Imported(NamedTuple):
-    """A profile made of foreign files, and how many times of 0 were left out.
-
-    Such times are below the resolution of the other tool's clock.
-    """
+    """A profile made of foreign files, and how many times of 0 (below their clock) it lacks."""
 
     profile: Profile
     zeros: int

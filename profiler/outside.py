@@ -164,10 +164,7 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def copy_points(sizes_bytes: Sequence[int], repeats: int) -> list[ProfilePoint]:
-    """Measure copies within the only GPU, as `device_copy`.
-
-    With more GPUs, a pipeline that serves measures transfers between them.
-    """
+    """Measure copies within the only GPU; of several, a service measures transfers."""
     import torch
 
     if torch.cuda.device_count() > 1:

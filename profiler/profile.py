@@ -16,39 +16,12 @@ from time import perf_counter
 
 import numpy as np
 
+from evenflow.costs.profile import file
 from evenflow.costs.profile.cost import operator_counts
-from evenflow.costs.profile.file import (
-    Header,
-    LayerShapes,
-    Profile,
-    ProfilePoint,
-    require_writable,
-    write_profile,
-)
 from evenflow.costs.tables import Curve
 from evenflow.errors import Count, Positive, require_declared
-from evenflow.profiler import machine
-from evenflow.profiler.outside import (
-    Service,
-    all_reduce_points,
-    copy_points,
-    detokenise_points,
-    host_points,
-)
+from evenflow.profiler import machine, outside, timed_runs
 from evenflow.profiler.shapes import Limits, Shape, ladder, random_shapes
-from evenflow.profiler.timed_runs import (
-    CpuStopwatch,
-    CudaStopwatch,
-    ProfileJournal,
-    Progress,
-    Stopwatch,
-    Subject,
-    TimedRun,
-    marks_share,
-    measure,
-    operator_points,
-    runs_by_shape,
-)
 from evenflow.specs.deployment import require_shareable
 from evenflow.specs.modelspec import ModelSpec
 
@@ -106,11 +79,11 @@ class ProfileSettings:
         )
 
 
-StageOf = Callable[[ModelSpec, Limits, ProfileSettings], Subject]
+StageOf = Callable[[ModelSpec, Limits, ProfileSettings], timed_runs.Subject]
 """Returns what runs the micro-batches within the limits through a stage of all the model's layers,
 with random weights, as one tensor-parallel rank holds them."""
 
-ServiceOf = Callable[[ModelSpec, ProfileSettings], Service | None]
+ServiceOf = Callable[[ModelSpec, ProfileSettings], outside.Service | None]
 """Returns what serves a model for real on this machine; None where it cannot be."""
 
 
@@ -122,8 +95,8 @@ def profile(
     *,
     service_of: ServiceOf | None = None,
     tokenizer: Path | None = None,
-    progress: Progress | None = None,
-) -> Profile:
+    progress: timed_runs.Progress | None = None,
+) -> file.Profile:
     """Measure a model and write its profile to `out`.
 
     Without a service the host's time and the hops are left out. With a tokenizer.json, the time to
@@ -137,7 +110,7 @@ def profile(
     spec = replace(spec, num_layers=min(of_all_kinds(settings.layers, spec), spec.num_layers))
     limits = settings.limits(spec)
     header = _header(spec, settings)
-    require_writable(out)
+    file.require_writable(out)
     facts = {
         "header": asdict(replace(header, date="")),
         "limits": asdict(limits),
@@ -145,11 +118,11 @@ def profile(
         "ranks": settings.tensor_parallel,
     }
     began_s = perf_counter()
-    with ProfileJournal(out.with_name(f"{out.name}.journal"), facts) as journal:
+    with timed_runs.ProfileJournal(out.with_name(f"{out.name}.journal"), facts) as journal:
         points = _other_points(spec, limits, settings, service, tokenizer)
         with in_service(spec, limits, settings, stage_of):
             subject = stage_of(spec, limits, settings)
-            shapes = measure(
+            shapes = timed_runs.measure(
                 subject,
                 limits,
                 TILES_OF[settings.device],
@@ -159,14 +132,16 @@ def profile(
                 rng=np.random.default_rng(settings.seed),
                 progress=progress,
             )
-        by_shape = runs_by_shape(shapes, journal.runs)
-        points += operator_points(by_shape, operator_counts(spec), settings.tensor_parallel)
+        by_shape = timed_runs.runs_by_shape(shapes, journal.runs)
+        points += timed_runs.operator_points(
+            by_shape, operator_counts(spec), settings.tensor_parallel
+        )
         grid = _grid_words(by_shape, spec.num_layers, settings) + subject.note
         grid += "" if service else "; nothing served, so no host's time and no hops"
         products = [each for each in points if each.operator.startswith("linear_")]
         tile = tile_of(products, TILES_OF[settings.device])
-        measured = Profile(replace(header, grid=grid, tile_tokens=tile), tuple(points))
-        write_profile(out, measured)
+        measured = file.Profile(replace(header, grid=grid, tile_tokens=tile), tuple(points))
+        file.write_profile(out, measured)
         journal.remove()
     return measured
 
@@ -193,7 +168,7 @@ def in_service(
 
 
 def _grid_words(
-    by_shape: Mapping[Shape, Sequence[TimedRun]], layers: int, settings: ProfileSettings
+    by_shape: Mapping[Shape, Sequence[timed_runs.TimedRun]], layers: int, settings: ProfileSettings
 ) -> str:
     shapes, runs = len(by_shape), [run for runs in by_shape.values() for run in runs]
     disturbed = sum(run.disturbed for run in runs) / len(runs)
@@ -201,12 +176,12 @@ def _grid_words(
         f"{settings.minutes:g} minutes: {shapes} micro-batches, {len(runs) / shapes:.0f} times "
         f"each, through {layers} layers, {settings.neighbours} other stages computing meanwhile; "
         f"{disturbed:.0%} of the runs disturbed by other processes; "
-        f"marks make a stage {marks_share(by_shape):+.1%} longer"
+        f"marks make a stage {timed_runs.marks_share(by_shape):+.1%} longer"
     )
 
 
-def _header(spec: ModelSpec, settings: ProfileSettings) -> Header:
-    return Header(
+def _header(spec: ModelSpec, settings: ProfileSettings) -> file.Header:
+    return file.Header(
         device=machine.device_name(settings.device),
         device_kind=settings.device,
         driver=machine.driver_version(settings.device),
@@ -218,45 +193,49 @@ def _header(spec: ModelSpec, settings: ProfileSettings) -> Header:
         tile_tokens=1,
         source="measured by evenflow profile",
         model=spec.name,
-        shapes=LayerShapes.of(spec),
+        shapes=file.LayerShapes.of(spec),
     )
 
 
-def stopwatch(settings: ProfileSettings) -> Stopwatch:
-    return CudaStopwatch() if settings.device == "cuda" else CpuStopwatch(settings.threads)
+def stopwatch(settings: ProfileSettings) -> timed_runs.Stopwatch:
+    return (
+        timed_runs.CudaStopwatch()
+        if settings.device == "cuda"
+        else timed_runs.CpuStopwatch(settings.threads)
+    )
 
 
 def _other_points(
     spec: ModelSpec,
     limits: Limits,
     settings: ProfileSettings,
-    service: Service | None,
+    service: outside.Service | None,
     tokenizer: Path | None,
-) -> list[ProfilePoint]:
+) -> list[file.ProfilePoint]:
     """Measure what is not part of a stage: the host's time, and links."""
-    points: list[ProfilePoint] = []
+    points: list[file.ProfilePoint] = []
     rows, prompts = ladder(1, limits.max_rows, 1), ladder(1, limits.max_tokens, 1)
     token_bytes = spec.hidden_size * spec.dtype_bytes
     if service is not None:
         sizes_of = {"token_bytes": token_bytes, "repeats": HOST_REPEATS}
-        points += host_points(service, rows, prompts, **sizes_of)
+        points += outside.host_points(service, rows, prompts, **sizes_of)
     sizes, dtype = [tokens * token_bytes for tokens in prompts], DTYPES[spec.dtype_bytes]
     if settings.device == "cuda":
-        points += copy_points(sizes, LINK_REPEATS)
+        points += outside.copy_points(sizes, LINK_REPEATS)
     if settings.tensor_parallel > 1:
         ranks = settings.tensor_parallel
-        points += all_reduce_points(settings.device, ranks, sizes, LINK_REPEATS, dtype)
+        points += outside.all_reduce_points(settings.device, ranks, sizes, LINK_REPEATS, dtype)
     if tokenizer is not None:
-        points += detokenise_points(tokenizer, rows, HOST_REPEATS)
+        points += outside.detokenise_points(tokenizer, rows, HOST_REPEATS)
     return points
 
 
-def of_all_kinds(layers: int, shapes: ModelSpec | LayerShapes) -> int:
+def of_all_kinds(layers: int, shapes: ModelSpec | file.LayerShapes) -> int:
     """Return the number of layers to measure so that there is one of every kind."""
     return max(layers, shapes.dense_layers + 1, shapes.full_every)
 
 
-def tile_of(points: Sequence[ProfilePoint], tiles: Sequence[int] = TILES) -> int:
+def tile_of(points: Sequence[file.ProfilePoint], tiles: Sequence[int] = TILES) -> int:
     """Return which of `tiles` predicts points of products best, each point from the others.
 
     1 where a straight line does it: no steps. The measure is the mean relative error.

@@ -19,10 +19,7 @@ LEVELS = 5
 
 
 class Shape(NamedTuple):
-    """A micro-batch: prompt chunks as (tokens, context before), decodes as the context of each.
-
-    Every row is sampled.
-    """
+    """A micro-batch that samples every row: chunks (tokens, context before), decodes (context)."""
 
     chunks: tuple[tuple[int, int], ...] = ()
     decodes: tuple[int, ...] = ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter, sleep, thread_time
@@ -157,10 +157,7 @@ Key = tuple[str, int | None, int | None, int | None]
 
 
 class TimedRun(NamedTuple):
-    """One timed run: its shape, the seconds by operator, and the seconds in all.
-
-    `disturbed`: other processes had the CPU meanwhile.
-    """
+    """A timed run: shape, seconds by operator and in all, and whether others took CPU time."""
 
     shape: int
     seconds: dict[str, float]
@@ -204,7 +201,6 @@ class ProfileJournal:
 
     @property
     def spent_s(self) -> float:
-        """Seconds that the runs so far took."""
         return plain_sum(run.wall_s for run in self.runs)
 
     def decide(self, **plan: Any) -> None:
@@ -401,20 +397,6 @@ def by_marks(runs: Sequence[TimedRun]) -> tuple[list[TimedRun], list[TimedRun]]:
     return marked, [run for run in runs if STAGE in run.seconds]
 
 
-def operator_times(
-    shape: Shape, run: TimedRun, counts: Mapping[str, int]
-) -> Iterator[tuple[Key, float]]:
-    """Return each operator of a run with its sizes, and the seconds of one time it ran.
-
-    `counts`: how often a stage runs it, if not once. Shapes with several chunks say nothing of one
-    chunk: their prefill attention is left out.
-    """
-    for name, seconds in run.seconds.items():
-        key = _key(name, shape)
-        if key is not None:
-            yield key, seconds / counts.get(name, 1)
-
-
 def _key(name: str, shape: Shape) -> Key | None:
     if name == STAGE or name in OUTSIDE:
         return None
@@ -430,14 +412,17 @@ def operator_points(
 ) -> list[ProfilePoint]:
     """Return a point for each operator and size that was timed, of the marked, undisturbed runs.
 
-    Tokens met in one context only say nothing of how attention grows with the context: they are
-    left out, so that the attention of a profile is a grid.
+    A point is of one time that an operator runs; `counts`: how often a stage runs it, if not once.
+    Shapes with several chunks say nothing of one: their prefill attention is left out. Tokens met
+    in one context only say nothing of how attention grows with the context: they are left out, so
+    that the attention of a profile is a grid.
     """
     samples: dict[Key, list[float]] = {}
     for shape, runs in by_shape.items():
         for run in undisturbed(by_marks(runs)[0]):
-            for key, seconds in operator_times(shape, run, counts):
-                samples.setdefault(key, []).append(seconds)
+            for name, seconds in run.seconds.items():
+                if (key := _key(name, shape)) is not None:
+                    samples.setdefault(key, []).append(seconds / counts.get(name, 1))
     met = Counter(key[:2] for key in samples)
     return [
         point(key, seconds, ranks)

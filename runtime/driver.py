@@ -298,14 +298,12 @@ class Driver(System):
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is more to do."""
         if self.stops or self._quits:
             return self.busy and not self._quits
         return bool(self._front or self.outstanding)
 
     @property
     def busy(self) -> bool:
-        """Whether micro-batches are on their way."""
         return bool(self._steps.sent)
 
     @property

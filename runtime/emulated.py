@@ -36,8 +36,6 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedSettings:
-    """Settings of an emulated worker."""
-
     latency_s: float = 0.0
     faults: Faults = Faults()
 

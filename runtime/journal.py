@@ -53,7 +53,6 @@ class Lines:
         self._lines.append(json.dumps(line, separators=(",", ":")) + "\n")
 
     def flush(self) -> None:
-        """Pass the lines so far to the system."""
         if self._lines and self._failure is None:
             data = memoryview(gzip.compress("".join(self._lines).encode("ascii"), 1, mtime=0))
             try:
@@ -114,16 +113,13 @@ GONE = ("cuda_graph_sizes", "graph_layer_overhead_s")
 
 
 def _kept(config: Any) -> Any:
-    """Return a configuration without the keys that are gone."""
     if not isinstance(config, dict):
         return config
     return {key: _kept(value) for key, value in config.items() if key not in GONE}
 
 
 def read_head(path: Path) -> tuple[RunConfig, Path, str | None]:
-    """Return the configuration of a recorded run, the folder of its relative paths, and the
-    journal's pool.
-    """
+    """Return a recorded run's configuration, the folder of its relative paths, and the pool."""
     try:
         head = next(_lines(path), None)
     except EOFError as error:

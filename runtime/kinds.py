@@ -47,10 +47,7 @@ def servable(built: Built) -> World:
 
 
 def workers_of(config: RunConfig, built: Built, beside: Path, first: int = 0) -> Workers:
-    """Return the workers of a configuration; UsageError for impossible ones.
-
-    `first`: how many workers exist already.
-    """
+    """Return workers, after the `first` that exist; UsageError for impossible ones."""
     world = servable(built)
     if isinstance(config.workers, EmulatedWorkers):
         return _emulated(config.workers, world)

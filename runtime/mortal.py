@@ -67,7 +67,6 @@ class MortalDriver(Driver):
         return now_s < self._down_until_s
 
     def let_in(self, now_s: float) -> None:
-        """Let what has joined act, and then requests in."""
         self._joined.run_due(now_s)
         super().let_in(now_s)
 
@@ -106,5 +105,4 @@ class MortalDriver(Driver):
         self._left(len(lost))
 
     def take(self, lost: decodes.Sequence) -> None:
-        """Queue a request that an engine lost."""
         take_again(self._engines, lost)

@@ -55,7 +55,6 @@ class StepWriter:
     def step(
         self, batch: MicroBatch, activation_bytes: int, work_s: list[float], hops_s: list[float]
     ) -> Step:
-        """Return the step of a micro-batch just scheduled."""
         dropped = self._ended + self._preempted()
         adopted = [piece for piece in self._adopted if piece.request_id in self._told]
         self._ended, self._adopted = [], []
@@ -105,10 +104,7 @@ class StepWriter:
                 self._ended.append(seq.request.request_id)
 
     def _new_pages(self, seq: Sequence, kept_tokens: int = 0) -> list[int]:
-        """Note a sequence's pages that are new to the workers; return its own ones.
-
-        A new sequence has `kept_tokens` in pages of others.
-        """
+        """Note and return a sequence's new pages; at first `kept_tokens` are in others' pages."""
         request_id = seq.request.request_id
         if (told := self._told.get(request_id)) is None:
             told = self._told[request_id] = _Told(seq, seq.epoch, self._first_page(request_id))

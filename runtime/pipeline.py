@@ -21,19 +21,7 @@ from typing import NamedTuple, Self
 import zmq
 
 from evenflow.errors import WorkerError
-from evenflow.runtime.wire import (
-    Beat,
-    Failed,
-    Message,
-    Ready,
-    Step,
-    Stop,
-    decode,
-    driver_address,
-    encode,
-    open_socket,
-    step_address,
-)
+from evenflow.runtime import wire
 from evenflow.runtime.worker import BEAT_S, Place, WorkerSettings, run_process
 
 STOP_LIMIT_S = 2.0
@@ -106,7 +94,9 @@ class WorkerPipeline:
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         try:
-            self._results = open_socket(self._context, zmq.PULL, driver_address(self._folder))
+            self._results = wire.open_socket(
+                self._context, zmq.PULL, wire.driver_address(self._folder)
+            )
             self._poller.register(self._results, zmq.POLLIN)
             workers = range(len(self._settings))
             for group in [workers] if self._together else [[worker] for worker in workers]:
@@ -135,20 +125,23 @@ class WorkerPipeline:
         """The processes, in the order of their stages and ranks."""
         return [process.pid or 0 for process in self._processes]
 
-    def send(self, step: Step) -> None:
+    def send(self, step: wire.Step) -> None:
         """Send a micro-batch to every stage, with token ids to stage 0, or to stage 0 alone."""
-        frames, sockets = [encode(step)], self._steps
+        frames, sockets = [wire.encode(step)], self._steps
         if self._coupled:
-            frames, sockets = [*frames, encode(step._replace(tokens=[]))], sockets[: self._ranks]
+            frames, sockets = (
+                [*frames, wire.encode(step._replace(tokens=[]))],
+                sockets[: self._ranks],
+            )
         for worker, socket in enumerate(sockets):
             if worker == self._ranks and step.tokens:
-                frames = [encode(step._replace(tokens=[]))]
+                frames = [wire.encode(step._replace(tokens=[]))]
             try:
                 socket.send_multipart(frames)
             except zmq.Again:
                 raise WorkerError(f"{self._name(worker)} takes no messages") from None
 
-    def receive(self, timeout_s: float) -> list[Message]:
+    def receive(self, timeout_s: float) -> list[wire.Message]:
         """Return all messages that have come; if none, wait for at most `timeout_s` seconds.
 
         What came before a worker failed is returned first; only then the failure is raised.
@@ -163,8 +156,8 @@ class WorkerPipeline:
             self._raise_failure(ended)
         return messages
 
-    def tell(self, worker: int, message: Message) -> None:
-        self._steps[worker].send(encode(message))
+    def tell(self, worker: int, message: wire.Message) -> None:
+        self._steps[worker].send(wire.encode(message))
 
     @property
     def kv_layers(self) -> list[KvLayers]:
@@ -173,7 +166,7 @@ class WorkerPipeline:
             KvLayers(worker, worker % self._ranks, stage.start, stage.stop, address)
             for worker, stage in enumerate(self._settings)
             if hasattr(stage, "start") and hasattr(stage, "stop")
-            for address in [step_address(self._folder, worker)]
+            for address in [wire.step_address(self._folder, worker)]
         ]
 
     @property
@@ -188,7 +181,7 @@ class WorkerPipeline:
         """End the workers, after `grace_s` seconds by force, and remove the sockets."""
         for socket in self._steps:
             try:
-                socket.send(encode(Stop()), zmq.NOBLOCK)
+                socket.send(wire.encode(wire.Stop()), zmq.NOBLOCK)
             except zmq.ZMQError:
                 continue  # this worker takes nothing any more: it is ended below
         limit_s = time.monotonic() + grace_s
@@ -219,9 +212,9 @@ class WorkerPipeline:
         self._poller.register(process.sentinel, zmq.POLLIN)
         self._process_of |= dict.fromkeys(group, process)
         for worker in group:
-            address = step_address(self._folder, worker)
-            self._steps.append(open_socket(self._context, zmq.PUSH, address))
-            self._steps[-1].send(encode(Ready(worker)))
+            address = wire.step_address(self._folder, worker)
+            self._steps.append(wire.open_socket(self._context, zmq.PUSH, address))
+            self._steps[-1].send(wire.encode(wire.Ready(worker)))
 
     def _place(self, worker: int) -> Place:
         depth, (stage, rank) = len(self._settings) // self._ranks, divmod(worker, self._ranks)
@@ -243,19 +236,19 @@ class WorkerPipeline:
                     "(workers.start_limit_s)"
                 )
             for message in self.receive(min(left_s, 0.1)):
-                if isinstance(message, Ready):
+                if isinstance(message, wire.Ready):
                     missing.discard(message.worker)
 
-    def _take_in(self, timeout_s: float) -> list[Message]:
+    def _take_in(self, timeout_s: float) -> list[wire.Message]:
         """Return what has come, once something has; take note of the first failure."""
-        messages: list[Message] = []
+        messages: list[wire.Message] = []
         self._results.poll(int(timeout_s * 1000))
         while self._results.poll(0):
-            message = decode(self._results.recv())
-            if isinstance(message, Failed):
+            message = wire.decode(self._results.recv())
+            if isinstance(message, wire.Failed):
                 failure = f"{self._name(message.worker)} failed: {message.reason}"
                 self._failure = self._failure or failure  # later ones come of the first
-            elif isinstance(message, Beat):
+            elif isinstance(message, wire.Beat):
                 self._silent_s[message.worker] = 0.0
                 self._beating.add(message.worker)
             else:
@@ -275,10 +268,10 @@ class WorkerPipeline:
             else:
                 self._silent_s[worker] = 0.0
 
-    def _take_last_words(self, ended: Sequence[BaseProcess]) -> list[Message]:
+    def _take_last_words(self, ended: Sequence[BaseProcess]) -> list[wire.Message]:
         """Wait for the last message of a worker that ended by itself: it may come later."""
         limit_s = time.monotonic() + LAST_WORDS_LIMIT_S
-        messages: list[Message] = []
+        messages: list[wire.Message] = []
         if any(_exit_code(process) >= 0 for process in ended):
             while not messages and self._failure is None and time.monotonic() < limit_s:
                 messages = self._take_in(0.1)

@@ -79,7 +79,6 @@ class PoolDriver(Driver):
         self._noted["admitted_s"].append(now_s)
 
     def finished(self, sequences: list[decodes.Sequence], now_s: float) -> None:
-        """Pass ended requests on to the workers and the system."""
         self._writer.dropped(sequences)
         self._system.finished(self, sequences, now_s)
 
@@ -144,7 +143,6 @@ class PooledDriver(Pools, System):
         return min(self._timers.next_s, float("inf") if due_s is None else due_s)
 
     def let_in(self, now_s: float) -> None:
-        """Admit due requests, and make due calls."""
         if self._enter(now_s):
             self.changed(now_s)
         self._timers.run_due(now_s)

@@ -76,7 +76,6 @@ class TimedStage:
 
     @property
     def note(self) -> str:
-        """Choices of the routers."""
         if not self._woken_evenly:
             return ""
         share = self._woken / self._woken_evenly
@@ -166,10 +165,7 @@ def service_of(model: str | Path, spec: ModelSpec, settings: ProfileSettings) ->
 
 
 def served(workers: Workers, world: World) -> tuple[RunResult, Around]:
-    """Serve a world; return what happened, and the times around the stages.
-
-    UsageError when it ends early.
-    """
+    """Return what serving a world gave, and the times around its stages; UsageError if it fails."""
     done = serve(world, workers)
     if done.failure is not None:
         raise UsageError(f"profile: a pipeline to measure the host's time: {done.failure}")

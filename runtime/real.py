@@ -122,9 +122,7 @@ def _reading(job: Job, workers: Workers) -> Workers:
 
 
 def workers_by_pipeline(job: Job, built: Built) -> dict[str, Workers]:
-    """Return the workers of each pipeline by its name, "" for the only one; UsageError for what
-    cannot be.
-    """
+    """Return each pipeline's workers by name, "" for the only one; UsageError if impossible."""
     config, workers = job.config, job.config.workers
     several = [
         ("workers.faults", bool(getattr(workers, "faults", None)), "null"),

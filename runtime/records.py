@@ -65,10 +65,7 @@ class Records:
         return self._journals[-1].write
 
     def begin(self, worlds: Mapping[str, World], **head: Any) -> None:
-        """Write what a result needs of the world of each part, beside what is recorded.
-
-        Of pools it has LINK too, bytes a token of KV.
-        """
+        """Write what a result needs of each world; of pools also LINK, bytes a token of KV."""
         parts = {name: _facts(world) for name, world in worlds.items()}
         self._clients = {REQUESTS} if LINK in head else {*worlds}
         self._blocks = BlockFile(self._folder / RECORDS, parts.get("", {"parts": parts}) | head)

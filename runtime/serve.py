@@ -216,7 +216,6 @@ def _part(world: World | PooledWorld, name: str) -> World:
 def _kind(
     workers: Workers, pooled: bool, joins: Joins | None, make_engines: Callable[[], list[Batcher]]
 ) -> Callable[..., Driver]:
-    """Return what makes the driver of a pipeline."""
     from evenflow.runtime.mortal import MortalDriver
     from evenflow.runtime.pools import PoolDriver
 
@@ -249,7 +248,6 @@ def _system(
     on_done: Callable[[int], None] | None,
     blocks: BlocksOf,
 ) -> System:
-    """Return the system that drives the only pipeline, or several."""
     from evenflow.runtime.driver import Replicas
     from evenflow.runtime.pools import PooledDriver
 
@@ -336,10 +334,7 @@ def driven(run: Callable[[], None], *steps: Callable[[], None]) -> tuple[str | N
 
 
 def _handle(*handlers: Any) -> list[Any]:
-    """Let the handlers, or the only one, handle SIGINT and SIGTERM; return those before.
-
-    Only a main thread can.
-    """
+    """Set the handlers of SIGINT and SIGTERM, in a main thread alone; return the former ones."""
     if threading.current_thread() is not threading.main_thread():
         return []
     return [signal.signal(each, handler) for each, handler in zip(SIGNALS, cycle(handlers))]

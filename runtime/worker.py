@@ -14,34 +14,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import zmq
 
 from evenflow.children import end_with_parent
 from evenflow.errors import UsageError, WorkerError
-from evenflow.runtime.wire import (
-    Activation,
-    Arrived,
-    Beat,
-    Cached,
-    Failed,
-    Free,
-    Message,
-    Move,
-    Ready,
-    Returned,
-    Step,
-    decode,
-    driver_address,
-    encode,
-    hop_address,
-    open_socket,
-    step_address,
-)
-
-if TYPE_CHECKING:
-    from evenflow.runtime.wire import Context
+from evenflow.runtime import wire
 
 LOOK_S = 0.25
 """How often a worker with nothing to do looks whether it shall end."""
@@ -102,12 +81,12 @@ class Worker(Protocol):
     is when the stage had all it needs.
     """
 
-    def prepare(self, step: Step) -> Any: ...
+    def prepare(self, step: wire.Step) -> Any: ...
 
-    def fetch(self, activation: Activation) -> None: ...
+    def fetch(self, activation: wire.Activation) -> None: ...
 
     def execute(
-        self, prepared: Any, activation: Activation | None, received_s: float
+        self, prepared: Any, activation: wire.Activation | None, received_s: float
     ) -> Executed: ...
 
 
@@ -118,9 +97,9 @@ class KvHolder(Protocol):
     `read_kv` returns the keys and values that a message names, `write_kv` stores those of one.
     """
 
-    def read_kv(self, move: Move) -> bytes: ...
+    def read_kv(self, move: wire.Move) -> bytes: ...
 
-    def write_kv(self, cached: Cached, data: bytes) -> None: ...
+    def write_kv(self, cached: wire.Cached, data: bytes) -> None: ...
 
 
 class WorkerSettings(Protocol):
@@ -137,7 +116,7 @@ class _Work(NamedTuple):
 
     batch_id: int
     prepared: Any
-    activation: Activation | None
+    activation: wire.Activation | None
     received_s: float
     step: Sequence[bytes] = ()
 
@@ -150,9 +129,9 @@ class _Intake(threading.Thread):
     None in the queue ends the worker, because the driver said so or because of `failure`.
     """
 
-    def __init__(self, context: Context, place: Place, worker: Worker) -> None:
+    def __init__(self, context: wire.Context, place: Place, worker: Worker) -> None:
         super().__init__(name="intake", daemon=True)
-        self.work: queue.SimpleQueue[_Work | tuple[Step | Activation, bytes] | None]
+        self.work: queue.SimpleQueue[_Work | tuple[wire.Step | wire.Activation, bytes] | None]
         self.work = queue.SimpleQueue()
         self.failure: Exception | None = None
         self.connected = threading.Event()
@@ -160,15 +139,15 @@ class _Intake(threading.Thread):
         self._place = place
         self._worker = worker
         number, folder = place.number, place.folder
-        heard = [step_address(folder, number)]
+        heard = [wire.step_address(folder, number)]
         if place.stage:
-            heard.append(hop_address(folder, number))
-        self._sockets = [open_socket(context, zmq.PULL, address) for address in heard]
-        self._driver = open_socket(context, zmq.PUSH, driver_address(folder))
+            heard.append(wire.hop_address(folder, number))
+        self._sockets = [wire.open_socket(context, zmq.PULL, address) for address in heard]
+        self._driver = wire.open_socket(context, zmq.PUSH, wire.driver_address(folder))
         self._context = context
         self._peers: dict[str, zmq.Socket[bytes]] = {}  # workers of other pools
         self._silent = len(self._sockets)  # sockets without a connection yet
-        self._early: deque[Activation] = deque()  # without their steps: sockets know no order
+        self._early: deque[wire.Activation] = deque()  # without their steps: sockets know no order
         self._ahead: deque[_Work] = deque()  # prepared, and without their activations
         self._beat_s = 0.0
 
@@ -197,29 +176,29 @@ class _Intake(threading.Thread):
             for socket, _ in poller.poll(int(LOOK_S * 1000)):
                 received_s = time.monotonic()
                 message, *data = socket.recv_multipart()
-                if not self._take(decode(message), received_s, data):
+                if not self._take(wire.decode(message), received_s, data):
                     return
 
-    def _take(self, message: Message, received_s: float, data: list[bytes]) -> bool:
+    def _take(self, message: wire.Message, received_s: float, data: list[bytes]) -> bool:
         """Pass a message on to its reader; return whether another may follow."""
-        if data and isinstance(message, (Step, Activation)):
+        if data and isinstance(message, (wire.Step, wire.Activation)):
             self.work.put((message, data[0]))
-        elif isinstance(message, Step):
+        elif isinstance(message, wire.Step):
             work = _Work(message.batch_id, self._worker.prepare(message), None, received_s)
             if self._place.stage:
                 self._ahead.append(work)
             else:
                 self.work.put(work)
-        elif isinstance(message, Activation):
+        elif isinstance(message, wire.Activation):
             self._early.append(message)
-        elif isinstance(message, (Move, Cached)):
+        elif isinstance(message, (wire.Move, wire.Cached)):
             assert isinstance(self._worker, KvHolder)
-            if isinstance(message, Cached):
+            if isinstance(message, wire.Cached):
                 self._worker.write_kv(message, data[0])
-                self._driver.send(encode(Arrived()))
+                self._driver.send(wire.encode(wire.Arrived()))
             else:
                 self._hand_over(message, self._worker.read_kv(message))
-        elif isinstance(message, Ready):
+        elif isinstance(message, wire.Ready):
             self._silent -= 1
             if not self._silent:
                 self.connected.set()
@@ -231,45 +210,47 @@ class _Intake(threading.Thread):
             self.work.put(work._replace(activation=activation, received_s=time.monotonic()))
         return True
 
-    def _hand_over(self, move: Move, data: bytes) -> None:
+    def _hand_over(self, move: wire.Move, data: bytes) -> None:
         if (peer := self._peers.get(move.address)) is None:
-            peer = self._peers[move.address] = open_socket(self._context, zmq.PUSH, move.address)
-        peer.send_multipart([encode(Cached(move.to_start, move.to_pages)), data])
+            peer = self._peers[move.address] = wire.open_socket(
+                self._context, zmq.PUSH, move.address
+            )
+        peer.send_multipart([wire.encode(wire.Cached(move.to_start, move.to_pages)), data])
 
     def _beat(self) -> None:
         now_s = time.monotonic()
         if now_s - self._beat_s >= BEAT_S:
             self._beat_s = now_s
-            self._driver.send(encode(Beat(self._place.number)))
+            self._driver.send(wire.encode(wire.Beat(self._place.number)))
 
 
 class _Outlet:
     """Destinations of results: the next stage, and the driver."""
 
-    def __init__(self, context: Context, place: Place) -> None:
+    def __init__(self, context: wire.Context, place: Place) -> None:
         self._place = place
-        self._driver = open_socket(context, zmq.PUSH, driver_address(place.folder))
+        self._driver = wire.open_socket(context, zmq.PUSH, wire.driver_address(place.folder))
         if not place.is_last:
-            address = hop_address(place.folder, place.number + place.ranks)
-            self._next = open_socket(context, zmq.PUSH, address)
-            self._next.send(encode(Ready(place.number)))
+            address = wire.hop_address(place.folder, place.number + place.ranks)
+            self._next = wire.open_socket(context, zmq.PUSH, address)
+            self._next.send(wire.encode(wire.Ready(place.number)))
 
-    def tell(self, message: Message) -> None:
-        self._driver.send(encode(message))
+    def tell(self, message: wire.Message) -> None:
+        self._driver.send(wire.encode(message))
 
     def hand_on(
-        self, batch_id: int, done: Executed, activation: Activation | None, *step: bytes
+        self, batch_id: int, done: Executed, activation: wire.Activation | None, *step: bytes
     ) -> None:
         """Send a micro-batch's results, and its step, to the next stage or the driver."""
         before = [] if activation is None else activation.times
         times = [*before, done.available_s, done.start_s, done.end_s]
         if self._place.is_last:
             if not self._place.rank:
-                self.tell(Returned(batch_id, times, done.tokens))
+                self.tell(wire.Returned(batch_id, times, done.tokens))
             return
         if not self._place.number:
-            self.tell(Free(batch_id))  # first: the next micro-batch waits for it
-        given = encode(Activation(batch_id, times, done.num_bytes))
+            self.tell(wire.Free(batch_id))  # first: the next micro-batch waits for it
+        given = wire.encode(wire.Activation(batch_id, times, done.num_bytes))
         self._next.send_multipart([given, *step])
 
     def close(self) -> None:
@@ -296,7 +277,7 @@ def run_stages(stages: Sequence[tuple[Place, WorkerSettings]]) -> None:
 
 
 def run_worker(place: Place, settings: WorkerSettings) -> None:
-    context: Context = zmq.Context()
+    context: wire.Context = zmq.Context()
     outlet = _Outlet(context, place)
     try:
         worker = settings.make(place)
@@ -304,7 +285,7 @@ def run_worker(place: Place, settings: WorkerSettings) -> None:
         intake.start()
         try:
             intake.connected.wait()
-            outlet.tell(Ready(place.number))
+            outlet.tell(wire.Ready(place.number))
             _serve(worker, intake, outlet)
         finally:
             intake.end()
@@ -312,7 +293,7 @@ def run_worker(place: Place, settings: WorkerSettings) -> None:
             raise intake.failure
     except Exception as error:
         kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
-        outlet.tell(Failed(place.number, f"{kind}{error}"))
+        outlet.tell(wire.Failed(place.number, f"{kind}{error}"))
     finally:
         outlet.close()
         context.term()
@@ -328,11 +309,11 @@ def _serve(worker: Worker, intake: _Intake, outlet: _Outlet) -> None:
         outlet.hand_on(work.batch_id, done, activation, *work.step)
 
 
-def _take_up(worker: Worker, message: Step | Activation, data: bytes) -> _Work:
+def _take_up(worker: Worker, message: wire.Step | wire.Activation, data: bytes) -> _Work:
     """Prepare the step of an activation, and fetch what came with it."""
-    activation = message if isinstance(message, Activation) else None
-    step = decode(data) if activation is not None else message
-    assert isinstance(step, Step)
+    activation = message if isinstance(message, wire.Activation) else None
+    step = wire.decode(data) if activation is not None else message
+    assert isinstance(step, wire.Step)
     prepared = worker.prepare(step)
     if activation is not None:
         worker.fetch(activation)

@@ -10,6 +10,8 @@ from typing import Any
 from simpy import Environment, Event
 from simpy.events import NORMAL, EventPriority
 
+INFINITY = float("inf")
+
 LATE, LATER = EventPriority(7), EventPriority(8)
 """After all arrivals and returns of the same instant, before any policy is asked."""
 
@@ -73,6 +75,8 @@ class SimClock:
 
     def __init__(self) -> None:
         self.env = CheckedEnvironment(0.0)
+        self.inner: set[Callable[[float], None]] = set()
+        """Calls that change nothing outside the pipeline that they are of."""
 
     @property
     def now(self) -> float:
@@ -83,6 +87,33 @@ class SimClock:
     ) -> None:
         """Have `call` called with the time at the instant `time_s`, which must not be past."""
         self.env.put(time_s, priority, call)
+
+    def due(self, call: Callable[[float], None]) -> tuple[list[float], float]:
+        """Return the times for which `call` is queued, in order, and the first of what is not
+        `inner`.
+        """
+        times, first_s, inner = [], INFINITY, self.inner
+        for time_s, _, _, what in self.env._queue:
+            if what is call:
+                times.append(time_s)
+            elif time_s < first_s and what not in inner:
+                first_s = time_s
+        times.sort()
+        return times, first_s
+
+    def move(self, call: Callable[[float], None], times: list[float], count: int) -> None:
+        """Queue `call` for the last `count` of `times` in place of the first it is queued for."""
+        queue, others, left = self.env._queue, [], count
+        while left:
+            item = heappop(queue)
+            if item[3] is call:
+                left -= 1
+            else:
+                others.append(item)
+        for item in others:
+            heappush(queue, item)
+        for time_s in times[len(times) - count :]:
+            self.at(time_s, call)
 
     def late(self, time_s: float, call: Callable[[float], None]) -> None:
         """Have `call` called after all arrivals and returns of that instant, before any policy."""

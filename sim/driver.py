@@ -18,6 +18,7 @@ from evenflow.results.recorder import Recorder
 from evenflow.results.run import RunResult
 from evenflow.sim.arrivals import serve
 from evenflow.sim.clock import LAST, SimClock
+from evenflow.sim.coast import coast_of
 from evenflow.sim.stages import StageProcesses
 from evenflow.sim.tandem import Tandem
 
@@ -65,10 +66,16 @@ class SimDriver:
         self.engines = [world.batcher(batcher, pages) for pages in pools]
         pipeline = stages(self._clock, world, self._recorder)
         self._loop = world.start(self.engines, pipeline, self, self._recorder)
-        pipeline.connect(self._loop.freed, self._loop.returned)
+        returned = self._loop.returned
+        pipeline.connect(self._loop.freed, returned)
+        self._coast = (
+            None if whole else coast_of(self._clock, world, self._loop, pipeline, returned)
+        )
         self._queues_ahead = pipeline.queues_ahead
         self._over_queued = False
         self._turn = LAST
+        if self._coast is not None and world.concurrency is None:  # else an end lets another in
+            self._clock.inner |= {*self._coast.calls, self._settle_later}
 
     def run(self) -> RunResult:
         """Simulate until every request is done; return what happened."""
@@ -130,3 +137,5 @@ class SimDriver:
 
     def _settle(self, now_s: float) -> None:
         self._loop.settle(now_s)
+        if self._coast is not None:
+            self._coast.go()

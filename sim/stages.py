@@ -16,6 +16,7 @@ from simpy import Environment, Event, Interrupt, Store
 
 from evenflow.core.batch import MicroBatch
 from evenflow.core.world import World
+from evenflow.costs.modifiers import begun
 from evenflow.results.recorder import Recorder
 from evenflow.sim.clock import Instant, SimClock
 
@@ -130,6 +131,7 @@ class StageProcesses:
     def __init__(self, clock: SimClock, world: World, recorder: Recorder) -> None:
         self._clock = clock
         self._world = world
+        self._costs = begun(world.costs)
         self._recorder = recorder
         self._starts = 0
         self._at_stage0 = 0
@@ -166,7 +168,7 @@ class StageProcesses:
 
     def submit(self, batch: MicroBatch) -> None:
         """Send a micro-batch to stage 0."""
-        travel = _Travel(batch, list(self._world.costs.times(batch.charged or batch)), self._starts)
+        travel = _Travel(batch, list(self._costs.times(batch.charged or batch)), self._starts)
         overheads = self._world.overheads
         inputs_s = overheads.inputs_s(batch)
         for stage, seconds in enumerate(travel.seconds):

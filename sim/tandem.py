@@ -8,11 +8,12 @@ specification; both give the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.batch import MicroBatch
 from evenflow.core.world import World
+from evenflow.costs.modifiers import begun
 from evenflow.results.recorder import Recorder
 from evenflow.sim.clock import SimClock
 
@@ -31,7 +32,7 @@ class Tandem:
         if world.shares_link:
             raise ValueError("a shared link needs sim.stages")
         self._clock = clock
-        self._costs = world.costs
+        self._costs = begun(world.costs)
         self._overheads = world.overheads
         self._prepares = world.overheads.prepares
         self._hosts = world.overheads.hosts
@@ -50,28 +51,38 @@ class Tandem:
         self._on_free = on_free
         self._returned = on_return
 
+    @property
+    def free_s(self) -> float:
+        """From when on stage 0 could start a micro-batch."""
+        return self._stage_free_s[0]
+
     def is_free(self, now_s: float) -> bool:
         """Say whether stage 0 could start a micro-batch now."""
         return self._stage_free_s[0] <= now_s
 
     def submit(self, batch: MicroBatch) -> None:
         """Send a micro-batch to stage 0."""
+        self._clock.at(self.send(batch), self._returned)
+
+    def send(self, batch: MicroBatch) -> float:
+        """Send a micro-batch to stage 0; return when it leaves the last one."""
         work = batch if batch.charged is None else batch.charged
         times = self._cross(batch, self._costs.times(work))
         self._recorder.batch(batch, times)
-        self._clock.at(times[-1], self._returned)
+        return times[-1]
 
     def call_when_free(self) -> None:
         """Call `on_free` when stage 0 is free. On a single stage the return says so."""
         if not self._call_queued and len(self._stage_free_s) > 1:
             self._call_queued = True
-            self._clock.at(self._stage_free_s[0], self._free)
+            self._clock.at(self._stage_free_s[0], self.freed)
 
-    def _free(self, now_s: float) -> None:
+    def freed(self, now_s: float) -> None:
+        """Say that stage 0 is free."""
         self._call_queued = False
         self._on_free(now_s)
 
-    def _cross(self, batch: MicroBatch, stage_seconds: Sequence[float]) -> list[float]:
+    def _cross(self, batch: MicroBatch, stage_seconds: list[float]) -> list[float]:
         """Return (available, start, end) on each stage, one after the other."""
         overheads, hops, prepares = self._overheads, self._hops, self._prepares
         free_s = self._stage_free_s

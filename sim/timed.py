@@ -92,7 +92,7 @@ class TimedPipeline(Tandem):
         """Call `on_free` when the driver knows that stage 0 is free, on a single stage never."""
         if not self._call_queued and len(self._stage_free_s) > 1:
             self._call_queued = True
-            self._clock.at(self._heard_free_s, self._free)
+            self._clock.at(self._heard_free_s, self.freed)
 
 
 @dataclass(frozen=True, slots=True)

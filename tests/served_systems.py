@@ -27,16 +27,7 @@ from evenflow.report.tables import markdown_table, percent
 from evenflow.results.recorder import read_blocks
 from evenflow.runtime.real import job_of
 from evenflow.runtime.tokens import RandomTexts
-from tests.command_line import (
-    evenflow,
-    gone,
-    group,
-    spawn,
-    summary_of,
-    tokens_of,
-    write_inputs,
-    write_trace,
-)
+from tests import command_line
 from tests.places import ROOT
 from tests.tiny_models import continued, save_checkpoint
 
@@ -87,21 +78,23 @@ class Row:
 
     def serve(self, expected: Callable[[Any], dict[int, list[int]]]) -> bool:
         """Serve it, and compare its tokens and decisions; return whether it is served at all."""
-        status, _, errors = evenflow(*self.arguments("run"))
+        status, _, errors = command_line.evenflow(*self.arguments("run"))
         if status:
             self.note(errors.strip().splitlines()[-1], right=False)
             self.found += [""] * (len(HEADS) - len(self.found))
             return False
         out = Path(f"{self.out}-run")
-        completed = summary_of(out)["completed"]
+        completed = command_line.summary_of(out)["completed"]
         self.note(f"{completed} completed", right=completed == 20)
         tokens = "made up"
         if self.kind == "torch":
             tokens = (
-                "equal" if tokens_of(out) == expected(job_of(self.path, self.keys)) else "NOT EQUAL"
+                "equal"
+                if command_line.tokens_of(out) == expected(job_of(self.path, self.keys))
+                else "NOT EQUAL"
             )
         self.note(tokens, right=tokens != "NOT EQUAL")
-        replays = evenflow("replay", str(out))[0] == 0
+        replays = command_line.evenflow("replay", str(out))[0] == 0
         self.note("equal" if replays else "NOT EQUAL", right=replays)
         return True
 
@@ -110,11 +103,11 @@ class Row:
         if self.kind != "emulated":
             self.found += [NONE] * 3
             return
-        trace = write_trace(self.out.with_suffix(".csv"), *OFTEN)
+        trace = command_line.write_trace(self.out.with_suffix(".csv"), *OFTEN)
         keys = STAGES_S, f"workload.trace={trace}", "workload.arrivals=replay"
         with _real_time():
             runs = ["--runs", "1", "--calibrate", "10"]
-            status, _, errors = evenflow(*self.arguments("validate", *keys), *runs)
+            status, _, errors = command_line.evenflow(*self.arguments("validate", *keys), *runs)
         if status:
             self.note(errors.strip().splitlines()[-1], right=False)
             self.found += [""] * 2
@@ -128,7 +121,7 @@ class Row:
     def kill(self) -> None:
         """Kill a worker of a run that serves; say how long the run then took to end with a line."""
         slowly = "workload.arrivals={kind: poisson, rate: 1}"
-        process = spawn(*self.arguments("run", slowly)[:-1], f"{self.out}-killed")
+        process = command_line.spawn(*self.arguments("run", slowly)[:-1], f"{self.out}-killed")
         try:
             victim = _worker_of(process, Path(f"{self.out}-killed"))
             killed_s = time.monotonic()
@@ -138,7 +131,7 @@ class Row:
         finally:
             process.kill()
         right = process.returncode == 1 and "was killed by signal 9" in errors
-        right &= gone(process) and Path(f"{self.out}-killed", "requests.csv").is_file()
+        right &= command_line.gone(process) and Path(f"{self.out}-killed", "requests.csv").is_file()
         self.note(f"{took_s:.1f} s" if right else "WRONG", right=right)
 
 
@@ -159,7 +152,7 @@ def _worker_of(process: Any, out: Path) -> int:
     while time.monotonic() < limit_s and process.poll() is None:
         for path in out.glob(f".partial-*/{RECORDS}"):
             if any(len(block.get("request_id", ())) for block in read_blocks(path)[1]):
-                return next(pid for pid in reversed(group(process)) if _is_worker(pid))
+                return next(pid for pid in reversed(command_line.group(process)) if _is_worker(pid))
         time.sleep(0.05)
     raise AssertionError(f"{out}: the run does not start")
 
@@ -170,7 +163,7 @@ def _is_worker(pid: int) -> bool:
 
 def rows(names: Sequence[str], folder: Path) -> list[Row]:
     """Serve systems by both kinds of workers; tell of each as it is done."""
-    write_inputs(folder)
+    command_line.write_inputs(folder)
     model = save_checkpoint(folder, "llama", **SHAPE)
     text_of, done = RandomTexts(SHAPE["vocab_size"], seed=0), []
 

@@ -80,6 +80,7 @@ HOLDS_ITSELF["kv"] = HOLDS_ITSELF
         (lambda: ef.simulate(RUN, out="x" * 300), "cannot write: File name too long"),
         (lambda: ef.simulate(RUN, save="some"), "save should be 'summary' or 'requests' or 'all'"),
         (lambda: ef.simulate(RUN, on_done=3), "on_done should be a function or None, not 3"),
+        (lambda: ef.simulate(RUN, watch=3), "watch should be a function or None, not 3"),
         (lambda: ef.simulate(RUN, processes=[None]), "processes should be a list, each a text or"),
         (
             lambda: ef.compare(RUN, 3),
@@ -107,6 +108,22 @@ def test_another_type_is_one_line(call: Callable[[], object], told: str) -> None
         call()
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_working_folder_that_is_gone_leaves_what_is_named_from_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, out = tmp_path / "gone", tmp_path / "out"
+    (tmp_path / "mine.py").write_text("from evenflow.schedulers.sarathi import Sarathi as Mine\n")
+    (tmp_path / "RUN.yaml").write_text(json.dumps(RUN))
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    run = ef.simulate(tmp_path / "RUN.yaml", scheduler="mine.py:Mine", out=out)
+    assert run.summary["completed"] == 3
+    assert (out / "report.html").is_file()
+    with pytest.raises(UsageError, match=r"^out: cannot write"):
+        ef.simulate(tmp_path / "RUN.yaml", out="out")
 
 
 def test_names_that_are_not_utf_8_are_shown_with_escapes(

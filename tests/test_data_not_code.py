@@ -240,7 +240,6 @@ def test_all_printing_goes_through_one_place() -> None:
         if PRINTS.search(path.read_text(encoding="utf-8"))
     }
     assert found == {
-        "evenflow/config/systems.py",
         "evenflow/report/echo.py",
         "evenflow/report/tables.py",
         "evenflow/cli/terminal.py",

@@ -19,39 +19,20 @@ from evenflow.runtime.torch.settings import cut  # noqa: E402
 from evenflow.runtime.torch.weights import load_stage, read_model  # noqa: E402
 from evenflow.runtime.wire import Piece  # noqa: E402
 from evenflow.specs.deployment import split_layers  # noqa: E402
+from tests.configs import CONFIGS  # noqa: E402
 
 torch.set_num_threads(1)  # threads that wait for each other on a busy machine take seconds
 
 PAGE_TOKENS = 4
-SHAPE = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    # Large enough that no two logits are nearly alike.
-    "initializer_range": 0.5,
-}
+SHAPE = CONFIGS["tiny"]
 
 
 def save_checkpoint(folder: Path, family: str, **changes: Any) -> Any:
-    """Save a random checkpoint of `family`, a key of `kinds`; return transformers' model."""
+    """Save a random checkpoint of a `family` of transformers; return its model."""
     transformers = pytest.importorskip("transformers", reason="needs transformers, the oracle")
-    kinds = {
-        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-        "deepseek_v2": (transformers.DeepseekV2Config, transformers.DeepseekV2ForCausalLM),
-        "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
-        "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
-        "ministral": (transformers.MinistralConfig, transformers.MinistralForCausalLM),
-        "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-    }
-    config_class, model_class = kinds[family]
+    config = transformers.AutoConfig.for_model(family, **(SHAPE | changes))
     torch.manual_seed(0)
-    model = model_class(config_class(**(SHAPE | changes))).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "q_norm.weight", "k_norm.weight")):
             torch.nn.init.normal_(parameter, std=0.5)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from evenflow.errors import UsageError
@@ -32,6 +32,49 @@ SHARED = Path(os.environ.get("EVENFLOW_SHARED", ROOT.parent / "shared")) / "engi
 HEADS = ("engine", "version", "recorded", "stages", "journals", "steps equal", "requests to 1 ns")
 
 
+def _vllm(config: Event) -> Iterator[str]:
+    """Yield how a journal's engine ran, in words; the others likewise."""
+    runner = f"asynchronous, runner V{1 + bool(config.get('v2_runner'))}"
+    yield runner if config.get("async_scheduling") else "synchronous"
+    yield from ["prefix caching"] * bool(config.get("prefix_caching"))
+    yield from ["chunk by chunk"] * (config.get("full_isl") is False)
+    yield from ["short chunks"] * bool(config.get("long_prefill_token_threshold"))
+    yield from ["whole prompts"] * (config.get("chunked_prefill") is False)
+    yield from ["priorities"] * (config.get("policy") == "priority")
+    cadence = config["version"] != "0.32.0" and config.get("prefill_schedule_interval", 1) > 1
+    yield from ["prefill cadence"] * cadence
+
+
+def _sglang(config: Event) -> Iterator[str]:
+    yield "overlapped" if config["overlap"] else "not overlapped"
+    yield from ["mixed chunks"] * bool(config.get("mixed_chunk"))
+    yield from ["whole prompts"] * (config["chunked_prefill_size"] is None)
+    yield from ["speculation"] * bool(config.get("speculative"))
+    yield from [f"{each} server" for each in [config.get("disaggregation_mode")] if each]
+    yield from ["radix cache"] * bool(config["radix"])
+
+
+def _trtllm(config: Event) -> Iterator[str]:
+    yield {"pp": "pipeline", "simple": "not overlapped"}.get(config["loop"], "overlapped")
+    yield from ["1.0's"] * (config.get("waits_first") is False)
+    policy = config["capacity_policy"]
+    yield from [policy] * (policy != "GUARANTEED_NO_EVICT")
+    yield from ["chunks"] * bool(config.get("chunking"))
+
+
+def _gllm(config: Event) -> Iterator[str]:
+    yield "pages enough" if config["pages"] >= 4000 else "pages too few"
+
+
+MODES: Mapping[str, Callable[[Event], Iterator[str]]] = {
+    "vLLM V1": _vllm,
+    "SGLang": _sglang,
+    "TensorRT-LLM": _trtllm,
+    "gLLM": _gllm,
+}
+"""What says how an engine ran, by its name."""
+
+
 def rows(journals: Iterable[tuple[Path, ReplayOutcome | UsageError]]) -> str:
     """Return a line of the table for each engine, version and mode."""
     found: dict[tuple[str, str, str], list[tuple[Event, ReplayOutcome | UsageError]]] = defaultdict(
@@ -40,7 +83,7 @@ def rows(journals: Iterable[tuple[Path, ReplayOutcome | UsageError]]) -> str:
     for path, outcome in journals:
         form, version, _ = form_of(path)
         config = {**first_line(path), "version": version}
-        key = form.FACTS.name, version, form.mode(config)
+        key = form.FACTS.name, version, ", ".join(MODES[form.FACTS.name](config))
         found[key].append((config, outcome))
     lines = []
     for key, group in sorted(found.items()):

@@ -23,7 +23,7 @@ from typing import Any
 from unittest.mock import patch
 
 from evenflow.experiments.recordings import gllm
-from evenflow.experiments.recordings.journal import Event, Replayer, replayed
+from evenflow.experiments.recordings.journal import Event, Replayer, replayed, world_of
 from evenflow.schedulers.token_throttling import Variant
 from tools.recordings import SUFFIX, arguments, drawn, refuse, release, write
 
@@ -250,7 +250,9 @@ def compare(modules: SimpleNamespace, options: argparse.Namespace, depth: int, p
 
 def replayer(journal: Sequence[Event], variant: Variant = "code") -> Replayer:
     """Return a Batcher of ours with the settings of a journal, in a variant."""
-    return Replayer(gllm, gllm.world_of(Path(), journal, variant=variant))
+    config, *events = journal
+    world = world_of(gllm, Path(), [{**config, "variant": variant}, *events])
+    return Replayer(gllm, world)
 
 
 def equal_batches(journal: Sequence[Event], variant: Variant) -> int:

@@ -21,10 +21,7 @@ from evenflow.types import Prefix, Request
 
 
 class Arrivals(Protocol):
-    """An arrival process: `times` gives n arrivals in seconds, never decreasing, [n].
-
-    `seed` draws random arrivals, from a separate stream.
-    """
+    """An arrival process: n times in seconds, never decreasing, drawn with `seed`."""
 
     def times(self, n: int, seed: int, trace_s: Floats | None, /) -> Floats: ...
 
@@ -123,9 +120,7 @@ AnyArrivals = Annotated[
     Discriminator("kind"),
     BeforeValidator(_replay_by_default),
 ]
-"""What a configuration says of arrivals: a mapping with one of the kinds, or the kind alone; a
-`scale` alone is that of a replay.
-"""
+"""What a configuration says of arrivals: a mapping, its kind alone, or a replay's `scale` alone."""
 
 
 def make_requests(

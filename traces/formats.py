@@ -2,7 +2,7 @@
 
 A format knows which columns hold what, in which unit, and how to tell it from the others. It knows
 nothing of layouts, filters, limits or arrival processes. A new format of the usual kind is one line
-in FORMATS; a log with other names of columns is read by a mapping, or by usual names (`ROLES`).
+of formats.csv; a log with other names of columns is read by a mapping, or by usual names (`ROLES`).
 
 ShareGPT is a JSON array of conversations, which is never in memory as a whole. Its entries are
 texts to be tokenized, `conversations: [{from, value}, ...]`: the first turn is the prompt, the
@@ -22,18 +22,8 @@ from typing import NamedTuple
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.files import load_tokenizer
-from evenflow.traces.lines import (
-    CountTokens,
-    Record,
-    Source,
-    array_items,
-    columns_of,
-    has,
-    names_of,
-    records_of,
-    shown,
-    value_of,
-)
+from evenflow.specs.tables import read_rows
+from evenflow.traces import lines
 
 MOST_TOKENS = 10**9
 UNREADABLE = "cannot be read"
@@ -61,7 +51,7 @@ class Row(NamedTuple):
 
 def unlike(column: str, value: object, expected: str) -> ValueError:
     """Return the error for a column's value that is not as `expected`."""
-    return ValueError(f"{column} is {shown(value)}; expected {expected}")
+    return ValueError(f"{column} is {lines.shown(value)}; expected {expected}")
 
 
 def token_count(column: str, value: object) -> int:
@@ -104,9 +94,9 @@ class ShareGpt:
 
     columns, ticks_per_s, block_tokens = (), 1, 0
 
-    def rows(self, source: Source) -> Iterator[Row]:
+    def rows(self, source: lines.Source) -> Iterator[Row]:
         """Yield a row an entry. Raises UsageError naming the entry (from 1) that is wrong."""
-        for number, entry in enumerate(array_items(source), start=1):
+        for number, entry in enumerate(lines.array_items(source), start=1):
             try:
                 row = read_entry(entry, source.count_tokens)
             except ValueError as error:
@@ -115,13 +105,13 @@ class ShareGpt:
             yield row
 
 
-def read_entry(entry: object, count_tokens: CountTokens | None) -> Row:
+def read_entry(entry: object, count_tokens: lines.CountTokens | None) -> Row:
     """Return the row of one entry; an entry that holds no prompt and reply is marked dropped."""
     if isinstance(entry, Mapping) and PROMPT in entry and OUTPUT in entry:
         return Row(None, token_count(PROMPT, entry[PROMPT]), token_count(OUTPUT, entry[OUTPUT]))
     turns = entry.get("conversations") if isinstance(entry, Mapping) else None
     if not isinstance(turns, list):
-        raise ValueError(f"{shown(entry)}; expected conversations, or {PROMPT} and {OUTPUT}")
+        raise ValueError(f"{lines.shown(entry)}; expected conversations, or {PROMPT} and {OUTPUT}")
     if len(turns) < 2:
         return Row(None, 0, 0, "fewer than two turns")
     if count_tokens is None:
@@ -131,7 +121,7 @@ def read_entry(entry: object, count_tokens: CountTokens | None) -> Row:
         )
     prompt, reply = (turn.get("value") if isinstance(turn, Mapping) else None for turn in turns[:2])
     if not isinstance(prompt, str) or not isinstance(reply, str):
-        raise ValueError(f"turns {shown(turns[:2])}; expected objects with a text value")
+        raise ValueError(f"turns {lines.shown(turns[:2])}; expected objects with a text value")
     return Row(None, count_tokens(prompt), count_tokens(reply), text=prompt)
 
 
@@ -202,33 +192,37 @@ def timestamp(column: str, value: object) -> int:
 class TraceTable(NamedTuple):
     """A format with one request a row, in named columns, or at paths of keys (`usage.tokens`).
 
-    All of `columns` must be in the file: `time`, the column of arrival times (None: the format has
-    none), `ticks_per_s` its unit; the lengths; and `marks`, by which the format is
-    recognised. `no_output` says why a row without output tokens is dropped. `blocks`, if any, is
-    the column that names the content of each `block_tokens` tokens of the prompt. A file of any of
-    these formats may have the columns `max_new`, the output that the client allows, and `priority`.
+    All of `columns` must be in the file: `time`, the column of arrival times ("": the format has
+    none), in a `unit` of UNITS (any other: seen from each value); the lengths; and the `mark` by
+    which the format is recognised. `no_output` says why a row without output tokens is dropped.
+    `blocks`, if any, is the column that names the content of each `block_tokens` tokens of the
+    prompt. A file of any of these formats may have the columns `max_new`, the output that the
+    client allows, and `priority`.
     """
 
     prompt: str
     output: str
-    time: str | None = None
-    ticks_per_s: int = 1
-    parse_time: Callable[[str, object], Ticks] = elapsed
+    time: str = ""
+    unit: str = ""
     time_required: bool = True
     no_output: str = "no output tokens"
-    blocks: str | None = None
+    blocks: str = ""
     block_tokens: int = 0
-    marks: tuple[str, ...] = ()
+    mark: str = ""
 
     @property
     def columns(self) -> Sequence[str]:
-        required = (self.time,) if self.time and self.time_required else ()
-        return (*self.marks, *required, self.prompt, self.output)
+        time = self.time if self.time_required else ""
+        return [name for name in (self.mark, time, self.prompt, self.output) if name]
 
-    def rows(self, source: Source) -> Iterator[Row]:
+    @property
+    def ticks_per_s(self) -> int:
+        return UNITS.get(self.unit, AUTO)[0]
+
+    def rows(self, source: lines.Source) -> Iterator[Row]:
         """Yield the file's rows. Raises UsageError naming the line and the column that is wrong."""
         optional = [name for name in (self.time, self.blocks, MAX_NEW, PRIORITY) if name]
-        for place, record in records_of(source, self.columns, optional):
+        for place, record in lines.records_of(source, self.columns, optional):
             try:
                 row = self._row(record)
             except ValueError as error:
@@ -236,16 +230,16 @@ class TraceTable(NamedTuple):
                 row = Row(None, 0, 0, UNREADABLE)
             yield row if row.output_tokens or row.dropped else row._replace(dropped=self.no_output)
 
-    def _row(self, record: Record | str) -> Row:
+    def _row(self, record: lines.Record | str) -> Row:
         if isinstance(record, str):
             raise ValueError(record)
         names = (self.time, self.prompt, self.output, self.blocks, MAX_NEW, PRIORITY)
-        time, prompt, output, blocks, max_new, priority = [value_of(record, n) for n in names]
+        time, prompt, output, blocks, max_new, priority = [lines.value_of(record, n) for n in names]
         row = Row(
             self._time(time),
             token_count(self.prompt, prompt),
             token_count(self.output, output),
-            blocks=() if blocks is None else block_ids(str(self.blocks), blocks),
+            blocks=() if blocks is None else block_ids(self.blocks, blocks),
             max_new=None if max_new in (None, "") else token_count(MAX_NEW, max_new),
             priority=0 if priority in (None, "") else whole(PRIORITY, priority, *URGENCY),
         )
@@ -256,40 +250,15 @@ class TraceTable(NamedTuple):
 
     def _time(self, value: object) -> Ticks | None:
         """Return a row's time; None where the file need not have one and does not."""
-        if self.time is None or (value is None and not self.time_required):
+        if not self.time or (value is None and not self.time_required):
             return None
-        return self.parse_time(self.time, value)
+        return UNITS.get(self.unit, AUTO)[1](self.time, value)
 
+
+_TABLE = read_rows("formats", TraceTable, Path(__file__).parent)
 
 FORMATS: Mapping[str, TraceTable | ShareGpt] = MappingProxyType(
-    {
-        "azure": TraceTable(
-            "ContextTokens", "GeneratedTokens", "TIMESTAMP", NANOSECONDS_PER_S, timestamp
-        ),
-        "vidur": TraceTable(
-            "num_prefill_tokens", "num_decode_tokens", "arrived_at", time_required=False
-        ),
-        "burstgpt": TraceTable(
-            "Request tokens", "Response tokens", "Timestamp", no_output="failed: no response"
-        ),
-        "distserve": TraceTable("prompt_len", "output_len", "start_time"),
-        "splitwise-sim": TraceTable("prompt_size", "token_size", "arrival_timestamp"),
-        "bailian": TraceTable(
-            "input_length",
-            "output_length",
-            "timestamp",
-            blocks="hash_ids",
-            block_tokens=16,
-            marks=("chat_id",),
-        ),
-        "mooncake": TraceTable(
-            "input_length", "output_length", "timestamp", 1000, blocks="hash_ids", block_tokens=512
-        ),
-        "llmservingsim": TraceTable(
-            "input_toks", "output_toks", "arrival_time_ns", NANOSECONDS_PER_S
-        ),
-        "sharegpt": ShareGpt(),
-    }
+    {row.pop("name"): TraceTable(**row) for row in _TABLE} | {"sharegpt": ShareGpt()}
 )
 """The readers by name. Columns decide which one a file needs: the first whose all are there."""
 
@@ -326,7 +295,7 @@ AUTO = NANOSECONDS_PER_S, moment
 
 
 def reader_of(
-    source: Source,
+    source: lines.Source,
     name: str | None = None,
     columns: Mapping[str, str] | None = None,
     time_unit: str | None = None,
@@ -349,20 +318,21 @@ def reader_of(
         found, reader = _seen(source, columns or {}, mapped=bool(columns) or name == LOG)
     if time_unit is None:
         return found, reader
-    if not isinstance(reader, TraceTable) or reader.time is None:
+    if not isinstance(reader, TraceTable) or not reader.time:
         raise source.error(f"time_unit: {found} has no times")
-    ticks_per_s, parse_time = UNITS[time_unit]
-    return found, reader._replace(ticks_per_s=ticks_per_s, parse_time=parse_time)
+    return found, reader._replace(unit=time_unit)
 
 
 def _seen(
-    source: Source, columns: Mapping[str, str], *, mapped: bool
+    source: lines.Source, columns: Mapping[str, str], *, mapped: bool
 ) -> tuple[str, TraceTable | ShareGpt]:
     """Return the format that has the first record's columns: a known one, or a log's."""
-    record = columns_of(source)
+    record = lines.columns_of(source)
     if not mapped:
         for name, reader in FORMATS.items():
-            if isinstance(reader, TraceTable) and all(has(record, each) for each in reader.columns):
+            if isinstance(reader, TraceTable) and all(
+                lines.has(record, each) for each in reader.columns
+            ):
                 return name, reader
     log = log_table(record, columns)
     if log is not None:
@@ -370,18 +340,18 @@ def _seen(
     if mapped:
         lack = next(r for r in ("prompt", "output") if r not in columns and not usual(record, r))
         told = f"columns needs {lack}: the name of the column with those tokens"
-        raise source.error(f"{told}; there are {names_of(record)}")
+        raise source.error(f"{told}; there are {lines.names_of(record)}")
     if source.head().lstrip().startswith("["):
         return "sharegpt", FORMATS["sharegpt"]
     raise source.error(unknown(record), line=1)
 
 
-def usual(record: Record, role: str) -> str | None:
+def usual(record: lines.Record, role: str) -> str | None:
     """Return the usual name of a role that a record has; None if it has none."""
-    return next((name for name in ROLES[role] if has(record, name)), None)
+    return next((name for name in ROLES[role] if lines.has(record, name)), None)
 
 
-def log_table(record: Record, columns: Mapping[str, str]) -> TraceTable | None:
+def log_table(record: lines.Record, columns: Mapping[str, str]) -> TraceTable | None:
     """Return the reader of a log: by a mapping of roles to columns, else by usual names.
 
     A time's unit is what its column's name ends in, else seen from each value. None where lengths
@@ -390,15 +360,13 @@ def log_table(record: Record, columns: Mapping[str, str]) -> TraceTable | None:
     arrival, prompt, output = (columns.get(role) or usual(record, role) for role in ROLES)
     if prompt is None or output is None:
         return None
-    unit = (arrival or "").rpartition("_")[2]
-    ticks_per_s, parse_time = UNITS.get(unit, AUTO)
-    return TraceTable(prompt, output, arrival, ticks_per_s, parse_time)
+    return TraceTable(prompt, output, arrival or "", (arrival or "").rpartition("_")[2])
 
 
-def unknown(record: Record) -> str:
+def unknown(record: lines.Record) -> str:
     """Say that no format has a record's columns, and what the nearest one has besides."""
     tables = {n: each.columns for n, each in FORMATS.items() if isinstance(each, TraceTable)}
-    lack = {n: [c for c in columns if not has(record, c)] for n, columns in tables.items()}
+    lack = {n: [c for c in columns if not lines.has(record, c)] for n, columns in tables.items()}
     nearest = max(tables, key=lambda n: (len(tables[n]) - len(lack[n]), -len(lack[n])))
     return (
         f"unknown format; the nearest is {nearest}, which also needs {', '.join(lack[nearest])} "

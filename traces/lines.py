@@ -195,7 +195,6 @@ def columns_of(source: Source) -> Record:
 
 
 def csv_header(source: Source, head: str) -> list[str]:
-    """Return the names of a csv's columns."""
     first = next(iter(head.splitlines()), "")
     try:
         header = next(csv.reader([first], delimiter=delimiter_of(first)), [])
@@ -205,7 +204,6 @@ def csv_header(source: Source, head: str) -> list[str]:
 
 
 def delimiter_of(header: str) -> str:
-    """Return what is between the names of a header."""
     return max(DELIMITERS, key=header.count)
 
 
@@ -244,7 +242,6 @@ def jsonl_records(source: Source, required: Sequence[str] = ()) -> Records:
 
 
 def array_records(source: Source, required: Sequence[str] = ()) -> Records:
-    """Yield the records of a JSON array of objects."""
     for entry, item in enumerate(array_items(source), start=1):
         yield {"entry": entry}, _checked(item, required)
 
@@ -283,9 +280,9 @@ def has(record: Record, name: str) -> bool:
     return isinstance(inner, Mapping) and has(inner, rest)
 
 
-def value_of(record: Record, name: str | None) -> object:
+def value_of(record: Record, name: str) -> object:
     """Return what a record has in a column, or at the path of that name; None where nothing is."""
-    if name is None:
+    if not name:
         return None
     if name in record or "." not in name:
         return record.get(name)

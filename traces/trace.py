@@ -345,8 +345,7 @@ class Columns:
         ]
 
     def in_order(self) -> tuple[Floats | None, Ints, int]:
-        """Return times in order (None: the file has none), which row has which, and how many rows
-        came too late. Ties keep the file's order."""
+        """Return sorted times (None without any), the order of rows, and how many were late."""
         if self.first_tick is None:
             return None, np.arange(len(self.prompt_tokens)), 0
         arrival_s = np.array(self.arrival_s)

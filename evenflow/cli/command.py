@@ -17,7 +17,6 @@ class Commands(TyperGroup):
     """Commands, whose help has the first sentence of each, which click cuts to a line."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands."""
         made = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl(
@@ -43,8 +42,8 @@ def command(
 ) -> Callable[..., None]:
     """Return a function for typer, with the parameters that are annotated as options or arguments.
 
-    `folder`: where it writes without `--out`, by the stem of its file; `page`: what there is to
-    read then. A parameter `watch` gets a bar, `say` what prints; others are `fixed`.
+    `folder`: where it writes without `--out`, by the stem of its file; `page`: the file to read
+    then. A parameter `watch` gets a bar, `say` what prints; others are `fixed`.
     """
     parameters = inspect.signature(function).parameters
     options = [

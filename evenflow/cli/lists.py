@@ -1,4 +1,4 @@
-"""The commands that run nothing: what there is, a run file's keys, and what a trace is like."""
+"""The commands that run nothing: lists of names, a run file's keys, descriptions of traces."""
 
 from __future__ import annotations
 
@@ -209,19 +209,13 @@ def init_command(
 
 def schema_command(
     file: Annotated[Literal["run", "sweep"], typer.Argument(help="run, or sweep.")] = "run",
-    *,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Both files' keys in tables: docs/reference.md.")
-    ] = False,
 ) -> None:
     """Print the JSON schema of a RUN.yaml or SWEEP.yaml, by which editors complete its keys."""
     from evenflow.config.run import RunConfig
-    from evenflow.config.schema import reference, schema
+    from evenflow.config.schema import schema
     from evenflow.study.sweep_file import SweepConfig
 
-    schemas = {"RUN.yaml": schema(RunConfig), "SWEEP.yaml": schema(SweepConfig)}
-    chosen = schemas[f"{file.upper()}.yaml"]
-    echo(reference(schemas).rstrip() if markdown else json.dumps(chosen, indent=1))
+    echo(json.dumps(schema(RunConfig if file == "run" else SweepConfig), indent=1))
 
 
 def _load(

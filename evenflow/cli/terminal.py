@@ -13,8 +13,8 @@ from evenflow.report.tables import markdown_table, print_numbers, print_table
 
 FIRST_LINE_S = 10.0
 LINE_EVERY_S = 60.0
-"""Where nobody watches a bar, such as in a log, a line says how far it is: the first after so long,
-then after twice as long each time, up to so long."""
+"""Without a terminal, as in a log, lines tell the progress: the first after FIRST_LINE_S, then each
+after twice the time, at most LINE_EVERY_S."""
 
 
 def show(parts: Iterable[str | Table]) -> None:
@@ -33,7 +33,8 @@ def show(parts: Iterable[str | Table]) -> None:
 class Progress:
     """Progress of one or more tasks: the share that is done, and the number of failed points.
 
-    Call it with the counts done, one a task, or `done` with that of the only task; that is cheap.
+    Call it with the counts done, one a task, or `done` with the count of the only task; this is
+    cheap.
     """
 
     def __init__(self, labels: Sequence[str], total: int | None) -> None:
@@ -53,7 +54,6 @@ class Progress:
         self([count])
 
     def failed(self, _record: object = None) -> None:
-        """Count a failure."""
         self.failures += 1
         self._show()
 

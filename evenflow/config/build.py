@@ -23,6 +23,7 @@ from evenflow.core.rules import rules_of
 from evenflow.core.world import Link, World
 from evenflow.costs import StageCost, balanced_by, balanced_layers, estimates, prefill_work
 from evenflow.costs.launches import LAUNCH_S, launched
+from evenflow.engines.compiling import compiling
 from evenflow.engines.consensus import DecodeLoop, PrefillLoop
 from evenflow.engines.lock_step import EngineLockStep, LockStep
 from evenflow.engines.loop import EngineLoop
@@ -112,7 +113,7 @@ def build(
     what the server was sent earlier. The policy is made once here, so that a mistake in its
     parameters is found before the run.
     """
-    make_importable([config.scheduler.name, dict(config.scheduler.params)], Path.cwd(), beside)
+    make_importable([config.scheduler.name, dict(config.scheduler.params)], beside)
     if config.scheduler.name in POOLED and make_scheduler is None:
         if before:
             raise UsageError(f"workload.after: not with {config.scheduler.name}; leave it out")
@@ -190,6 +191,8 @@ def _build_world(
         costs = _launched(costs, hardware.placed, overheads, config)
     if speculative is not None:
         costs = speculative.drafted(costs, config.costs, hardware)
+    if overheads.compile_s:
+        costs = compiling(costs, placed, overheads.compile_s, requests)
     predictor = _predictor(scheduler, config.workload.seed, beside)
     known = with_own_prefixes if config.kv.prefix_cache else list
     engines = config.virtual_engines

@@ -262,8 +262,12 @@ class SiliconCosts(Keys):
     """Whose operators."""
     version: str | None = None
     """The framework's version; null: the newest of each operator."""
-    expert_load: Literal["balanced", "power_law_1.01", "power_law_1.2"] = "power_law_1.01"
-    """How tokens are spread over experts, as measured: evenly, or by a power law's exponent."""
+    expert_load: Literal["balanced", "power_law_1.01", "power_law_1.2", "counted"] = (
+        "power_law_1.01"
+    )
+    """How tokens are spread over experts: evenly, by a power law's exponent, or, where few tokens
+    wake more of DeepSeek-V3's on the busiest of 8 ranks than by that law, as counted.
+    """
     expert_kernel: str | None = None
     """Part of the name of the kernel that computes experts; null: that of the newest tables."""
     product_tflops: Positive | None = None

@@ -20,7 +20,7 @@ from types import ModuleType
 from evenflow.config.run import RunConfig
 from evenflow.config.yaml_file import find
 from evenflow.errors import UsageError
-from evenflow.user_code import user_code
+from evenflow.user_code import user_code, working_folder
 
 
 def inputs_of(config: RunConfig, run: Path) -> list[Path]:
@@ -30,7 +30,7 @@ def inputs_of(config: RunConfig, run: Path) -> list[Path]:
 
 def files_of(config: object, beside: Path) -> Iterator[Path]:
     """Yield the files that plain data names: a trace, a profile, a model, a user's policy."""
-    for text in _texts(config):
+    for _, text in texts_of(config):
         path = Path(find(text, beside))
         if path.is_dir():
             path /= "config.json"
@@ -40,12 +40,16 @@ def files_of(config: object, beside: Path) -> Iterator[Path]:
             yield module
 
 
-def _texts(value: object) -> Iterator[str]:
+def texts_of(value: object, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield all texts in plain data, each with its dotted key."""
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(inner)
+        yield key, value
+    elif isinstance(value, Mapping):
+        for inner, below in value.items():
+            yield from texts_of(below, f"{key}.{inner}".lstrip("."))
+    elif isinstance(value, list):
+        for below in value:
+            yield from texts_of(below, key)
 
 
 def _module_file(name: str, beside: Path) -> Path | None:
@@ -59,19 +63,20 @@ def _module_file(name: str, beside: Path) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin else None
 
 
-def make_importable(config: object, *folders: Path, kind: str = "scheduler") -> None:
-    """Let code that `config` (plain data) names be imported from these folders, in order.
+def make_importable(config: object, beside: Path, kind: str = "scheduler") -> None:
+    """Let code that `config` (plain data) names be imported from here, or from beside its file.
 
-    They are looked at after everything that is installed, and not at all where no code is named so.
+    Both are looked at after everything that is installed, and not at all where no code is named so.
     Worker processes do not inherit it. `kind`: what an error calls it.
     """
-    code = filter(re.compile(r"[A-Za-z_]\w*:[A-Za-z_]").search, _texts(config))
-    names = {text.rpartition(":")[0] for text in code}
+    code = re.compile(r"[A-Za-z_]\w*:[A-Za-z_]")
+    names = {text.rpartition(":")[0] for _, text in texts_of(config) if code.search(text)}
     for name in sorted(name for name in names if name.endswith(".py")):
-        _load(kind, name, [folder / name for folder in folders])
+        _load(kind, name, [Path(name), beside / name])
     if names:
         present = {finder.folder for finder in sys.meta_path if isinstance(finder, _PolicyFolder)}
-        paths = dict.fromkeys(str(folder.resolve()) for folder in folders)
+        here = [] if working_folder() is None else [Path()]  # it may have been removed
+        paths = dict.fromkeys(str(folder.resolve()) for folder in (*here, beside))
         sys.meta_path.extend(_PolicyFolder(path) for path in paths if path not in present)
 
 

@@ -165,7 +165,7 @@ NameOrMachine = NameOr[str, MachineConfig]
 
 
 def link_words(link: str | LinkKeys) -> str:
-    """Return a link in words: its name, and what is given of it."""
+    """Return a link in words: its name, and the numbers given."""
     if isinstance(link, str):
         return link
     units = {

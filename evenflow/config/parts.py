@@ -85,6 +85,11 @@ class RuntimeConfig(Keys):
     """Tokens up to which micro-batches with prompts are replayed from CUDA graphs, but for the
     attention; 0: none (vLLM's max_cudagraph_capture_size, and 0 with FULL_DECODE_ONLY).
     """
+    compile_s: NonNegative = 0.0
+    """Seconds in which a kernel is compiled that no micro-batch needed before, on servers that no
+    requests have warmed up but the first, served alone: TensorRT-LLM's products of `fp8_block` on
+    H100 and H200 (DeepGEMM, 0.43); 0: all are there.
+    """
     like: EngineName | None = None
     """The engine that has the keys which are left out; null: they are as this table says."""
 

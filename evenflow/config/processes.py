@@ -28,7 +28,7 @@ def processes_of(named: Sequence[ProcessConfig], beside: Path) -> list[Callable[
 
     A module is looked for as a policy's is, in the current folder, then in `beside`.
     """
-    make_importable([each.name for each in named], Path.cwd(), beside, kind="process")
+    make_importable([each.name for each in named], beside, kind="process")
     return [_with(each.name, _function(each.name), each.params) for each in named]
 
 

@@ -24,7 +24,7 @@ SCHEMA_VERSION = 2
 
 
 def code_version() -> dict[str, Any]:
-    """Return what code is running: the version of its results, its own, and the commit."""
+    """Return the running code: the version of its results, its own, and the commit."""
     return {
         "schema_version": SCHEMA_VERSION,
         "evenflow_version": evenflow.__version__,

@@ -13,27 +13,9 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from evenflow.config import yaml_file
+from evenflow.config import links, parts, yaml_file
 from evenflow.config.costs import MEASURED_COSTS, Costs, RooflineCosts, SpeculativeConfig
-from evenflow.config.links import (
-    MachineConfig,
-    NameOrLink,
-    NameOrMachine,
-    NodesConfig,
-    Wires,
-    link_words,
-)
 from evenflow.config.nccl import with_points
-from evenflow.config.parts import (
-    MEMORY_OF,
-    AttentionDpConfig,
-    KvConfig,
-    NamedProcess,
-    Policy,
-    ReplicasConfig,
-    RuntimeConfig,
-    ScaleConfig,
-)
 from evenflow.config.workers import EmulatedWorkers, Workers
 from evenflow.config.workload import WorkloadConfig
 from evenflow.costs import Fabric
@@ -122,26 +104,26 @@ class RunConfig(Keys):
     """Groups of `tensor_parallel` GPUs of each stage (data_parallel_size), with separate requests;
     they step together, and a model's experts are over all of them.
     """
-    attention_dp_config: AttentionDpConfig | None = None
+    attention_dp_config: parts.AttentionDpConfig | None = None
     """How prompts of one group of `data_parallel` wait for the others'; null: they do not."""
     expert_parallel: bool = False
     """Whether the GPUs of a stage divide a model's experts instead of splitting each."""
-    link: NameOrLink | None = None
+    link: links.NameOrLink | None = None
     """Between neighbouring stages: a name of `evenflow links`, or a mapping; null: that of the
     machine.
     """
-    nodes: NodesConfig | None = None
+    nodes: links.NodesConfig | None = None
     """Machines, where GPUs are in several; null: one machine where `link` is given, else `machine`.
     """
-    machine: NameOrMachine | None = None
+    machine: links.NameOrMachine | None = None
     """What connects the GPUs where `link`, `nodes` and `costs.all_reduce` do not say it: a name of
     `evenflow machines`, or a mapping; null: the machine that is sold with the GPU.
     """
     costs: Costs = RooflineCosts(kind="roofline")
     """How long a micro-batch takes on a stage."""
-    kv: KvConfig = KvConfig()
+    kv: parts.KvConfig = parts.KvConfig()
     """The memory for keys and values."""
-    runtime: NameOr[RuntimeName, RuntimeConfig] = "ideal"
+    runtime: NameOr[RuntimeName, parts.RuntimeConfig] = "ideal"
     """CPU time around a micro-batch: that of a named engine, none (`ideal`), what the `cpu_*`
     points of a profile say (`profile`, the default with `costs: profile`), or seconds of your own.
     """
@@ -149,7 +131,7 @@ class RunConfig(Keys):
     """Whether every kernel is launched by itself, without CUDA graphs (vLLM's --enforce-eager),
     `runtime.launch_s` apart, or 28 us where the runtime says none.
     """
-    scale: ScaleConfig = ScaleConfig()
+    scale: parts.ScaleConfig = parts.ScaleConfig()
     """Factors on predicted seconds."""
     workers: Workers = EmulatedWorkers(kind="emulated")
     """What computes in `evenflow run` and `serve`; a simulation has no workers."""
@@ -193,13 +175,13 @@ class RunConfig(Keys):
     """How micro-batches cross the stages in a simulation: times computed when they are sent, or a
     SimPy process for each stage and link; null: `recurrence`, unless something needs processes.
     """
-    processes: list[NamedProcess] | None = None
+    processes: list[parts.NamedProcess] | None = None
     """SimPy processes that join a simulation, each `module:function` or a mapping of its `name` and
     parameters (docs/processes.md); null: none.
     """
-    replicas: ReplicasConfig | None = None
+    replicas: parts.ReplicasConfig | None = None
     """Several pipelines side by side; null: one."""
-    scheduler: Policy = Field(examples=["sarathi"])
+    scheduler: parts.Policy = Field(examples=["sarathi"])
     """The policy and its parameters: a name of `evenflow schedulers`, or module:Class."""
     workload: WorkloadConfig = Field(examples=[{"trace": "azure-conv-sample"}])
     """Which requests come, and when."""
@@ -262,8 +244,8 @@ class RunConfig(Keys):
 
     @property
     def memory(self) -> MemoryName:
-        """The engine that pages are counted as: as given, else that of the policy."""
-        return self.kv.like or MEMORY_OF.get(self.scheduler.name, "plain")
+        """The engine that pages are counted as: as given, else the policy's."""
+        return self.kv.like or parts.MEMORY_OF.get(self.scheduler.name, "plain")
 
     @property
     def num_stages(self) -> int:
@@ -282,7 +264,6 @@ class RunConfig(Keys):
 
     @property
     def stage_gpus(self) -> int:
-        """GPUs of a stage."""
         return self.tensor_parallel * self.data_parallel
 
     @property
@@ -310,20 +291,20 @@ class RunConfig(Keys):
         return {"name": self.runtime, "source": source, **asdict(charged)}
 
     @property
-    def wires(self) -> Wires:
+    def wires(self) -> links.Wires:
         """Links between the GPUs: as given, else as in the machine, else as in the GPU's machine.
 
         A single stage that says how its GPUs add up says all. UsageError for what is unknown.
         """
-        given = Wires(self.link, self.nodes, getattr(self.costs, "all_reduce", None))
+        given = links.Wires(self.link, self.nodes, getattr(self.costs, "all_reduce", None))
         home = self.home
         if home is None:
             return given
-        link, nodes, all_reduce = Wires.of(home, self.pipeline_gpus)
-        return Wires(given.link or link, given.nodes or nodes, given.all_reduce or all_reduce)
+        link, nodes, all_reduce = links.Wires.of(home, self.pipeline_gpus)
+        return links.Wires(given.link or link, given.nodes or nodes, given.all_reduce or all_reduce)
 
     @property
-    def home(self) -> str | MachineConfig | None:
+    def home(self) -> str | links.MachineConfig | None:
         """The machine that connects the GPUs; None where the run's own links do."""
         all_reduce = getattr(self.costs, "all_reduce", None)
         alone = self.num_stages == 1 and (self.stage_gpus == 1 or all_reduce is not None)
@@ -365,10 +346,10 @@ class RunConfig(Keys):
         layout += [f"DP{self.data_parallel}"] if self.data_parallel > 1 else []
         layout += [f"EP{self.stage_gpus}"] if self.expert_parallel else []
         layout += [f"{copies} replicas"] if copies > 1 else []
-        parts = [f"{self.model or 'no model'} on {devices}", " x ".join(layout)]
-        parts += [*self._wires_in_words()] if self.pipeline_gpus > 1 else []
-        parts.append(f"CPU time {cpu_time}")
-        return [*parts, f"costs {self.costs.kind}{self._default('costs')}"]
+        words = [f"{self.model or 'no model'} on {devices}", " x ".join(layout)]
+        words += [*self._wires_in_words()] if self.pipeline_gpus > 1 else []
+        words.append(f"CPU time {cpu_time}")
+        return [*words, f"costs {self.costs.kind}{self._default('costs')}"]
 
     def _wires_in_words(self) -> Iterator[str]:
         link, nodes, all_reduce = self.wires
@@ -376,14 +357,18 @@ class RunConfig(Keys):
             name = self.home if isinstance(self.home, str) else self.home.name or "as given"
             yield f"machine {name}{self._default('machine')}"
         if link is not None:
-            yield f"link {link_words(link)}"
+            yield f"link {links.link_words(link)}"
             if nodes is not None:
-                yield f"{link_words(nodes.link)} between nodes of {nodes.gpus}"
+                yield f"{links.link_words(nodes.link)} between nodes of {nodes.gpus}"
         elif self.num_stages > 1:
             yield f"{self.unnamed_links} (default)"
         if self.stage_gpus > 1 and self.costs.kind in ("roofline", *MEASURED_COSTS):
             given = getattr(self.costs, "all_reduce", None)
-            words = "over the same" if all_reduce is None else link_words(all_reduce) or "as given"
+            words = (
+                "over the same"
+                if all_reduce is None
+                else links.link_words(all_reduce) or "as given"
+            )
             measured = given is None and self.costs.kind in MEASURED_COSTS
             default = " (default)" if given is None else ""
             yield f"all-reduce {'as measured' if measured else words}{default}"
@@ -432,7 +417,7 @@ def configured(document: yaml_file.Document, overrides: Sequence[str] = ()) -> R
 
 
 def memory_of_all(configs: Iterable[RunConfig]) -> yaml_file.Patch:
-    """Return what makes runs that are compared count their pages as one engine, where one does."""
+    """Return the patch by which compared runs count pages as one engine, where one of them does."""
     counted = [each for each in configs if each.kv.pages == "auto" and each.kv.like is None]
     found = {config.memory for config in counted}
     engines = sorted(found - {"plain"})

@@ -1,7 +1,7 @@
 """The systems of the papers as keys of RUN.yaml, from config/systems.yaml.
 
 For `evenflow systems`, docs/systems.md and examples/systems; the code is the policies' and the
-deployment's. `python -m evenflow.config.systems` prints the table of the document.
+deployment's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import yaml
 
 from evenflow.errors import UsageError, instead_of
-from evenflow.report.tables import markdown_table
 
 
 class PublishedSystem(NamedTuple):
@@ -56,13 +55,3 @@ def parse_systems(text: str) -> list[PublishedSystem]:
         if name not in by_name:
             raise UsageError(f"--systems {name}: no such system; {instead_of(name, by_name)}")
     return [by_name[name] for name in names]
-
-
-def markdown() -> str:
-    """Return the table of docs/systems.md."""
-    rows = ((each.title, f"`{each.keys}`", each.source, each.checked) for each in systems())
-    return markdown_table(("system", "YAML", "from", "how it was checked"), rows)
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import replace
-from numbers import Integral, Real
-from typing import Any, get_args
+from numbers import Real
+from typing import Any
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.batch import Chunk, MicroBatch
@@ -18,13 +18,11 @@ from evenflow.core.decodes import ONE_TOKEN, DecodeGroup, Decoding, Sequence
 from evenflow.core.kv import KvCache, PagePool
 from evenflow.core.request import Request
 from evenflow.core.rules import rules_of
-from evenflow.core.scheduling import Action, Order, Plan, Prefill, Scheduler
-from evenflow.errors import PolicyError, StallError, UsageError
-from evenflow.user_code import PROCESS, end_copy, place_of, shown, words_of
+from evenflow.core.scheduling import ORDERS, Action, Plan, Prefill, Scheduler
+from evenflow.errors import PolicyError, StallError, UsageError, is_whole
+from evenflow.user_code import PROCESS, end_copy, next_part, place_of, shown, words_of
 
-ORDERS = frozenset(get_args(Order))
 EMPTY = Plan()
-
 UNCAPPED = 1 << 60
 """Micro-batches in flight without a cap."""
 
@@ -200,7 +198,7 @@ class Batcher:
             return answer, self._carry_out(answer, chunks)
         parts = answer if hasattr(answer, "__next__") else iter((answer,))
         plan, group, count = EMPTY, None, 0
-        while (part := self._call(next, parts, EMPTY)) is not EMPTY:
+        while (part := self._call(next_part, parts, EMPTY)) is not EMPTY:
             if (count := count + 1) > MOST_PARTS:
                 raise self._broken(f"answers in more than {MOST_PARTS} parts")
             if type(part) is Plan:
@@ -249,7 +247,7 @@ class Batcher:
         if not (ready := self.queues.ready.num_sequences) >= count >= 0:
             raise self._broken(f"takes {count} decodes of {ready} ready")
         if order not in ORDERS:
-            raise self._broken(f"asks for the order {shown(order)}")
+            raise self._no(order, "the order", f"one of {', '.join(ORDERS)}")
         if victims not in self.queues.victims:
             raise self._broken(f"asks for the victims {shown(victims)}; its rules lack them")
         return self.queues.take_decodes(count, order, victims, named)
@@ -293,14 +291,13 @@ class Batcher:
             if kind is not Prefill:
                 raise self._no(prefill, "a prefill", "Prefill(request_id, tokens)")
             for tokens in (prefill.tokens, prefill.hold_tokens):
-                if type(tokens) is not int and not isinstance(tokens, Integral):
+                if not is_whole(tokens):
                     what = f"the tokens to prefill of request {prefill.request_id}"
                     raise self._no(tokens, what, "a whole number")
 
     def served(self, request_id: Any) -> Sequence | None:
         """Return the request of an id that is being served; None for anything else."""
-        whole = type(request_id) is int or isinstance(request_id, Integral)
-        seq = self.queues.live.get(int(request_id)) if whole else None
+        seq = self.queues.live.get(int(request_id)) if is_whole(request_id) else None
         return None if seq is None or seq.aborted else seq
 
     def _prefillable(self, prefill: Any) -> Sequence:
@@ -310,7 +307,8 @@ class Batcher:
             raise self._broken(f"prefills request {prefill.request_id}, which {what}")
         if not 1 <= prefill.tokens <= seq.remaining:
             raise self._broken(f"prefills {prefill.tokens} of {seq.remaining} tokens left", seq)
-        if why := self.queues.may_prefill(seq):
+        negative = "" if prefill.hold_tokens >= 0 else f"holds {prefill.hold_tokens} tokens"
+        if why := negative or self.queues.may_prefill(seq):
             raise self._broken(why, seq)
         return seq
 
@@ -324,7 +322,7 @@ class Batcher:
 
     def _named(self, decodes: Any) -> tuple[abc.Sequence[Sequence], int]:
         """Return the ready decodes that a plan names, or how many it takes."""
-        if isinstance(decodes, Integral):
+        if is_whole(decodes):
             return (), int(decodes)
         if not isinstance(decodes, list | tuple):
             raise self._no(decodes, "the decodes to take", "a list of request ids, or how many")
@@ -339,7 +337,7 @@ class Batcher:
 
     def _wait(self, plan: Any) -> None:
         """Record why nothing is sent; StallError if nothing ever would be."""
-        if plan.wake_at_s is not None and not isinstance(plan.wake_at_s, Real):
+        if not isinstance(plan.wake_at_s, Real | None) or isinstance(plan.wake_at_s, bool):
             raise self._no(plan.wake_at_s, "the time to be asked again", "seconds")
         queues, idle = self.queues, not self.under_way
         waited_at = queues.batches, None if idle else queues.now_s

@@ -73,7 +73,7 @@ class Loop:
         self._changed, self._wake, self._finished = owner.changed, owner.wake, owner.finished
         self._turns = deque(self.engines)
         self._others = self.engines[1:]
-        self._travelling: deque[list[tuple[Batcher, MicroBatch]]] = deque()  # in order of return
+        self.travelling: deque[list[tuple[Batcher, MicroBatch]]] = deque()  # in order of return
         self._last_wait = ""
         self._is_free = None if eager else pipeline.is_free
         self.freed: Callable[[float], None] = _ignore if eager else self._changed
@@ -97,7 +97,7 @@ class Loop:
 
     def _complete(self, now_s: float, stopped: Collection[int]) -> None:
         finished: list[Sequence] = []
-        for engine, batch in self._travelling.popleft():
+        for engine, batch in self.travelling.popleft():
             finished += engine.complete(batch, now_s, stopped)
         if finished:
             self._finished(finished, now_s)
@@ -126,7 +126,7 @@ class Loop:
                 if self._others:
                     turns.remove(engine)
                     turns.append(engine)
-                self._travelling.append([(engine, batch)])
+                self.travelling.append([(engine, batch)])
                 return batch
         return None
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import abc
 from itertools import chain
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.decodes import Decode, Sequence
 from evenflow.core.queues import Queues
+from evenflow.errors import one_of
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -193,21 +194,22 @@ class View:
 
     def decode_pages(self, count: int, order: Order) -> int:
         """Return how many new pages the next step of the first `count` ready decodes needs."""
-        return self._queues.ready.due_pages(count, order)
+        return self._queues.ready.due_pages(count, one_of(ORDERS, order))
 
     def ready(self, count: int, order: Order) -> list[tuple[int, int]]:
         """Return the first `count` ready decodes: request ids, and how many pages each holds."""
-        first = self._queues.ready.first(count, order)
+        first = self._queues.ready.first(count, one_of(ORDERS, order))
         return [(seq.request.request_id, len(seq.pages)) for seq in first]
 
     def victim(self, rule: Victim) -> int:
         """Return the request that a rule preempts next."""
-        return self._queues.victim(rule).request.request_id
+        return self._queues.victim(one_of(self._queues.victims, rule)).request.request_id
 
 
 Order = Literal["arrival", "first_returned", "last_returned", "last_row"]
 """Which ready decodes go first: by arrival, the longest returned, or the most recently returned;
 with `last_row`, of these the last row, then the row before it."""
+ORDERS = get_args(Order)
 
 Victim = Literal[
     "latest_arrived", "last_returned", "most_pages", "latest_admitted", "lowest_priority"

@@ -48,9 +48,9 @@ class LockStep(Loop):
 
     def _next(self, now_s: float) -> MicroBatch | None:
         """Ask all engines."""
-        if len(self._travelling) >= self._most:
+        if len(self.travelling) >= self._most:
             return None
-        return self._together.step(now_s, self._travelling)
+        return self._together.step(now_s, self.travelling)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -74,7 +74,7 @@ class EngineLockStep(EngineLoop):
 
     def _next(self, now_s: float) -> MicroBatch | None:
         """Ask all engines."""
-        return self._together.step(now_s, self._travelling)
+        return self._together.step(now_s, self.travelling)
 
 
 Parts = list[tuple[Batcher, MicroBatch]]

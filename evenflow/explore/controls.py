@@ -29,7 +29,8 @@ RANKS = (1, 2, 4, 8)
 
 
 def controls(config: RunConfig, start: RunConfig) -> list[Control]:
-    """Return the controls of all keys but the scheduler's; `start`: what ranges are around."""
+    """Return the controls of all keys but the scheduler's; `start`: the values that ranges
+    surround."""
     return [each for each in _of_the_run(config, start) if each]
 
 
@@ -84,7 +85,7 @@ def _around(value: float, whole: bool) -> Range:
 def scheduler_controls(scheduler: SchedulerConfig, below: str) -> list[Control]:
     """Return the controls of a scheduler: which it is, and the parameters worth trying.
 
-    `below` is what their keys begin with.
+    `below` begins the keys.
     """
     name, params = scheduler.name, scheduler.params
     words = "The policy; its parameters start at their defaults."
@@ -119,7 +120,7 @@ def _number(key: str, value: Any, reach: Any, words: str) -> Control:
     known = type(value) in (int, float)
     if known:
         low, high = min(low, value if value > 0 or not log else low), max(high, value)
-    whole = type(reach.low) is int and type(reach.high) is int and type(value) is not float
+    whole = reach.whole and type(value) is not float
     limits = {"low": low, "high": high, "log": log, "whole": whole}
     return {"key": key, "value": value if known else None, "words": words, **limits}
 

@@ -1,6 +1,6 @@
 """Question of a page: its RUN.yaml, the schedulers beside it, and changes by sliders.
 
-What the page sends is checked here: it names no file and no module but those of the command line.
+What the page sends is checked here: it names only files and modules of the command line.
 """
 
 from __future__ import annotations
@@ -8,26 +8,17 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 
+from evenflow.config import yaml_file
+from evenflow.config.files import texts_of
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.yaml_edit import edited
-from evenflow.config.yaml_file import (
-    MOST_BYTES,
-    Document,
-    as_patch,
-    document_of,
-    find,
-    long_form,
-    override,
-    patched,
-    read_text,
-)
 from evenflow.errors import UsageError
 from evenflow.keys import Keys
 from evenflow.study.compare import parse_schedulers
@@ -71,28 +62,28 @@ class Given:
 
 def given(file: Path, sets: Sequence[str], schedulers: str, slo: Sequence[str]) -> Given:
     """Return what is explored; UsageError for what cannot be."""
-    text = original = read_text(file)
-    document = document_of(text, str(file))
+    text = original = yaml_file.read_text(file)
+    document = yaml_file.document_of(text, str(file))
     for each in sets:
         text = _set(text, each)
     entries = [_entry(each) for each in parse_schedulers(schedulers)]
     if entries:
-        named = long_form("scheduler", document.data.get("scheduler"))
+        named = yaml_file.long_form("scheduler", document.data.get("scheduler"))
         if entries[0] != {"name": (named or {}).get("name")}:  # which keeps its parameters
             text = edited(text, "scheduler", entries[0])
     limits = tuple(parse_slo(slo)) if slo else ()
     others = tuple(entries[1:])
-    data = [document_of(text, str(file)).data, *others]
-    names = frozenset(word for each in data for _, word in _words(each))
+    data = [yaml_file.document_of(text, str(file)).data, *others]
+    names = frozenset(word for each in data for _, word in texts_of(each))
     found = Given(file, original, text, others, limits, names)
     settled(found, found.question)
     return found
 
 
 def _set(text: str, assignment: str) -> str:
-    before = document_of(text, "the run")
+    before = yaml_file.document_of(text, "the run")
     dotted = assignment.partition("=")[0].strip()
-    value: Any = override(before, assignment).data
+    value: Any = yaml_file.override(before, assignment).data
     for key in dotted.split("."):
         value = value[key]
     return edited(text, dotted, value)
@@ -109,15 +100,15 @@ def _entry(entry: object) -> dict[str, Any]:
 class Settled:
     """Question of a page, checked: its text and schedulers with the new values, and the runs."""
 
-    document: Document
+    document: yaml_file.Document
     text: str
     others: list[dict[str, Any]]
     configs: list[RunConfig]
 
     def command(self, given: Given) -> str:
         """Return the command line that simulates the same."""
-        start = document_of(given.original, str(given.file))
-        patch = as_patch(start.data, self.document.data)
+        start = yaml_file.document_of(given.original, str(given.file))
+        patch = yaml_file.as_patch(start.data, self.document.data)
         same = _same(start, patch, self.configs[0])
         file = str(given.file) if same else "RUN.yaml"  # which the page lets one download
         sets = [f"--set {shlex.quote(f'{k}={_json(v)}')}" for k, v in patch.items() if same]
@@ -137,10 +128,10 @@ def _bare(scheduler: Mapping[str, Any]) -> str:
     return _json(scheduler if len(scheduler) > 1 else scheduler["name"])
 
 
-def _same(start: Document, patch: Mapping[str, Any], config: RunConfig) -> bool:
+def _same(start: yaml_file.Document, patch: Mapping[str, Any], config: RunConfig) -> bool:
     """Say whether a patch of the given file makes this run; a key that was taken out it cannot."""
     try:
-        return configured(patched(start, patch)).resolved() == config.resolved()
+        return configured(yaml_file.patched(start, patch)).resolved() == config.resolved()
     except UsageError:
         return False
 
@@ -148,12 +139,14 @@ def _same(start: Document, patch: Mapping[str, Any], config: RunConfig) -> bool:
 def settled(given: Given, question: Question) -> Settled:
     """Check what a page asks for; UsageError in the command line's words."""
     text, name = question.text, given.file.name
-    if len(text) > MOST_BYTES:
-        raise UsageError(f"{name}: has more than {MOST_BYTES} bytes; a shorter file is right")
+    if len(text) > yaml_file.MOST_BYTES:
+        raise UsageError(
+            f"{name}: has more than {yaml_file.MOST_BYTES} bytes; a shorter file is right"
+        )
     others = [dict(each) for each in question.others]
     if len(others) >= MOST_SIDES:
         raise UsageError(f"--schedulers: at most {MOST_SIDES} side by side are right")
-    document_of(text, name)  # before anything is changed in it
+    yaml_file.document_of(text, name)  # before anything is changed in it
     for dotted, value in question.set.items():
         if side := side_of(dotted, len(others)):
             others[side - 1] = _with(others[side - 1], dotted.split(".", 2)[2], value)
@@ -161,7 +154,7 @@ def settled(given: Given, question: Question) -> Settled:
             text = edited(text, "scheduler", {"name": value})
         else:
             text = edited(text, dotted, value)
-    document = document_of(text, name)
+    document = yaml_file.document_of(text, name)
     _refuse_names(given, name, document.data)
     for each in others:
         _refuse_names(given, "--schedulers", {"scheduler": each})
@@ -182,7 +175,7 @@ def _with(scheduler: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 def _refuse_names(given: Given, name: str, data: Mapping[str, Any]) -> None:
     """Raise a UsageError for a file or a module that the command line did not name."""
-    for key, word in _words(data):
+    for key, word in texts_of(data):
         if word and word not in given.names and _leads_somewhere(word, given.file.parent):
             raise UsageError(
                 f'{name}: {key}: "{word}" is not a name that the page may give; a file or a module '
@@ -193,26 +186,16 @@ def _refuse_names(given: Given, name: str, data: Mapping[str, Any]) -> None:
 def _leads_somewhere(word: str, beside: Path) -> bool:
     try:
         return (
-            word == "-" or any(mark in word for mark in "/\\:") or Path(find(word, beside)).exists()
+            word == "-"
+            or any(mark in word for mark in "/\\:")
+            or Path(yaml_file.find(word, beside)).exists()
         )
     except (OSError, ValueError):  # of a name that no file can have
         return True
 
 
-def _words(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield all texts in plain data, with their keys."""
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, Mapping):
-        for inner, below in value.items():
-            yield from _words(below, f"{key}.{inner}".lstrip("."))
-    elif isinstance(value, list):
-        for below in value:
-            yield from _words(below, key)
-
-
 def question_of(data: Any) -> Question:
-    """Return what a page asks for, from its JSON; UsageError for what is no such thing."""
+    """Return what a page asks for, from its JSON; UsageError for anything else."""
     try:
         return Question.model_validate(data)
     except ValidationError as error:

@@ -8,12 +8,13 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from evenflow.explore.document import Given
 from evenflow.explore.pictures import shown_metrics
-from evenflow.report.page import document, plotly_library, scripts
-from evenflow.report.run_page import BLOCKS, CAPTIONS, cause_list, key, swatch
+from evenflow.report.page import document, plotly_library, scripts, section
+from evenflow.report.run_page import BLOCKS, QUEUE_BINS, cause_list, key, swatch
 from evenflow.report.style import DASHES, PARTS, SCHEDULER_COLOURS
 from evenflow.report.words import cause_label
 
@@ -31,17 +32,8 @@ LIVE = (
 )
 STILL = "The sliders move between points that were simulated; there is no server behind this page."
 
-BUTTONS = {
-    "pin": "pin A",
-    "copy": "copy as command",
-    "link": "copy link",
-    "yaml": "RUN.yaml",
-    "data": "data",
-}
-
 
 def live_page(given: Given) -> str:
-    """Return the page of a server."""
     question = given.question
     return _page(given, {"text": question.text, "others": question.others}, LIVE)
 
@@ -59,51 +51,33 @@ def _page(given: Given, data: Mapping[str, Any], about: str) -> str:
     own = Path(__file__).with_name("explore.js").read_text(encoding="utf-8")
     script = f"{plotly_library()}\n{scripts()}{own.replace('PAGE', text, 1)}"
     name = f"Explore {given.file.name}"
-    body = "\n".join(_body(name, about, still="points" in data))
-    return document(name, script, body)
+    return document(name, script, _body(name, about, still="points" in data))
 
 
-def _body(name: str, about: str, *, still: bool) -> Iterator[str]:
-    yield f"<header><h1>{escape(name)}</h1>"
-    yield f'<p class="caption">{about}</p>'
-    yield '<p class="caption" id="status" role="status">starting ...</p></header>'
-    yield '<div class="explore">'
-    yield '<section aria-label="Settings"><p class="error" id="error" role="alert"></p>'
-    yield '<div id="controls"></div>'
-    locked = " readonly" if still else ""
-    yield (
-        "<details open><summary>RUN.yaml</summary>"
-        f'<textarea id="text" aria-label="RUN.yaml" rows="18" spellcheck="false"{locked}>'
-        "</textarea></details>"
+def _body(name: str, about: str, *, still: bool) -> str:
+    """Return the page's elements (explore.html), which explore.js fills."""
+    shades = BLOCKS | {cause_label(part): shade for part, shade in PARTS.items()}
+    text = Path(__file__).with_name("explore.html").read_text(encoding="utf-8")
+    return Template(text).substitute(
+        name=escape(name),
+        about=about,
+        locked=" readonly" if still else "",
+        link="" if still else '<button id="link">copy link</button> ',
+        keys=key({words: swatch(shade) for words, shade in shades.items()}),
+        causes=cause_list(),
+        figures="\n".join(_figures()),
     )
-    buttons = {id: words for id, words in BUTTONS.items() if not (still and id == "link")}
-    yield '<p class="tools">'
-    yield " ".join(f'<button id="{id}">{words}</button>' for id, words in buttons.items())
-    yield '</p><pre id="command" tabindex="0" aria-label="The same as a command"></pre></section>'
-    yield '<main><p class="key" id="runs"></p><p class="caption" id="sample"></p>'
-    yield '<div id="tiles"></div><ul id="notes" class="caption"></ul>'
-    yield (
-        '<div id="swept" hidden><h2>A slider\'s sweep</h2><p class="caption" id="swept-told"></p>'
-        '<label>Metric <select id="swept-metric"></select></label><div><div id="swept-figure">'
-        "</div></div></div>"
-    )
-    yield f"<h2>Stages at work</h2>{_keys()}"
-    yield '<div id="timelines"></div>'
-    yield "<details><summary>What the causes of idle time mean</summary>"
-    yield f"{cause_list()}</details>"
+
+
+def _figures() -> Iterator[str]:
     for heading, figures in FIGURES.items():
-        yield _heading(heading)
+        yield section(heading, bins=QUEUE_BINS)
         yield f'<div class="row{" two" if len(figures) > 1 else ""}">'
         yield from (_figure(each, words, heading) for each, words in figures.items())
         yield "</div>"
         if heading == "Where the stage time goes":
-            yield _heading("Tokens in each micro-batch")
+            yield section("Tokens in each micro-batch")
             yield '<div class="row two" id="tokens"></div>'
-    yield "</main></div>"
-
-
-def _heading(heading: str) -> str:
-    return f'<h2>{heading}</h2><p class="caption">{CAPTIONS[heading]}</p>'
 
 
 def _figure(name: str, words: str, heading: str) -> str:
@@ -112,8 +86,3 @@ def _figure(name: str, words: str, heading: str) -> str:
         f'<div><p class="head">{words}</p><div id="{name}" data-figure="{name}" '
         f'data-words="{about}"></div><p class="tools"></p></div>'
     )
-
-
-def _keys() -> str:
-    shades = BLOCKS | {cause_label(part): shade for part, shade in PARTS.items()}
-    return key({words: swatch(shade) for words, shade in shades.items()})

@@ -23,7 +23,7 @@ TILES = (
     *("output_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms"),
     *("p99_itl_ms", "mean_e2el_ms", "p99_e2el_ms", "busy_share", "preemptions"),
 )
-"""The numbers that a page shows of a run, beside those of its limits."""
+"""The numbers of a run that a page shows, beside the limited ones."""
 
 Prompts = list[list[int]]
 

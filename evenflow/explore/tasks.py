@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from evenflow.config.build import Workload, load_workload, reads_text
@@ -45,7 +44,7 @@ def look(given: Given, question: Question, tell: Tell) -> None:
     found = settled(given, question)
     start = configured(document_of(given.text, given.file.name))
     for each in found.configs:
-        make_importable(each.scheduler.name, Path.cwd(), given.file.parent)
+        make_importable(each.scheduler.name, given.file.parent)
     told = {
         "text": found.text,
         "others": found.others,
@@ -105,7 +104,6 @@ def _stretch(job: Job) -> Job:
 
 
 def job_of(given: Given, found: Settled, side: int) -> Job:
-    """Return the job of one of the schedulers."""
     config = found.configs[side]
     name = labels(found.configs)[side]
     return Job(config, _workload(given, config), given.file.parent, name=name)

@@ -55,7 +55,6 @@ def lines_of(given: Given, task: Task, tell: tasks.Tell) -> None:
 
 
 def line(message: Any) -> bytes:
-    """Return a message as a line of JSON."""
     return to_json(message, inf_nan_mode="null") + b"\n"
 
 
@@ -94,7 +93,6 @@ class TaskProcess:
         self.busy = False
 
     async def lines(self, task: Task) -> AsyncGenerator[bytes]:
-        """Yield the messages of a task."""
         self.busy = True
         self._channel.send(task)
         while found := await self._next():
@@ -123,7 +121,6 @@ class TaskProcess:
         return self._channel.recv_bytes()
 
     def end(self) -> None:
-        """End the process."""
         self._channel.close()
         self._process.kill()
         self._process.join()
@@ -141,7 +138,6 @@ class WorkerPool:
         self._stops: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Start the processes."""
         for _ in range(self._count):
             self._add()
 
@@ -151,7 +147,6 @@ class WorkerPool:
         self._free.put_nowait(worker)
 
     def end(self) -> None:
-        """End the processes."""
         while self._all:
             self._all.pop().end()
 

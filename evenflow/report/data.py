@@ -107,7 +107,7 @@ def used_share(result: RunResult) -> Floats:
 def shares_by_stage(run: Outcome) -> Floats:
     """Return shares of each stage's time, [depth, 1 + causes]: computing, and idle by cause.
 
-    Of replicas, those of their time together.
+    Replicas count together.
     """
     parts = [(part.result, part.idle.stage_totals()) for part in run.parts.values()]
     columns = [np.column_stack([np.sum(r.end_s - r.start_s, axis=0), idle]) for r, idle in parts]

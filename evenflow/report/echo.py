@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
 
 import typer
+
+Watch: TypeAlias = Callable[[list[str], int | None], AbstractContextManager[Any]]
+"""Shows the progress of tasks with these names, of a number of points (None: unknown): it gives an
+object whose `done` takes the number done, and `failed` the record of each point that fails."""
 
 STEERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"

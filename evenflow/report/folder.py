@@ -237,7 +237,7 @@ def _others(folder: Path, root: Path, ours: Collection[str]) -> Iterator[str]:
 def _has_record(folder: Path) -> bool:
     """Return whether a folder has a record of its results or points, or is still empty.
 
-    That of a scratch folder is the records of a real run.
+    In a scratch folder, the records of a real run count.
     """
     if folder.is_symlink() or not folder.is_dir():
         return False

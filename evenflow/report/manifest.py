@@ -123,7 +123,6 @@ def scratch_in(folder: Path) -> Path:
 
 
 def begin(scratch: Path) -> None:
-    """Make a scratch folder."""
     scratch.mkdir(0o700)
     (scratch / MARK).touch()
 

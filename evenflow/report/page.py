@@ -6,10 +6,12 @@ make one. Knows no run and no sweep.
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -79,9 +81,16 @@ def document(title: str, script: str, body: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()  # of names that are not UTF-8
 
 
-def section(heading: str, caption: str) -> str:
-    """Return a heading with what there is to see below it."""
+def section(heading: str, caption: str | None = None, **values: object) -> str:
+    """Return a heading with a caption, by default what captions.csv has, filled with `values`."""
+    caption = _captions()[heading].format(**values) if caption is None else caption
     return f'<h2>{heading}</h2>\n<p class="caption">{caption}</p>'
+
+
+@cache
+def _captions() -> dict[str, str]:
+    rows = csv.DictReader(_beside("captions.csv").splitlines())
+    return {row["heading"]: row["caption"] for row in rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +142,7 @@ def scripts() -> str:
 def timeline(name: str, data: Mapping[str, Any], head: str) -> str:
     """Return an element with the id `name`, and the script that draws a timeline in it.
 
-    `data` are those of `segments.timeline_data`, `head` is HTML over it.
+    `data` is made by `segments.timeline_data`, `head` is HTML over it.
     """
     text = json.dumps(data, separators=(",", ":"))
     return (
@@ -180,7 +189,6 @@ class PlotlyFigure:
 
     @property
     def figure(self) -> Figure:
-        """The figure as Plotly's data."""
         return {"data": self.data, "layout": self.layout}
 
     def set(self, **keys: Any) -> None:
@@ -214,21 +222,8 @@ class PlotlyFigure:
             {"type": "scatter", "mode": "lines", "name": escape(name), **points, **look, **trace}
         )
 
-    def bars(
-        self,
-        name: str,
-        shade: str | list[float],
-        x: list[Any],
-        y: list[Any],
-        *,
-        edge: float = 0,
-        **trace: Any,
-    ) -> None:
-        """Draw bars of a colour, or from DECODE (0) to PREFILL (1); `edge`: its width in white."""
-        white = {"color": "white"} if edge else {}
-        scale = {"colorscale": [[0, DECODE], [1, PREFILL]], "cmin": 0, "cmax": 1}
-        ramp = {} if isinstance(shade, str) else scale
-        marker = {"color": shade, **ramp, "line": {"width": edge, **white}}
+    def bars(self, name: str, shade: str, x: list[Any], y: list[Any], **trace: Any) -> None:
+        marker = {"color": shade, "line": {"width": 0}}
         self.data.append({"type": "bar", "name": name, "x": x, "y": y, "marker": marker, **trace})
 
 

@@ -180,7 +180,7 @@ FORMATS: Mapping[str, Mapping[str, None]] = {
     "svg": {},
     "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
 }
-"""What figures are saved as, and the metadata that would make equal figures differ."""
+"""Formats of saved figures, and the metadata that would make equal figures differ."""
 
 
 @contextmanager

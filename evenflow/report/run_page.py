@@ -13,19 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.report.data import (
-    binned,
-    chunks_of,
-    cumulative,
-    pipelines,
-    present,
-    replicas,
-    shares,
-    shares_by_stage,
-    span_s,
-    steady,
-    used_share,
-)
+from evenflow.report import data, words
 from evenflow.report.page import (
     Figure,
     PlotlyFigure,
@@ -40,18 +28,6 @@ from evenflow.report.page import (
 from evenflow.report.segments import timeline_data
 from evenflow.report.style import DECODE, PARTS, PREFILL, blend, colour, dash, faint
 from evenflow.report.tables import html_table
-from evenflow.report.words import (
-    ALIKE,
-    CAUSE_WORDS,
-    about,
-    cause_label,
-    figures_of,
-    headline,
-    metrics,
-    slo,
-    table,
-    verdict,
-)
 from evenflow.results.bubbles import CAUSES
 from evenflow.results.metrics import request_metrics
 from evenflow.results.outcome import Outcome
@@ -78,37 +54,8 @@ Drawn = tuple[str, Figure, str]
 """A figure with its name in front, and the HTML that stands over it."""
 
 MIXES = {"prefill only": 1.0, "half prefill, half decode": 0.5, "decode only": 0.0}
-BLOCKS = {words: blend(share) for words, share in MIXES.items()}
+BLOCKS = {label: blend(share) for label, share in MIXES.items()}
 """The colours of micro-batches by what they hold."""
-
-CAPTIONS = {
-    "Summary": f"The best of a row, and all within {100 * ALIKE:.0f} % of it, are in bold. Mean "
-    "and P99 (99 of 100 are at or below it) are defined as in vLLM's benchmark.",
-    "Where the stage time goes": "Each bar is the time of all stages together. Grey is computing; "
-    "each colour is idle time (a pipeline bubble) with one cause. Less colour is better.",
-    "Tokens in each micro-batch": "Micro-batches that hold equally many tokens take about equally "
-    "long, and stages then need not wait for each other: a flat top is good, a ragged one makes "
-    "bubbles. Left: the whole run, mean of neighbouring micro-batches. Right: consecutive ones in "
-    "the steady state, a bar each. All schedulers have the same axes; ± is the standard deviation "
-    "over the run.",
-    "Stages at work": "A block is one micro-batch on one stage, from decode only (blue) to prefill "
-    "only (orange); a slim bar is idle time, coloured by cause. Where many share a pixel, they are "
-    f"stacked in it by their shares. At most {TIMELINE_BATCHES} micro-batches of the steady state "
-    "are here one by one; of the rest a page shows how much is computed (grey), and why not. All "
-    "are in timeline.json.gz, which ui.perfetto.dev opens.",
-    "Latency": "For each time on the x axis, the share of requests that were at least as fast. A "
-    "line further left is better. Mind the scale: where latencies differ more than tenfold it is "
-    "logarithmic. A dashed upright line is a limit of the SLO.",
-    "Requests in the system": "Waiting requests have arrived and have no token yet; generating "
-    f"ones have their first token and not their last: the most at once in each of "
-    f"{QUEUE_BINS} parts of the run. A waiting curve that keeps rising means the "
-    "pipeline is overloaded.",
-    "Appendix: the replicas": "What each pipeline served by itself: the router divides the "
-    f"requests among them. The first {DRAWN} of a deployment are drawn below; the folders "
-    "replica-0, replica-1, ... have the tables of all.",
-    "KV cache": "Share of KV-cache pages held by requests when a micro-batch was scheduled: the "
-    "line is the mean, the band the range. At 100 % requests must wait or are preempted.",
-}
 
 
 def write_report(
@@ -133,17 +80,17 @@ def render(
     more: Sequence[str] = (),
 ) -> str:
     """Return the page as HTML, with the given Plotly library inside."""
-    first, *others = verdict(runs)
+    first, *others = words.verdict(runs)
     points = "".join(f"<li>{sentence}</li>" for sentence in others)
-    told = [title, *about(runs)]
+    told = [title, *words.about(runs)]
     parts = [f'<p class="caption">{"<br>".join(map(escape, told))}</p>']
     parts.append(f'<div class="verdict"><p>{first}</p><ul>{points}</ul></div>')
-    parts += [_section("Summary"), table(runs), *more, *_marks(runs)]
+    parts += [section("Summary", alike=100 * words.ALIKE), words.table(runs), *more, *_marks(runs)]
     if all(map(_computed, runs.values())):
         parts += _figures(runs)
     else:
         parts.append("<p>A run computed no micro-batch: there is nothing to draw.</p>")
-    return page(headline(runs) or title, parts, provenance, plotly_js)
+    return page(words.headline(runs) or title, parts, provenance, plotly_js)
 
 
 def _computed(run: Outcome) -> bool:
@@ -152,11 +99,11 @@ def _computed(run: Outcome) -> bool:
 
 
 def _figures(runs: Mapping[str, Outcome]) -> list[str]:
-    """Return the figures of the runs; what replicas did by themselves comes last."""
-    lines = pipelines(runs)
-    if parts := replicas(runs):
-        served = {name: run for name, run in replicas(runs, DRAWN).items() if _computed(run)}
-        drawn = pipelines(served)
+    """Return the figures of the runs; single replicas come last."""
+    lines = data.pipelines(runs)
+    if parts := data.replicas(runs):
+        served = {name: run for name, run in data.replicas(runs, DRAWN).items() if _computed(run)}
+        drawn = data.pipelines(served)
         appendix = [*_replica_table(parts), *_work(drawn), *_kv(drawn)]
         return [*_stage_time(runs), *_requests(runs), *appendix]
     return [*_stage_time(lines), *_work(lines), *_requests(runs), *_kv(lines)]
@@ -164,7 +111,7 @@ def _figures(runs: Mapping[str, Outcome]) -> list[str]:
 
 def _stage_time(runs: Mapping[str, Outcome]) -> list[str]:
     return [
-        _section("Where the stage time goes"),
+        section("Where the stage time goes"),
         _cause_key(runs, {"computing": PARTS["computing"]}),
         figure("causes", causes(runs)),
         f"<details><summary>What the causes mean</summary>{cause_list()}</details>",
@@ -177,10 +124,10 @@ def _stage_time(runs: Mapping[str, Outcome]) -> list[str]:
 
 def _work(lines: Mapping[str, Outcome]) -> list[str]:
     return [
-        _section("Tokens in each micro-batch"),
+        section("Tokens in each micro-batch"),
         key({"prefill tokens": swatch(PREFILL), "decode tokens": swatch(DECODE)}),
         _beside("two", tokens(lines)),
-        _section("Stages at work"),
+        section("Stages at work", batches=TIMELINE_BATCHES),
         _cause_key(lines, {"computing": PARTS["computing"]} | BLOCKS),
         *(
             timeline(
@@ -193,17 +140,17 @@ def _work(lines: Mapping[str, Outcome]) -> list[str]:
 
 def _requests(runs: Mapping[str, Outcome]) -> list[str]:
     return [
-        _section("Latency"),
+        section("Latency"),
         _line_key(runs),
-        _beside("two", latency(runs, slo(runs))),
-        _section("Requests in the system"),
+        _beside("two", latency(runs, words.slo(runs))),
+        section("Requests in the system", bins=QUEUE_BINS),
         _line_key(runs),
         _beside("two", queues(runs)),
     ]
 
 
 def _marks(runs: Mapping[str, Outcome]) -> Iterator[str]:
-    """Events of processes in each run: the first MARKS of it."""
+    """Yield the first MARKS events of processes in each run."""
     seen: set[object] = set()  # replicas have the same
     for name, run in runs.items():
         marks = run.result.marks
@@ -216,42 +163,37 @@ def _marks(runs: Mapping[str, Outcome]) -> Iterator[str]:
 
 
 def _kv(lines: Mapping[str, Outcome]) -> list[str]:
-    return [_section("KV cache"), _line_key(lines), figure("kv", kv_usage(lines))]
+    return [section("KV cache"), _line_key(lines), figure("kv", kv_usage(lines))]
 
 
 def _replica_table(parts: Mapping[str, Outcome]) -> list[str]:
-    """Return a row for each replica."""
-    shown = [metric for metric in metrics() if metric.key in OF_REPLICAS]
+    shown = [metric for metric in words.metrics() if metric.key in OF_REPLICAS]
     rows = [
-        [name, *(metric.cell(figures_of(run).get(metric.key)) for metric in shown)]
+        [name, *(metric.cell(words.figures_of(run).get(metric.key)) for metric in shown)]
         for name, run in parts.items()
     ]
-    table = html_table(["replica", *(metric.words for metric in shown)], rows, sorts=True)
-    return [_section("Appendix: the replicas"), table]
+    heads = ["replica", *(metric.words for metric in shown)]
+    return [section("Appendix: the replicas", drawn=DRAWN), html_table(heads, rows, sorts=True)]
 
 
 def _beside(kind: str, drawn: Sequence[Drawn]) -> str:
     return beside(kind, [figure(*each) for each in drawn])
 
 
-def _section(heading: str) -> str:
-    return section(heading, CAPTIONS[heading])
-
-
 def cause_list() -> str:
     entries = [
         f"<dt>{swatch(PARTS[cause])}{label}</dt><dd>{meaning}</dd>"
-        for cause, (label, meaning) in CAUSE_WORDS.items()
+        for cause, (label, meaning) in words.CAUSE_WORDS.items()
     ]
     return f"<dl>{''.join(entries)}</dl>"
 
 
 def _cause_key(runs: Mapping[str, Outcome], others: Mapping[str, str]) -> str:
     """A legend shared by figures below it: `others` (words: colour), then the causes that occur."""
-    found = [shares(run) for run in runs.values()]
+    found = [data.shares(run) for run in runs.values()]
     occurring = [cause for cause in CAUSES if any(each[cause] > 0 for each in found)]
-    colours = {**others, **{cause_label(cause): PARTS[cause] for cause in occurring}}
-    return key({words: swatch(shade) for words, shade in colours.items()})
+    colours = {**others, **{words.cause_label(cause): PARTS[cause] for cause in occurring}}
+    return key({label: swatch(shade) for label, shade in colours.items()})
 
 
 def _line_key(runs: Mapping[str, Outcome]) -> str:
@@ -265,7 +207,7 @@ def _line_key(runs: Mapping[str, Outcome]) -> str:
 
 
 def key(marks: Mapping[str, str]) -> str:
-    entries = " ".join(f"<span>{mark}{words}</span>" for words, mark in marks.items())
+    entries = " ".join(f"<span>{mark}{label}</span>" for label, mark in marks.items())
     return f'<p class="key">{entries}</p>'
 
 
@@ -276,7 +218,7 @@ def swatch(shade: str) -> str:
 def causes(runs: Mapping[str, Outcome]) -> dict[str, Any]:
     """Draw where the stage time went: busy, and idle by cause, one bar a run."""
     names = [escape(name) for name in runs]
-    parts = np.array([list(shares(run).values()) for run in runs.values()])
+    parts = np.array([list(data.shares(run).values()) for run in runs.values()])
     return _stacked(names, parts, 100 + 46 * len(names))
 
 
@@ -284,7 +226,7 @@ def causes_by_stage(runs: Mapping[str, Outcome]) -> dict[str, Any]:
     """Draw where the time of every stage of every run went."""
     depths = {escape(name): run.result.depth for name, run in runs.items()}
     names = [f"{name}, stage {stage}" for name, depth in depths.items() for stage in range(depth)]
-    parts = np.concatenate([shares_by_stage(run) for run in runs.values()])
+    parts = np.concatenate([data.shares_by_stage(run) for run in runs.values()])
     return _stacked(names, parts, 90 + 30 * len(names))
 
 
@@ -293,7 +235,7 @@ def _stacked(names: list[str], parts: Floats, height: int) -> dict[str, Any]:
     drawing.axis("x", "share of stage time (%)", range=[0, 100])
     drawing.axis("y", autorange="reversed", automargin=True)
     for (part, shade), percent in zip(PARTS.items(), 100 * parts.T, strict=True):
-        label = cause_label(part)
+        label = words.cause_label(part)
         if percent.max() > 0:
             drawing.bars(
                 label, shade, compact(percent), names,
@@ -312,12 +254,12 @@ def tokens(runs: Mapping[str, Outcome]) -> list[Drawn]:
 
     All wholes have the same axes, and all stretches the same height.
     """
-    longest_s = max(span_s(run.result) for run in runs.values())
+    longest_s = max(data.span_s(run.result) for run in runs.values())
     wholes, stretches = [], []
     for run in runs.values():
-        result, near = run.result, steady(run, ZOOM_BATCHES)
-        bins = chunks_of(len(result.scheduled_s), WHOLE_BINS)
-        times = np.append(result.scheduled_s[bins[:-1]], span_s(result))
+        result, near = run.result, data.steady(run, ZOOM_BATCHES)
+        bins = data.chunks_of(len(result.scheduled_s), WHOLE_BINS)
+        times = np.append(result.scheduled_s[bins[:-1]], data.span_s(result))
         wholes.append(_token_bars(result, bins, times))
         wholes[-1].axis("x", "whole run: time (s)", range=[0, longest_s])
         batches = np.arange(near.start, near.stop + 1)
@@ -361,18 +303,18 @@ def _token_bars(result: RunResult, edges: Ints, places: Floats | Ints) -> Plotly
 
 def latency(runs: Mapping[str, Outcome], limits_ms: Mapping[str, float]) -> list[Drawn]:
     """Draw the share of requests, of ITL of gaps, served within a time, and limits on it."""
-    metrics = {name: request_metrics(run.result) for name, run in runs.items()}
+    latencies = {name: request_metrics(run.result) for name, run in runs.items()}
     times_s: dict[str, tuple[str, float, list[Floats]]] = {
-        "ttft": ("time to first token (s)", 1.0, [own.ttft_s for own in metrics.values()]),
-        "tpot": ("time per output token (ms)", 1e3, [own.tpot_s for own in metrics.values()]),
+        "ttft": ("time to first token (s)", 1.0, [own.ttft_s for own in latencies.values()]),
+        "tpot": ("time per output token (ms)", 1e3, [own.tpot_s for own in latencies.values()]),
         "itl": ("inter-token latency (ms)", 1e3, [_gaps(run.result) for run in runs.values()]),
-        "e2el": ("end-to-end latency (s)", 1.0, [own.e2el_s for own in metrics.values()]),
+        "e2el": ("end-to-end latency (s)", 1.0, [own.e2el_s for own in latencies.values()]),
     }
     parts: list[Drawn] = []
     for key, (title, scale, columns) in times_s.items():
         drawing = PlotlyFigure(290)
         for index, (name, column) in enumerate(zip(runs, columns, strict=True)):
-            values, share = cumulative(scale * column)
+            values, share = data.cumulative(scale * column)
             drawing.line(name, index, values, 100 * share)
         drawing.axis("x", title, **_scale(scale * np.concatenate(columns)))
         drawing.axis("y", f"share of {'gaps' if key == 'itl' else 'requests'} (%)", range=[0, 101])
@@ -415,7 +357,9 @@ def queues(runs: Mapping[str, Outcome]) -> list[Drawn]:
             at = np.sort(np.concatenate([enter_s, leave_s]))
             at = at[~np.isnan(at)]
             if len(at):
-                most = binned(at, present(enter_s, leave_s, at), span_s(result), QUEUE_BINS)
+                most = data.binned(
+                    at, data.present(enter_s, leave_s, at), data.span_s(result), QUEUE_BINS
+                )
                 drawing.line(name, index, most.middle_s, most.high)
     for drawing in (left, right):
         drawing.axis("x", "time (s)", rangemode="tozero")
@@ -427,13 +371,13 @@ def queues(runs: Mapping[str, Outcome]) -> list[Drawn]:
 def kv_usage(runs: Mapping[str, Outcome]) -> dict[str, Any]:
     """Draw the used share of the KV pages over time: mean of each bin, and its range."""
     drawing = PlotlyFigure(280)
-    drawing.axis("x", "time (s)", range=[0, max(span_s(r.result) for r in runs.values())])
+    drawing.axis("x", "time (s)", range=[0, max(data.span_s(r.result) for r in runs.values())])
     drawing.axis("y", "KV pages used (%)", range=[0, 101])
     for index, (name, run) in enumerate(runs.items()):
         if not len(run.result.scheduled_s):
             continue
-        used = 100 * used_share(run.result)
-        bins = binned(run.result.scheduled_s, used, span_s(run.result), QUEUE_BINS)
+        used = 100 * data.used_share(run.result)
+        bins = data.binned(run.result.scheduled_s, used, data.span_s(run.result), QUEUE_BINS)
         for edge, fill in ((bins.low, "none"), (bins.high, "tonexty")):
             drawing.line(
                 name, index, bins.middle_s, edge,

@@ -292,5 +292,5 @@ def is_number(value: object) -> bool:
 
 
 def is_metric(value: object) -> bool:
-    """Say whether a value is that of a metric: a number, or None of no requests."""
+    """Say whether a value is a metric's: a number, or None of no requests."""
     return value is None or is_number(value)

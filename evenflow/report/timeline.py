@@ -196,7 +196,7 @@ def _idle_slices(bubbles: Bubbles) -> Iterator[list[str]]:
 
 
 def _marks(result: RunResult, window: Window) -> Iterator[list[str]]:
-    """Yield what processes did, as instants over all threads."""
+    """Yield the marks of processes, as instants over all threads."""
     marks = [mark for mark in result.marks or () if window[0] <= mark.time_s <= window[1]]
     if marks:
         at = _nanoseconds(np.array([mark.time_s for mark in marks]))

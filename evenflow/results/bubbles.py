@@ -203,7 +203,7 @@ def _latest(times_s: Floats, at_s: Floats) -> Floats:
 
 
 def later_stage(result: RunResult, timeline: Timeline, stage: int, above: Rows) -> Rows:
-    """Divide each gap: that of the stage above travels on, then what the micro-batch itself adds.
+    """Divide each gap: the gap of the stage above travels on, and the micro-batch adds to it.
 
     With c the service, l the link, w the wait (queue and CPU) and V the predecessor:
     gap[k] = gap[k-1] + (c[k-1] - c_V[k]) + (l - l_V) + cpu - w_V. Terms above 0 make idle time;
@@ -251,14 +251,13 @@ def _everyone(stop_s: Floats, cause: int) -> Rows:
 
 
 def selected(rows: Rows, keep: NDArray[np.bool_]) -> Rows:
-    """Return the rows that `keep` selects."""
     return Rows(rows.batch[keep], rows.stop_s[keep], rows.cause[keep])
 
 
 def _joined(blocks: Iterable[Rows], gap: NDArray[np.bool_]) -> Rows:
-    """Put rows in order of micro-batch; those of one keep the order of the blocks.
+    """Sort rows by micro-batch; within one, the order of the blocks stays.
 
-    Only of micro-batches before which there is a `gap`: most rows are of the others.
+    Rows of micro-batches without a `gap` before them, which are most, are left out.
     """
     kept = [selected(rows, gap[rows.batch]) for rows in blocks]
     columns = [np.concatenate(column) for column in zip(*kept, strict=True)]
@@ -324,16 +323,16 @@ class Bubbles(NamedTuple):
 
 
 BLOCK = 1 << 16
-"""Micro-batches whose gaps are divided at a time: in a longer run, some pieces are cut elsewhere by
-what rounding makes of it."""
+"""Micro-batches whose gaps are divided at a time: in a longer run, rounding cuts some pieces
+elsewhere."""
 
 
 def attribute(result: RunResult) -> Bubbles:
     """Return every idle interval within the window, each piece with its cause.
 
     An interval is idle if no micro-batch computes on the stage. Raises ValueError for a run in
-    which a micro-batch never returned, and for the merged result of several replicas. The stages of
-    a system of pools are those of its pools.
+    which a micro-batch never returned, and for the merged result of several replicas. A system of
+    pools has the stages of its pools.
     """
     if result.replicas > 1:
         raise ValueError(f"bubbles need one pipeline, not {result.replicas} merged")

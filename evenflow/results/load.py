@@ -43,8 +43,8 @@ FINER = (1, 2, 4)
 class QueueGrowth(NamedTuple):
     """By how many `requests` the number in the system grew while `arrivals` came.
 
-    `deviation` is what it varies by chance, infinite where that is not known, and `degrees` those
-    of freedom of it; `first` is the number to begin with.
+    `deviation` is its standard deviation by chance, infinite where unknown, with `degrees` of
+    freedom; `first` is the number to begin with.
     """
 
     requests: int
@@ -89,7 +89,7 @@ def growth(arrived_s: Floats, left_s: Floats) -> QueueGrowth:
     """Return how the number in the system grows; from 0 where the warm-up outlasts the arrivals.
 
     Times of two or more requests in seconds, in the order of arrival. There are as many batches as
-    the square root of the requests; the variance is no less than that of Poisson arrivals.
+    the square root of the requests; the variance is at least that of Poisson arrivals.
     """
     batches = max(math.isqrt(len(arrived_s)), 2)
     warm_s = float(np.quantile(left_s[:batches], 1 - STAYED, method="higher"))

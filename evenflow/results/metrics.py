@@ -71,7 +71,7 @@ def summarize(result: RunResult, goodput_ms: Mapping[Limit, float] | None = None
     """Return the summary of a run under vLLM's keys.
 
     `duration` runs from the first arrival to the last completion, in seconds; throughputs are per
-    second of it. `steady_*` are the same over the steady window. It begins when a tenth of the
+    second of that. `steady_*` are the same over the steady window. It begins when a tenth of the
     requests has arrived, and ends when a tenth is left to arrive; where all arrive at once, it is
     from a tenth to nine tenths of the duration. `offline_*` run from the start of the first prefill
     to the last token, as TD-Pipe measures; its throughput is `offline_output_throughput`, of output

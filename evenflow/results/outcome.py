@@ -1,4 +1,4 @@
-"""Outcome of a run: its result, its summary, its idle time by cause, and all of it as tables.
+"""Outcome of a run: its result, its summary, its idle time by cause, its tables.
 
 For measures, for reports and for people. Knows no configuration, and not how the run was made.
 """

@@ -35,7 +35,6 @@ from evenflow.results.run import (
     gathered,
     joined,
     ordered,
-    tallied,
 )
 
 
@@ -64,6 +63,39 @@ class Blocks(Protocol):
     def __iter__(self) -> abc.Iterator[Block]: ...
 
 
+class Tallier:
+    """Collects what a summary needs of the micro-batches of a block: see `Tally`."""
+
+    def __init__(self) -> None:
+        self._returned_s: list[float] = []
+        self._sampled_rows: list[int] = []
+        self._busy_s: list[float] = []
+        self._start_s: list[float] = []
+        self._free_pages = self._kv_tokens = 0
+
+    def add(self, batch: MicroBatch, stage_times: list[float]) -> None:
+        """Add a micro-batch with its (available, start, end) on each stage."""
+        if not self._returned_s:
+            self._start_s.append(stage_times[1])
+        self._returned_s.append(stage_times[-1])
+        self._sampled_rows.append(batch.output_tokens)
+        self._free_pages += batch.free_pages
+        self._kv_tokens += batch.kv_tokens
+        for end in range(2, len(stage_times), 3):
+            self._busy_s.append(stage_times[end] - stage_times[end - 1])
+
+    def columns(self) -> Block:
+        """Return the columns of the tally."""
+        return {
+            "returned_s": _column(self._returned_s, float),
+            "sampled_rows": _column(self._sampled_rows, int),
+            "busy_s": np.array([_column(self._busy_s, float).sum()]),
+            "free_pages": np.array([self._free_pages]),
+            "kv_tokens": np.array([self._kv_tokens]),
+            "start_s": np.array(self._start_s),
+        }
+
+
 class Recorder:
     """Collect the events of a run as columns, and make a RunResult of them; in both worlds.
 
@@ -81,21 +113,27 @@ class Recorder:
         # A micro-batch's numbers in the order of BATCHES, then those of STAGES for each stage.
         row = struct.Struct(f"{len(BATCHES) + len(STAGES) * depth}d")
         self._row_bytes, self._pack_into = row.size, row.pack_into
-        self._batches = bytearray(1000 * row.size)
+        self._batches = bytearray(1000 * row.size if whole else 0)
         self.num_bytes = 0
-        """What the micro-batches take that were not flushed yet."""
+        """What the micro-batches that were not flushed yet take, if they are kept."""
+        self._tally = Tallier()
         self._completed: list[Sequence] = []
         self._others: list[Ended] = []
         self._wait_s = array("d")
         self._wait_reason = array("q")
 
-    def batch(self, batch: MicroBatch, stage_times: abc.Sequence[float]) -> None:
+    def batch(self, batch: MicroBatch, stage_times: list[float]) -> None:
         """Record a micro-batch and its (available, start, end) on each stage, in seconds."""
-        if self.num_bytes == len(self._batches):
-            self._batches += bytes(self.num_bytes)
+        used = self.num_bytes
+        self.num_bytes = used + self._row_bytes
+        if not self.whole:
+            self._tally.add(batch, stage_times)
+            return
+        if used == len(self._batches):
+            self._batches += bytes(used)
         self._pack_into(
             self._batches,
-            self.num_bytes,
+            used,
             batch.scheduled_s,
             batch.prefill_tokens,
             batch.decode_tokens,
@@ -104,7 +142,6 @@ class Recorder:
             batch.kv_tokens,
             *stage_times,
         )
-        self.num_bytes += self._row_bytes
 
     def wait(self, now_s: float, reason: str) -> None:
         """Record that the driver asked for a micro-batch and got none."""
@@ -139,6 +176,7 @@ class Recorder:
             self._blocks.append(block)
         self._num_flushed = self.num_done
         self._completed, self._others, self.num_bytes = [], [], 0
+        self._tally = Tallier()
         for collected in (self._wait_s, self._wait_reason):
             del collected[:]
 
@@ -151,13 +189,12 @@ class Recorder:
         ended = [*(Ended(seq, "completed", "") for seq in self._completed), *self._others]
         block: Block = {
             **gathered(REQUESTS, ended),
-            "gap_s": np.array(gap_s, dtype=np.float64),
-            "gap_count": np.array(gap_count, dtype=np.int64),
+            "gap_s": _column(gap_s, float),
+            "gap_count": _column(gap_count, int),
         }
-        columns = self._micro_batches()
         if not self.whole:
-            tally = tallied(columns)
-            return {**block, **{name: np.array(getattr(tally, name)) for name in TALLY}}
+            return {**block, **self._tally.columns()}
+        columns = self._micro_batches()
         waits = {
             "wait_s": np.array(self._wait_s),
             "wait_reason": np.array(self._wait_reason, dtype=np.int64),
@@ -187,7 +224,8 @@ class Recorder:
         """Return the columns of the run; `facts` are the fields of a RunResult that are not
         columns.
 
-        The columns are moved: what was recorded is in the result only. Those of `column` stay.
+        The columns are moved: what was recorded is in the result only. Columns that `column`
+        returns stay.
 
         UsageError for a run with times beyond LATEST_S.
         """
@@ -215,6 +253,10 @@ class Recorder:
                 "less slow"
             )
         return result
+
+
+def _column(numbers: abc.Sequence[float], kind: type[float]) -> NDArray[Any]:
+    return np.fromiter(numbers, kind, len(numbers))
 
 
 def _extend(block: Block, more: Block) -> None:

@@ -211,10 +211,9 @@ class RunResult:
         """Return the tables that people read: `requests`, `batches`, `stages` and, of pools,
         `transfers`; `marks` where processes joined in.
 
-        Or only the named ones. The columns are those of the files of these names;
-        `pandas.DataFrame` takes each as it is. `stages` has a row a stage and micro-batch, stage by
-        stage. Times in seconds. What a run has not (`cached_tokens` without a prefix cache) is left
-        out.
+        Or only the named ones. The columns are as in the files of these names; `pandas.DataFrame`
+        takes each as it is. `stages` has a row a stage and micro-batch, stage by stage. Times in
+        seconds. What a run has not (`cached_tokens` without a prefix cache) is left out.
         """
         made = {"requests": self._requests, "batches": self._batches, "stages": self._stages}
         if self.transfers is not None:
@@ -281,7 +280,6 @@ def joined(parts: abc.Sequence[Any]) -> Any:
 
 
 def ordered(column: Any, order: Any) -> Any:
-    """Return the rows of a column in an order."""
     return [column[row] for row in order] if isinstance(column, list) else column[order]
 
 
@@ -343,9 +341,9 @@ def merged(results: abc.Sequence[RunResult]) -> RunResult:
     """Return all requests and all micro-batches of replicas: pipelines of one kind, side by side.
 
     Requests are in order of request id, micro-batches in the order in which they return. Columns
-    hold what each pipeline wrote, so stages of different replicas overlap and `free_pages` is that
-    of one replica: for idle time and occupancy, look at each result by itself. When the drivers
-    waited is left out. A single result is returned as it is.
+    hold what each pipeline wrote, so stages of different replicas overlap and `free_pages` is one
+    replica's: for idle time and occupancy, look at each result by itself. When the drivers waited
+    is left out. A single result is returned as it is.
     """
     if len(results) == 1:
         return results[0]
@@ -370,10 +368,10 @@ def of_pools(
     """Return the result of a system of pools: the request columns of `requests`, the rest of them.
 
     The whole has the stages of all pools, side by side in their order; a micro-batch takes no time
-    on those of the other pools, so that busy time and returns are right. Micro-batches are in the
-    order scheduled; those of one instant in the order of the pools. Requests are the clients'; a
-    pool's are as the pool saw them: a prefill pool makes one token of each, a decode pool sees a
-    request arrive when its KV does. `free_pages` counts those of the micro-batch's own pool.
+    on other pools' stages, so that busy time and returns are right. Micro-batches are in the order
+    scheduled; within one instant in the order of the pools. Requests are the clients'; a pool's are
+    as the pool saw them: a prefill pool makes one token of each, a decode pool sees a request
+    arrive when its KV does. `free_pages` counts the pages of the micro-batch's pool.
     """
     parts = list(pools.values())
     depths = [part.depth for part in parts]

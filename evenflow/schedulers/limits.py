@@ -30,6 +30,10 @@ class Range(NamedTuple):
     high: float
     log: bool = False
 
+    @property
+    def whole(self) -> bool:
+        return type(self.low) is type(self.high) is int
+
 
 SearchSpace = Mapping[str, Range | tuple[Any, ...]]
 """Values worth trying of a policy's parameters, by name: a range, or all of them."""
@@ -46,6 +50,14 @@ class Policy:
     def __new__(cls, **params: Any) -> Self:
         refuse(cls, params)
         return super().__new__(cls)
+
+    def sends_whole(self, decodes: int, running: int, depth: int) -> bool:
+        """Say whether all `decodes` that are ready, one group of all `running` ones, go together.
+
+        It is asked where nothing waits or computes a prompt, and what `schedule` would notice of a
+        question is noted if so. Only what the policy's own class says counts.
+        """
+        return False
 
 
 def refuse(cls: Any, params: Mapping[str, Any]) -> None:

@@ -59,6 +59,9 @@ class Sarathi(Policy):
         self._prefilled_last = False
         self._makes_room = False
 
+    def sends_whole(self, decodes: int, running: int, depth: int) -> bool:
+        return self.mode != "chunked_only" and decodes <= self._most_rows
+
     def schedule(self, view: View) -> Plan:
         decodes = min(view.ready_decodes, self._most_rows)
         if self.mode == "chunked_only":

@@ -330,6 +330,12 @@ class TokenThrottling(Policy):
             )
             self._whole.order, self._whole.victims = "first_returned", self._victims
 
+    def sends_whole(self, decodes: int, running: int, depth: int) -> bool:
+        share = min(decode_budget(running, depth, self._turn), self._most_rows)
+        whole = self._whole is None and self.adaptive is None and decodes <= share
+        self._turn += whole and running >= depth
+        return whole
+
     def schedule(self, view: View) -> Plan:
         if self._whole is not None:
             return self._whole.schedule(view)

@@ -64,6 +64,9 @@ class VLLM(Policy):
             return f"a prompt of {prompt_tokens} tokens exceeds {limit}"
         return None
 
+    def sends_whole(self, decodes: int, running: int, depth: int) -> bool:
+        return decodes <= self._most_rows
+
     def schedule(self, view: View) -> Plan:
         kv_limited = False
         if view.num_waiting:
@@ -149,6 +152,8 @@ class VLLMV1(Policy):
         by_priority, limit = self.scheduling_policy == "priority", self.long_prefill_token_threshold
         if limit and by_priority:
             raise ValueError(f"long_prefill_token_threshold {limit} goes with fcfs, not priority")
+        in_turns = self.prefill_schedule_interval > 1 or self.data_parallel > 1
+        self._is_plain = not (in_turns or by_priority or limit or self.async_scheduling)
         self._limit = UNLIMITED
         self._prefilled = -self.prefill_schedule_interval  # the last micro-batch that did
         self._behind = self._holds = False
@@ -165,6 +170,9 @@ class VLLMV1(Policy):
     def limits(self, view: View) -> tuple[int, int]:
         """Return how many decodes, and how many tokens, a micro-batch may have now."""
         return self.max_num_batched_tokens, self.max_num_batched_tokens
+
+    def sends_whole(self, decodes: int, running: int, depth: int) -> bool:
+        return self._is_plain and decodes <= self.max_num_batched_tokens
 
     def schedule(self, view: EngineView) -> Iterator[Plan]:
         preemptions = view.preemptions

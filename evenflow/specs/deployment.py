@@ -120,11 +120,9 @@ class Deployment:
             )
 
     def on(self, gpu: GpuSpec) -> Self:
-        """Return the deployment with all stages on one kind of GPU."""
         return replace(self, gpu=gpu, gpus=())
 
     def gpu_of(self, stage: int) -> GpuSpec:
-        """Return the GPU of a stage."""
         return self.gpus[stage] if self.gpus else self.gpu
 
     @property
@@ -161,7 +159,6 @@ class Deployment:
 
     @property
     def depth(self) -> int:
-        """Number of pipeline stages."""
         return len(self.layers_per_stage)
 
     def kinds(self, stage: int) -> dict[ModelSpec, int]:

@@ -96,7 +96,6 @@ class GpuSpec:
 
     @property
     def visible_bytes(self) -> int:
-        """Bytes that programs see."""
         return int((self.visible_gb or self.memory_gb) * GIB)
 
     @property

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from evenflow.errors import UsageError, instead_of, is_count
 from evenflow.specs.config_json import ConfigJson
@@ -24,41 +27,41 @@ from evenflow.specs.quantization import (
     plain_parts,
     weights_format,
 )
+from evenflow.specs.tables import read_table
 
-FAMILIES = {
-    model_type: family
-    for family, model_types in {
-        "llama": "llama granite smollm3 seed_oss",
-        "mistral": "mistral ministral ministral3 phi3",
-        "mixtral": "mixtral",
-        "qwen2": "qwen2 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text mimo",
-        "qwen2_moe": "qwen2_moe",
-        "qwen3": "qwen3 qwen3_vl_text",
-        "qwen3_moe": "qwen3_moe qwen3_vl_moe_text",
-        "gemma2": "gemma2",
-        "gemma3": "gemma3_text",
-        "gpt_oss": "gpt_oss",
-        "minimax_m2": "minimax_m2",
-        "deepseek": "deepseek_v2 deepseek_v3 kimi_k2 glm4_moe_lite mistral4",
-        "glm4_moe": "glm4_moe",
-        "qwen3_5": "qwen3_next qwen3_5_text qwen3_5_moe_text",
-        "deepseek_v32": "deepseek_v32 glm_moe_dsa",
-        "deepseek_v4": "deepseek_v4 deepseek_ref",
-        "kimi_linear": "kimi_linear",
-        "nemotron_h": "nemotron_h",
-        "minimax_m3": "minimax_m3",
-        "gemma4": "gemma4_text",
-        "llama4": "llama4_text",
-        "step3": "step3p5 step3p7",
-        "mimo_v2": "mimo_v2_flash",
-        "nemotron_nas": "nemotron-nas",
-        "falcon": "falcon RefinedWeb RefinedWebModel",
-    }.items()
-    for model_type in model_types.split()
-}
-"""`model_type` in the file -> family; the last two are Falcon's first spelling."""
 
-GEMMA = ("gemma2", "gemma3", "gemma4")
+@dataclass(frozen=True, slots=True)
+class ModelFamily:
+    """Keys and habits of one family's config.json: a row of `families.csv`.
+
+    `experts` and `columns` are the keys of how many experts a layer has, and of the columns of one;
+    `shared` is that of the shared MLP: its columns, or how many experts it is as wide as.
+    `without`: the layers without experts, the first or those between steps; `sometimes`: models of
+    the family may have no experts. `latent`: latent attention. `full_every`: n, where every n-th
+    layer attends to all tokens unless the file says which (0: none; -1: no windows). `tied`,
+    `biased`, `normed`: whether embeddings are tied, projections of queries, keys and values have
+    biases, and heads are normalised, where the file does not say.
+    """
+
+    name: str
+    model_types: str
+    experts: str = ""
+    columns: str = ""
+    shared: str = ""
+    without: Literal["first", "steps", ""] = ""
+    sometimes: bool = False
+    latent: bool = False
+    full_every: int = -1
+    tied: bool = False
+    biased: bool = False
+    normed: bool = False
+
+
+@cache
+def families() -> Mapping[str, ModelFamily]:
+    """Return the family of each `model_type`, in the table's order."""
+    rows = read_table("families", ModelFamily).values()
+    return {model_type: row for row in rows for model_type in row.model_types.split()}
 
 
 ATTENTION = ("full_attention", "sliding_attention", "attention", "full")
@@ -85,14 +88,14 @@ def read_config(
     """
     config = ConfigJson(Path(path))
     family = _family(config)
-    shape = _falcon_shape(config) if family == "falcon" else _llama_shape(config, family)
+    shape = _falcon_shape(config) if family.name == "falcon" else _llama_shape(config, family)
     shape |= _experts(config, family)
     layers = shape["num_layers"]
     if layers > MOST_LAYERS:
         raise UsageError(f"{config.path}: {layers} layers; {MOST_LAYERS} at most are right")
     shape["sliding_window"], full = _windows(config, family, layers)
     unlike = unlike_layers(_with_experts(config, family, layers), full)
-    own = layers_of(family, config, layers, config.path) if family in READERS else [{}] * layers
+    own = layers_of(family.name, config, layers) if family.name in READERS else [{}] * layers
     shape["layers"] = [each | more for each, more in zip(own, unlike, strict=True)]
     heads, hidden = shape["num_heads"], config.count("hidden_size")
     vocabulary = config.count("vocab_size")
@@ -107,7 +110,7 @@ def read_config(
         | shape
         | {
             "name": _name_of(config.path),
-            "family": family,
+            "family": family.name,
             "hidden_size": hidden,
             "vocab_size": vocabulary,
             "dtype_bytes": DTYPE_BYTES[_dtype(config)],
@@ -119,18 +122,18 @@ def read_config(
     )
 
 
-def _family(config: ConfigJson) -> str:
+def _family(config: ConfigJson) -> ModelFamily:
     """Return the family of a model; UsageError where its layers are not modelled."""
     model_type, other = config.get("model_type"), " ".join(_other_layers(config).split())
     words = f"{other}, which is not modelled" if other else ""
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in families():
         raise UsageError(
             f'{config.path}: "model_type" is {model_type!r}, not supported'
-            f"{f' ({words})' if words else ''}; known: {', '.join(sorted(FAMILIES))}"
+            f"{f' ({words})' if words else ''}; known: {', '.join(sorted(families()))}"
         )
-    if words and FAMILIES[model_type] not in READERS:
+    if words and families()[model_type].name not in READERS:
         raise UsageError(f"{config.path}: {words}")
-    return FAMILIES[model_type]
+    return families()[model_type]
 
 
 def _other_layers(config: ConfigJson) -> str:
@@ -158,7 +161,7 @@ def _formats(
     """Return the formats of weights, keys and values that the caller does not give."""
     said = config.get("quantization_config")
     found: dict[str, Any] = plain_parts(said, shape["num_layers"])
-    if _family(config) == "gpt_oss":
+    if _family(config).name == "gpt_oss":
         found = dict.fromkeys(("plain_attention", "plain_mlp"), True)
     if dtype is None:
         experts = shape.get("num_experts", 0)
@@ -167,7 +170,7 @@ def _formats(
         if experts and own not in ("", found["quantization"]):
             found["expert_quantization"] = own
     if kv_dtype is None:
-        native = "fp8" if _family(config) == "deepseek_v4" else ""
+        native = "fp8" if _family(config).name == "deepseek_v4" else ""
         found["kv_dtype"] = kv_format(said, config.path) or native
     return found
 
@@ -179,22 +182,19 @@ def _layers(config: ConfigJson) -> int:
     return config.count("num_hidden_layers", default=listed)
 
 
-def _llama_shape(config: ConfigJson, family: str) -> dict[str, Any]:
+def _llama_shape(config: ConfigJson, family: ModelFamily) -> dict[str, Any]:
     heads = config.count("num_attention_heads")
-    columns = config.get("moe_intermediate_size", default=1) if family in READERS else None
+    columns = config.get("moe_intermediate_size", default=1) if family.name in READERS else None
     return {
         "num_layers": _layers(config),
         "num_heads": heads,
         "num_kv_heads": config.count("num_key_value_heads", default=heads),
         "intermediate_size": config.count("intermediate_size", default=columns),
-        "gated_mlp": family != "nemotron_h",
-        "attention_gate": family == "qwen3_5",
-        # Gemma's files leave it out where it is so.
-        "tie_word_embeddings": config.flag("tie_word_embeddings", default=family in GEMMA),
-        # Qwen2 has the bias by construction; its files have no key for it. Qwen3 has the norms.
-        "attention_bias": config.flag("attention_bias", default=family.startswith("qwen2")),
-        "qk_norm": family.startswith(("qwen3", "gemma3", "gemma4", "step3"))
-        or config.flag("use_qk_norm", default=False),
+        "gated_mlp": family.name != "nemotron_h",
+        "attention_gate": family.name == "qwen3_5",
+        "tie_word_embeddings": config.flag("tie_word_embeddings", default=family.tied),
+        "attention_bias": config.flag("attention_bias", default=family.biased),
+        "qk_norm": family.normed or config.flag("use_qk_norm", default=False),
         "qk_norm_over_heads": config.get("qk_norm_type", default="") == "per_layer",
         "parallel_attention": False,
         "mtp_layers": _mtp_layers(config, family),
@@ -202,14 +202,14 @@ def _llama_shape(config: ConfigJson, family: str) -> dict[str, Any]:
     }
 
 
-def _mtp_layers(config: ConfigJson, family: str) -> int:
+def _mtp_layers(config: ConfigJson, family: ModelFamily) -> int:
     """Return the number of layers that predict further tokens.
 
     Nemotron's are not alike. MiniMax's files count some, of which no weights are published
     (github.com/MiniMax-AI, MiniMax-M2.7 issue 16, MiniMax-M3 issue 13).
     """
     said = config.whole("num_nextn_predict_layers") or config.whole("mtp_num_hidden_layers")
-    return 0 if family in ("nemotron_h", "minimax_m3") else said
+    return 0 if family.name in ("nemotron_h", "minimax_m3") else said
 
 
 def _falcon_shape(config: ConfigJson) -> dict[str, Any]:
@@ -233,78 +233,40 @@ def _falcon_shape(config: ConfigJson) -> dict[str, Any]:
     }
 
 
-MIXTURES = {
-    "mixtral": ("num_local_experts", "intermediate_size", ""),
-    "gpt_oss": ("num_local_experts", "intermediate_size", ""),
-    "minimax_m2": ("num_local_experts", "intermediate_size", ""),
-    "qwen2_moe": ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"),
-    "qwen3_moe": ("num_experts", "moe_intermediate_size", ""),
-    "deepseek": ("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
-    "glm4_moe": ("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
-    "deepseek_v32": ("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
-    "deepseek_v4": ("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
-    "kimi_linear": ("num_experts", "moe_intermediate_size", "num_shared_experts"),
-    "qwen3_5": ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"),
-    "nemotron_h": (
-        "n_routed_experts",
-        "moe_intermediate_size",
-        "moe_shared_expert_intermediate_size",
-    ),
-    "minimax_m3": ("num_local_experts", "intermediate_size", "n_shared_experts"),
-    "gemma4": ("num_experts", "moe_intermediate_size", "intermediate_size"),
-    "llama4": ("num_local_experts", "intermediate_size", "intermediate_size"),
-    "step3": ("moe_num_experts", "moe_intermediate_size", "share_expert_dim"),
-    "mimo_v2": ("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
-}
-"""Family -> the keys of how many experts a layer has, of the columns of one, and of those of the
-shared MLP: their number, or how many experts they are as much as; "": none."""
-
-MAYBE_DENSE = ("qwen3_5", "nemotron_h", "gemma4")
-"""Families of which some models have no experts."""
-
-LATENT = ("deepseek", "deepseek_v32", "kimi_linear")
-
-
-def _experts(config: ConfigJson, family: str) -> dict[str, Any]:
-    number, columns, shared = MIXTURES.get(family, ("", "", ""))
-    if not number or (family in MAYBE_DENSE and not config.get(number)):
+def _experts(config: ConfigJson, family: ModelFamily) -> dict[str, Any]:
+    number, columns, shared = family.experts, family.columns, family.shared
+    if not number or (family.sometimes and not config.get(number)):
         return {}
-    several, few = (8, 2) if family == "mixtral" else (None, None)
-    tops = ("num_experts_per_tok", "experts_per_token", *TOPS)
+    several, few = (8, 2) if family.name == "mixtral" else (None, None)
+    tops = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token")
     wide = config.count(columns)
     beside = config.whole(shared) if shared else 0
     experts = {
         "num_experts": config.count(number, "num_local_experts", "num_experts", default=several),
-        "experts_per_token": config.count(*tops, default=few),
+        "experts_per_token": config.count(*tops, "top_k_experts", "moe_top_k", default=few),
         "expert_intermediate_size": wide,
         "shared_intermediate_size": beside * (wide if shared.endswith("shared_experts") else 1),
         "expert_hidden_size": config.whole("moe_latent_size")
         or config.whole("routed_expert_hidden_size"),
         "norm_topk_prob": config.flag(
-            "norm_topk_prob", default=columns == "intermediate_size" or family == "deepseek_v4"
+            "norm_topk_prob", default=columns == "intermediate_size" or family.name == "deepseek_v4"
         ),
     }
-    return experts | (_latents(config) if family in LATENT else {})
+    return experts | (_latents(config) if family.latent else {})
 
 
 TOPS = ("num_experts_per_token", "top_k_experts", "moe_top_k")
 """Other spellings of how many experts a token is sent to."""
 
-FIRST_DENSE = ("deepseek", "deepseek_v32", "glm4_moe")
-"""Families whose first layers have no experts."""
 
-STEPPED = ("qwen2_moe", "qwen3_moe", "qwen3_5")
-"""Families whose every n-th layer has experts, save for layers that a list names."""
-
-
-def _with_experts(config: ConfigJson, family: str, layers: int) -> list[bool]:
+def _with_experts(config: ConfigJson, family: ModelFamily, layers: int) -> list[bool]:
     """Return which layers have experts, where any have; UsageError where none has."""
     key, found = "first_k_dense_replace", [True] * layers
-    if family in STEPPED:
+    if family.without == "steps":
         key, step = "decoder_sparse_step", config.count("decoder_sparse_step", default=1)
         plain = config.plain_layers()
         found = [(layer + 1) % step == 0 and layer not in plain for layer in range(layers)]
-    if family in FIRST_DENSE:
+    if family.without == "first":
         frequency = config.count("moe_layer_freq", default=1)
         if frequency != 1:
             raise UsageError(f'{config.path}: "moe_layer_freq" is {frequency}, not supported; 1 is')
@@ -332,32 +294,20 @@ def _latents(config: ConfigJson) -> dict[str, Any]:
     }
 
 
-WINDOWED = {
-    "mistral": 0,
-    "mixtral": 0,
-    "qwen2": 0,
-    "qwen3": 0,
-    "gemma2": 2,
-    "gemma3": 6,
-    "gpt_oss": 2,
-}
-"""Family -> every which layer attends to all where the file does not say; 0: none."""
-
-
-def _windows(config: ConfigJson, family: str, layers: int) -> tuple[int, list[bool]]:
+def _windows(config: ConfigJson, family: ModelFamily, layers: int) -> tuple[int, list[bool]]:
     """Return the sliding window, 0 for none, and which layers attend to all tokens besides."""
     window, types = config.whole("sliding_window"), config.get("layer_types")
     none = 0, [False] * layers
-    if family not in WINDOWED:
+    if family.full_every < 0:
         return none
-    if family in ("qwen2", "qwen3"):
+    if family.name in ("qwen2", "qwen3"):
         # Their files name a window that is not used.
         first = config.whole("max_window_layers", default=28) if types is None else 0
         if first >= layers or not config.flag("use_sliding_window", default=False):
             return none
         full = [layer < first for layer in range(layers)]
     else:
-        every = config.whole("sliding_window_pattern", default=WINDOWED[family])
+        every = config.whole("sliding_window_pattern", default=family.full_every)
         full = [every > 0 and (layer + 1) % every == 0 for layer in range(layers)]
     if types is not None:
         known = ("sliding_attention", "full_attention")

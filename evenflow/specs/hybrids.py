@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from evenflow.errors import UsageError, is_count
+from evenflow.specs.config_json import ConfigJson
 from evenflow.specs.mixer import Matrix, Mixer
 
 Layer = dict[str, Any]
@@ -41,14 +41,14 @@ def unlike_layers(experts: Sequence[bool], full: Sequence[bool]) -> list[Layer]:
     return [({} if has else NO_EXPERTS) | (whole if is_full else {}) for has, is_full in pairs]
 
 
-def layers_of(family: str, config: ConfigKeys, layers: int, where: Path) -> list[Layer]:
+def layers_of(family: str, config: ConfigJson, layers: int) -> list[Layer]:
     """Return the fields in which layers of a model differ; UsageError where unknown."""
     try:
         found = READERS[family](config, layers)
     except (AttributeError, KeyError, OverflowError, TypeError) as error:
-        raise UsageError(f"{where}: the layers cannot be read, for {error}") from None
+        raise UsageError(f"{config.path}: the layers cannot be read, for {error}") from None
     if len(found) != layers:
-        raise UsageError(f"{where}: says {len(found)} layers one by one, and has {layers}")
+        raise UsageError(f"{config.path}: says {len(found)} layers one by one, and has {layers}")
     return found
 
 
@@ -59,21 +59,11 @@ def _of(said: dict[str, Any], key: str) -> int:
     return int(said[key])
 
 
-class ConfigKeys(Protocol):
-    """A config.json, whose errors name the file and the key."""
-
-    def get(self, *keys: str, default: Any = None) -> Any: ...
-    def count(self, *keys: str, default: int | None = None) -> int: ...
-    def whole(self, key: str, default: int = 0) -> int: ...
-    def flag(self, key: str, default: bool) -> bool: ...
-    def listed(self, key: str, known: Any, layers: int) -> list[Any]: ...
-
-
 def _dense(columns: int) -> Layer:
     return NO_MLP | {"intermediate_size": columns}
 
 
-def _qwen(config: ConfigKeys, layers: int) -> list[Layer]:
+def _qwen(config: ConfigJson, layers: int) -> list[Layer]:
     """Gated attention in some layers, a gated delta rule in the others (Qwen3-Next, 3.5, 3.6)."""
     hidden, kernel = config.count("hidden_size"), config.count("linear_conv_kernel_dim")
     keys = config.count("linear_num_key_heads") * config.count("linear_key_head_dim")
@@ -99,7 +89,7 @@ def _qwen(config: ConfigKeys, layers: int) -> list[Layer]:
     ]
 
 
-def _indexed(config: ConfigKeys, layers: int) -> list[Layer]:
+def _indexed(config: ConfigJson, layers: int) -> list[Layer]:
     """Latent attention to those tokens that an indexer picks (DeepSeek-V3.2, GLM-5).
 
     In layers of GLM-5.2 and later that share another's picks, there is no indexer.
@@ -117,7 +107,7 @@ def _indexed(config: ConfigKeys, layers: int) -> list[Layer]:
     return [{"mixer": indexer} if kind == "full" else {} for kind in types]
 
 
-def _compressed(config: ConfigKeys, layers: int) -> list[Layer]:
+def _compressed(config: ConfigJson, layers: int) -> list[Layer]:
     """A window, and beyond it entries of several tokens each (DeepSeek-V4), of four picked."""
     hidden, size = config.count("hidden_size"), config.count("head_dim")
     heads, latent = config.count("num_attention_heads"), config.count("q_lora_rank")
@@ -182,7 +172,7 @@ COMPRESSED_BYTES = 2 * 4
 """Of a channel of a token that is to be compressed: its value and its score, in float32."""
 
 
-def _kimi(config: ConfigKeys, layers: int) -> list[Layer]:
+def _kimi(config: ConfigJson, layers: int) -> list[Layer]:
     """A delta rule with a gate a channel, or latent attention with a gate (Kimi-K3, Linear).
 
     Experts work on latents of the hidden state where `routed_expert_hidden_size` says so.
@@ -228,7 +218,7 @@ def _kimi(config: ConfigKeys, layers: int) -> list[Layer]:
 NEMOTRON = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
-def _nemotron(config: ConfigKeys, layers: int) -> list[Layer]:
+def _nemotron(config: ConfigJson, layers: int) -> list[Layer]:
     """Layers that are one thing each: Mamba-2, attention, an MLP or experts (Nemotron-H, 3)."""
     hidden, heads = config.count("hidden_size"), config.count("mamba_num_heads")
     inner, groups = heads * config.count("mamba_head_dim"), config.count("n_groups")
@@ -254,7 +244,7 @@ def _nemotron(config: ConfigKeys, layers: int) -> list[Layer]:
     return [kinds[kind] for kind in config.listed("layers_block_type", kinds, layers)]
 
 
-def _minimax(config: ConfigKeys, layers: int) -> list[Layer]:
+def _minimax(config: ConfigJson, layers: int) -> list[Layer]:
     """Attention to blocks of tokens that an indexer picks, after dense layers (MiniMax-M3)."""
     said, hidden = config.get("sparse_attention_config") or {}, config.count("hidden_size")
     heads, size = _of(said, "sparse_num_index_heads"), _of(said, "sparse_index_dim")
@@ -277,7 +267,7 @@ def _minimax(config: ConfigKeys, layers: int) -> list[Layer]:
 SLIDING = ("sliding_attention", "full_attention")
 
 
-def _gemma(config: ConfigKeys, layers: int) -> list[Layer]:
+def _gemma(config: ConfigJson, layers: int) -> list[Layer]:
     """Windows, and full attention with other heads, whose values may be its keys (Gemma 4)."""
     heads = config.whole("num_global_key_value_heads") or config.count("num_key_value_heads")
     whole = {
@@ -290,7 +280,7 @@ def _gemma(config: ConfigKeys, layers: int) -> list[Layer]:
     return [whole if kind == "full_attention" else window for kind in kinds]
 
 
-def _llama4(config: ConfigKeys, layers: int) -> list[Layer]:
+def _llama4(config: ConfigJson, layers: int) -> list[Layer]:
     """Attention within chunks but in every fourth layer; experts in every n-th (Llama 4)."""
     step = config.count("interleave_moe_layer_step", default=1)
     dense = _dense(config.count("intermediate_size_mlp"))
@@ -301,7 +291,7 @@ def _llama4(config: ConfigKeys, layers: int) -> list[Layer]:
     ]
 
 
-def _step(config: ConfigKeys, layers: int) -> list[Layer]:
+def _step(config: ConfigJson, layers: int) -> list[Layer]:
     """Windows with more heads than full attention, and a gate a head (Step-3.5, 3.7)."""
     other, hidden = config.get("attention_other_setting") or {}, config.count("hidden_size")
     heads = {
@@ -327,7 +317,7 @@ def _step(config: ConfigKeys, layers: int) -> list[Layer]:
     return [kinds[kind] | ({} if i in experts else plain) for i, kind in enumerate(types)]
 
 
-def _mimo(config: ConfigKeys, layers: int) -> list[Layer]:
+def _mimo(config: ConfigJson, layers: int) -> list[Layer]:
     """Windows with other KV heads than full attention, and dense layers (MiMo-V2)."""
     size = {"v_head_dim": config.count("v_head_dim")}
     window = {
@@ -343,7 +333,7 @@ def _mimo(config: ConfigKeys, layers: int) -> list[Layer]:
     ]
 
 
-def _blocks(config: ConfigKeys, layers: int) -> list[Layer]:
+def _blocks(config: ConfigJson, layers: int) -> list[Layer]:
     """Layers of which attention, the MLP or both were cut (Nemotron-NAS)."""
     hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")
 
@@ -359,7 +349,7 @@ def _blocks(config: ConfigKeys, layers: int) -> list[Layer]:
     return [layer(block) for block in config.listed("block_configs", None, layers)]
 
 
-READERS: dict[str, Callable[[ConfigKeys, int], list[Layer]]] = {
+READERS: dict[str, Callable[[ConfigJson, int], list[Layer]]] = {
     "qwen3_5": _qwen,
     "deepseek_v32": _indexed,
     "deepseek_v4": _compressed,

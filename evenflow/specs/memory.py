@@ -63,10 +63,7 @@ class EngineMemory:
         return int(tokens * held * model.dtype_bytes + max(layer, logits))
 
     def other_bytes(self, layers: int, ranks: int, stages: int, *, direct: bool) -> int:
-        """Return the bytes of libraries and CUDA graphs on a GPU with `layers` layers.
-
-        `direct`: the ranks of a stage are joined by NVLink.
-        """
+        """Return the bytes of libraries and CUDA graphs on a GPU; `direct`: ranks have NVLink."""
         kept_gib = self.one_gpu_gib if stages == 1 else self.stages_gib
         if ranks > 1:
             kept_gib = self.ranks_gib if direct else self.one_gpu_gib
@@ -81,5 +78,4 @@ def _expert_values(kind: ModelSpec, slices: int) -> int:
 
 @cache
 def memories() -> Mapping[str, EngineMemory]:
-    """Return what engines take, by name."""
     return read_table("memory", EngineMemory)

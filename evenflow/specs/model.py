@@ -45,10 +45,7 @@ def _in_table(name: str) -> ModelSpec:
 
 
 def _of_row(name: str, source: str, **shape: Any) -> ModelSpec:
-    """Return the model of a row; one with a source alone has its config.json beside the table.
-
-    Models of one shape share it.
-    """
+    """Return the model of a row: its shape, or else the config.json beside the table."""
     if shape:
         return of_shape(name=name, source=source, **shape)
     return ModelSpec.from_config_json(kept_config(source)).changed(name=name, source=source)

@@ -227,10 +227,7 @@ class ModelSpec:
             )
 
     def mtp(self) -> Self:
-        """Return the modules that predict tokens after the next: layers of the last kind.
-
-        UsageError when the model has none.
-        """
+        """Return the modules that predict later tokens, of the last kind; UsageError if none."""
         if not self.mtp_layers:
             raise UsageError(f"{self.name} has no layer that predicts further tokens (MTP)")
         (kind,) = self.kinds(self.num_layers - 1)
@@ -387,7 +384,6 @@ class ModelSpec:
 
     @property
     def kv_value_bytes(self) -> int:
-        """Bytes of one element of a key or a value."""
         return KV_BYTES[self.kv_dtype] if self.kv_dtype else self.dtype_bytes
 
     @property
@@ -413,8 +409,7 @@ class ModelSpec:
     def kv_bytes_per_token(self, layers: int | None = None, tensor_parallel: int = 1) -> int:
         """Return the bytes that one token's keys and values take in `layers` layers of one rank.
 
-        `layers` are of the kind that the model itself is; None: all of the model's, of any kind. A
-        token that a sliding window has left takes none, which `kv_bytes` counts.
+        `layers` are of the kind that the model itself is; None: all of the model's, of any kind.
         """
         return kv_bytes_of(self.kinds() if layers is None else {self: layers}, tensor_parallel)
 
@@ -449,14 +444,6 @@ class ModelSpec:
         shared = -(-self.mixer.state_bytes // tensor_parallel)
         window = self.mixer.window_values * self._kept_value_bytes
         return shared + round(window) + self.mixer.pending_bytes
-
-    def kv_bytes(self, tokens: int) -> int:
-        """Return the bytes that a request of `tokens` tokens keeps: at most a window's a layer."""
-        return sum(
-            kind.kv_bytes_per_token(count) * min(tokens, kind.sliding_window or tokens)
-            + count * kind.state_bytes()
-            for kind, count in self.kinds().items()
-        )
 
 
 Model = TypeVar("Model", bound=ModelSpec)

@@ -61,8 +61,7 @@ MODULES = {
 
 ROUTED = re.compile(r"\bexperts\b")
 APART = re.compile(r"experts?\b|lm_head")
-"""Experts by their modules' names, and what is not asked for the format of all else: these, shared
-ones and the head."""
+"""Names of experts, and of modules whose format may differ: experts, shared ones, the head."""
 
 PROBES = {
     "attention": ("model.layers.0.self_attn.q_proj",),

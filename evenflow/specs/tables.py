@@ -21,10 +21,12 @@ def read_table(name: str, kind: type[Spec]) -> dict[str, Spec]:
     return {row["name"]: kind(**row) for row in read_rows(name, kind)}
 
 
-def read_rows(name: str, kind: type[Any]) -> Iterator[dict[str, Any]]:
+def read_rows(
+    name: str, kind: type[Any], folder: Path = Path(__file__).parent
+) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table, without empty cells, of the types that a class declares."""
     as_json = {key for key, hint in get_type_hints(kind).items() if hint in (bool, int, float)}
-    text = Path(__file__).with_name(f"{name}.csv").read_text(encoding="utf-8")
+    text = (folder / f"{name}.csv").read_text(encoding="utf-8")
     for row in csv.DictReader(text.splitlines()):
         known = {key: cell for key, cell in row.items() if cell}
         yield {key: json.loads(cell) if key in as_json else cell for key, cell in known.items()}

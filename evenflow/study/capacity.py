@@ -1,4 +1,4 @@
-"""The capacity of a deployment: the largest request rate that keeps its SLO, and what it costs.
+"""The capacity of a deployment: the largest request rate that keeps its SLO, and its cost.
 
 All rates see the same requests and the same draws of arrivals, stretched (common random numbers).
 Each replication has a search: of another seed, and of the next rows of a trace file. The answer's
@@ -27,21 +27,10 @@ from evenflow.report.shown import Shown, Table
 from evenflow.report.tables import is_metric, number, write_json, write_table
 from evenflow.report.words import listed, metric_words, refusals, too_short
 from evenflow.results.outcome import Served
+from evenflow.study import rates
 from evenflow.study.decision import DecisionRecord, basis, breaks, launch, margins
 from evenflow.study.decision_page import OTHER_RATES, draw, write_page
 from evenflow.study.fair import Interval, interval, left_out, marked, require_served, weak
-from evenflow.study.rates import (
-    LEAST_TOLERANCE,
-    RateFound,
-    Status,
-    TriedRate,
-    bisect,
-    own_rate,
-    rate_found,
-    rate_patch,
-    rounded,
-    tried,
-)
 from evenflow.study.searches import side_by_side
 from evenflow.study.slo import (
     KEEPS_UP,
@@ -90,16 +79,16 @@ CURVE = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 
 
 SHARES = (0.9, 0.75, 0.5)
-"""Shares of the capacity at which it is tried whether all limits hold over their intervals."""
+"""Shares of the capacity at which all limits are checked over whole intervals."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityQuestion:
     """Question of a capacity: a configuration, its SLO, the precision, and the number of seeds.
 
-    The capacity is known within `tolerance` (0.02: 2 %) of itself. Seeds count up from that of the
-    configuration. `beside` is the folder of the configuration's file; `per_hour` what the
-    deployment costs in dollars. `allow_refused`: answer though too many requests are refused.
+    `tolerance` is a share of the capacity (0.02: 2 %). Seeds count up from the configuration's.
+    `beside` is the folder of the configuration's file; `per_hour` the deployment's price in
+    dollars. `allow_refused`: answer though too many requests are refused.
     """
 
     config: RunConfig
@@ -111,10 +100,10 @@ class CapacityQuestion:
     allow_refused: bool = False
 
     def __post_init__(self) -> None:
-        if not LEAST_TOLERANCE <= self.tolerance < 1:
+        if not rates.LEAST_TOLERANCE <= self.tolerance < 1:
             raise UsageError(
                 f"--tolerance {self.tolerance:g}: should be a share of the rate, from "
-                f"{LEAST_TOLERANCE:g} to below 1, like 0.02"
+                f"{rates.LEAST_TOLERANCE:g} to below 1, like 0.02"
             )
         if self.replications < 1:
             raise UsageError(f"--replications {self.replications}: should be at least 1")
@@ -136,8 +125,8 @@ class Capacity(Shown):
     """
 
     question: CapacityQuestion
-    searches: tuple[RateFound, ...]
-    measured: tuple[TriedRate, ...]
+    searches: tuple[rates.RateFound, ...]
+    measured: tuple[rates.TriedRate, ...]
     curve: tuple[float, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     prediction: Prediction | None = None
@@ -172,23 +161,23 @@ class Capacity(Shown):
         least = min(self.measured, key=lambda each: each.rate)
         return Served.of_all(at.trial.served for at, _ in self.at_knee() or [(least, least)])
 
-    def enough_requests(self, searches: Iterable[RateFound]) -> int:
-        """Return the number of requests from which on their number matters little."""
+    def enough_requests(self, searches: Iterable[rates.RateFound]) -> int:
+        """Return the number of requests beyond which the run's length matters little."""
         return math.ceil(max(each.enough_requests for each in searches) / (self.served.share or 1))
 
     @property
-    def status(self) -> Status:
+    def status(self) -> rates.Status:
         """`found` if every search found a rate; otherwise how the first other one ended."""
         return next((each.status for each in self.searches if each.status != "found"), "found")
 
     @property
     def rate(self) -> Interval | None:
         """The capacity in requests/s over the replications; None unless all found one."""
-        rates = [each.rate for each in self.searches if each.rate is not None]
-        return interval(rates) if len(rates) == len(self.searches) else None
+        found = [each.rate for each in self.searches if each.rate is not None]
+        return interval(found) if len(found) == len(self.searches) else None
 
     @property
-    def contradictions(self) -> list[TriedRate]:
+    def contradictions(self) -> list[rates.TriedRate]:
         """The rates that pass above one that fails, or fail below one that passes: noise."""
         return [
             each
@@ -242,20 +231,20 @@ class Capacity(Shown):
             yield f"With that error a limit may be missed even at {SHARES[-1]:g} of the capacity."
 
     @property
-    def end(self) -> RateFound:
+    def end(self) -> rates.RateFound:
         """The result of all searches: the means of their rates, and every limit that fails."""
         ends = self.searches
         failed = tuple(dict.fromkeys(chain.from_iterable(each.failed for each in ends)))
         fails_at = fmean(each.fails_at for each in ends if each.fails_at is not None)
         mean = None if self.rate is None else self.rate.mean
-        return RateFound(self.status, mean, fails_at, failed, self.enough_requests(ends))
+        return rates.RateFound(self.status, mean, fails_at, failed, self.enough_requests(ends))
 
     @property
-    def on_curve(self) -> tuple[TriedRate, ...]:
+    def on_curve(self) -> tuple[rates.TriedRate, ...]:
         """Measurements at multiples of the capacity; at all rates, where none was found."""
         return tuple(run for run in self.measured if not self.curve or run.rate in self.curve)
 
-    def at_knee(self) -> list[tuple[TriedRate, TriedRate]]:
+    def at_knee(self) -> list[tuple[rates.TriedRate, rates.TriedRate]]:
         """Return, for each search that found a rate, the runs at it and at the next that fails."""
         runs = {(_replication(each), each.rate): each for each in self.measured}
         return [
@@ -284,19 +273,19 @@ def capacity(question: CapacityQuestion, how: How) -> Capacity:
 def _with_intervals(capacity: Capacity, rate: float, who: Simulator) -> Capacity:
     """Return a capacity with its intervals, and the highest of SHARES at which all limits hold."""
     for share in (1.0, *SHARES):
-        found = _predicted(capacity, rounded(share * rate), who)
+        found = _predicted(capacity, rates.rounded(share * rate), who)
         if capacity.prediction is None:
             capacity = replace(capacity, prediction=found)
         of_each = margins(capacity.limits, found.base.mean, found, [])
         if all(each.verdict == "kept" for each in of_each):
-            return replace(capacity, safe=rounded(share * rate))
+            return replace(capacity, safe=rates.rounded(share * rate))
     return capacity
 
 
 def _predicted(capacity: Capacity, rate: float, who: Simulator) -> Prediction:
     question, config = capacity.question, capacity.question.config
     start = _own_rate(config, question.beside)
-    at_rate = with_(config, rate_patch(config.workload.arrivals, rate, start))
+    at_rate = with_(config, rates.rate_patch(config.workload.arrivals, rate, start))
     metrics = [*METRICS, *(each.metric for each in question.slo)]
     return predicted(replace(question.study, run=at_rate), who, metrics)
 
@@ -331,53 +320,53 @@ def capacity_of(
     ]
     probe, width = partial(_measure, question), 2 if len(cases) == 1 else 1
     searches = [
-        bisect(start, question.tolerance, case, probe, width=width)
+        rates.bisect(start, question.tolerance, case, probe, width=width)
         for case, start in zip(cases, starts, strict=True)
     ]
     trials = run(question.study, simulator, side_by_side(searches))
     measured = _measured(question, trials)
-    ends = tuple(map(rate_found, _by_replication(measured)))
+    ends = tuple(map(rates.rate_found, _by_replication(measured)))
     answer = Capacity(question, ends, measured, provenance=provenance)
     if answer.rate is None:
         return answer
-    rates = tuple(rounded(factor * answer.rate.mean) for factor in curve)
-    trials += simulator.trials(question.study, [case(rate) for case in cases for rate in rates])
-    return replace(answer, measured=_measured(question, trials), curve=rates)
+    wanted = tuple(rates.rounded(factor * answer.rate.mean) for factor in curve)
+    trials += simulator.trials(question.study, [case(rate) for case in cases for rate in wanted])
+    return replace(answer, measured=_measured(question, trials), curve=wanted)
 
 
 def _case(config: RunConfig, start: float, replication: int, rate: float) -> Variant:
     """Return one replication at `rate` requests/s; its own rate is `start`."""
     workload = {f"workload.{key}": getattr(config.workload, key) for key in ("seed", "skip")}
-    patch = {**workload, **rate_patch(config.workload.arrivals, rate, start)}
+    patch = {**workload, **rates.rate_patch(config.workload.arrivals, rate, start)}
     return Variant({"replication": replication, "rate": rate}, patch)
 
 
 def _own_rate(config: RunConfig, beside: Path) -> float:
-    return own_rate(config.workload.arrivals, load_workload(config, beside).requests)
+    return rates.own_rate(config.workload.arrivals, load_workload(config, beside).requests)
 
 
-def _measured(question: CapacityQuestion, trials: Iterable[Trial]) -> tuple[TriedRate, ...]:
+def _measured(question: CapacityQuestion, trials: Iterable[Trial]) -> tuple[rates.TriedRate, ...]:
     """Return each rate of each replication once, by replication and rate."""
     runs = [_measure(question, trial) for trial in trials]
     by_place = {(_replication(each), each.rate): each for each in runs}
     return tuple(by_place[place] for place in sorted(by_place))
 
 
-def _replication(run: TriedRate) -> int:
+def _replication(run: rates.TriedRate) -> int:
     return int(run.trial.labels["replication"])
 
 
-def _by_replication(measured: Iterable[TriedRate]) -> list[list[TriedRate]]:
-    """Return rates, which are in order of their replications, a list for each of these."""
-    return [list(rates) for _, rates in groupby(measured, _replication)]
+def _by_replication(measured: Iterable[rates.TriedRate]) -> list[list[rates.TriedRate]]:
+    """Return sorted rates as one list for each replication."""
+    return [list(runs) for _, runs in groupby(measured, _replication)]
 
 
-def _measure(question: CapacityQuestion, trial: Trial) -> TriedRate:
+def _measure(question: CapacityQuestion, trial: Trial) -> rates.TriedRate:
     rate = trial.labels["rate"]
     for error in trial.errors:
         raise UsageError(f"at {rate:g} requests/s: {error}")
     require_served({"": trial.served}, allowed=question.allow_refused)
-    return tried(trial, rate, question.slo)
+    return rates.tried(trial, rate, question.slo)
 
 
 def _prove(question: CapacityQuestion) -> Mapping[str, Any]:
@@ -389,7 +378,7 @@ def _prove(question: CapacityQuestion) -> Mapping[str, Any]:
     if why := why_alike(config, question.beside, question.replications):
         raise UsageError(f"--replications {question.replications}: {why}")
     workload = load_workload(config, question.beside)
-    own_rate(config.workload.arrivals, workload.requests)
+    rates.own_rate(config.workload.arrivals, workload.requests)
     outcome = dry_run(config, workload, question.beside)
     check_slo(question.slo, outcome, config)
     for each in question.slo:
@@ -458,7 +447,7 @@ def _at_capacity(capacity: Capacity) -> dict[str, Any]:
 
 
 def _per_dollar(capacity: Capacity, rate: float, per_hour: float) -> dict[str, float | None]:
-    """Return what a rate costs: `per_hour` dollars buy what of it is completed, for an hour."""
+    """Return the cost of a rate: `per_hour` dollars buy its completed requests of an hour."""
     rate *= capacity.served.share
     return {
         "dollars_per_hour": per_hour,
@@ -498,7 +487,7 @@ def curve_table(capacity: Capacity) -> Table:
 
 
 def sentences(capacity: Capacity) -> list[str]:
-    """Return what to say of the answer: the rate, what limits it, what it costs, what to doubt."""
+    """Return the answer in sentences: the rate, what limits it, its cost, its doubts."""
     told, lost = facts(capacity), refusals({"": capacity.served})
     if capacity.rate is None:
         return [*lost, _never(capacity)]
@@ -553,6 +542,6 @@ def _doubts(capacity: Capacity, told: Mapping[str, Any]) -> list[str]:
         )
     noisy = sorted({each.rate for each in capacity.contradictions})
     if noisy:
-        rates = ", ".join(f"{rate:g}" for rate in noisy)
-        said.append(f"not monotone: the verdict is the other way at {rates} requests/s")
+        named = ", ".join(f"{rate:g}" for rate in noisy)
+        said.append(f"not monotone: the verdict is the other way at {named} requests/s")
     return said

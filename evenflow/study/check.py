@@ -1,4 +1,4 @@
-"""Runs beside a baseline: what a change of the code does to their numbers, and is it too much?
+"""Runs beside a baseline: how a change of the code moves their numbers, and past which bounds.
 
 A baseline is JSON in the form of github-action-benchmark, `[{"name", "unit", "value", "extra"}]`.
 """
@@ -53,7 +53,7 @@ class FailIf(NamedTuple):
     column: str
 
     def passed(self, value: float) -> bool:
-        """Say whether a value is beyond the bound; NaN, that of no requests, is."""
+        """Say whether a value is beyond the bound; NaN (no requests) is."""
         return not (value <= self.bound if self.above else value >= self.bound)
 
 

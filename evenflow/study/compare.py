@@ -31,17 +31,7 @@ from evenflow.report.tables import Format, is_metric, percent, read_table, write
 from evenflow.report.words import NOT_FAIR, metrics, overload, refusals
 from evenflow.results.outcome import Outcome, Served
 from evenflow.schedulers import POLICIES, POOLED
-from evenflow.study.fair import (
-    Interval,
-    Side,
-    doubts,
-    marked,
-    paired_difference,
-    require_served,
-    runs_told,
-    signed,
-    unpaired_difference,
-)
+from evenflow.study import fair
 from evenflow.study.points import processes
 from evenflow.study.runs import GivenPolicy, Job, Save, run_job, write_run
 
@@ -82,11 +72,11 @@ class Comparison(Shown):
 
     def require_served(self, *, allowed: bool) -> None:
         """Raise UsageError where a scheduler refused too much for a comparison."""
-        require_served({run.label: run.served for run in self.outcomes}, allowed=allowed)
+        fair.require_served({run.label: run.served for run in self.outcomes}, allowed=allowed)
 
     def told(self) -> Iterator[str | Table]:
         yield from (f"{system.name}: {system.keys}" for system in self.systems)
-        yield from runs_told(self.outcomes)
+        yield from fair.runs_told(self.outcomes)
 
     def draw(self) -> Figure:
         """Return a figure, a row a run: tokens of micro-batches in a row, shares of stage time."""
@@ -286,7 +276,7 @@ class Difference(Shown):
 
     def told(self) -> Iterator[str | Table]:
         lost = refusals({run.name: Served.of(run.summary) for run in (self.a, self.b)})
-        yield from dict.fromkeys([*lost, *marked(self.warnings)])
+        yield from dict.fromkeys([*lost, *fair.marked(self.warnings)])
         yield from dict.fromkeys(run.provenance.get("setup", "") for run in (self.a, self.b))
         heads = ["", self.a.name, self.b.name]
         keys = [[str(key), *map(_value, values)] for key, *values in self.config.itertuples()]
@@ -303,7 +293,7 @@ class Difference(Shown):
                 a, b = (math.nan if value is None else float(value) for value in values)
                 share = percent((b - a) / a, 1) if a else ""
                 of = self.interval(metric.key)
-                told = "" if of is None else signed(of)
+                told = "" if of is None else fair.signed(of)
                 yield [metric.words, metric.cell(a), metric.cell(b), share, told]
 
     @cached_property
@@ -334,16 +324,16 @@ class Difference(Shown):
         columns = ["a", "b", "difference", "mean", "half_width", "n"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")
 
-    def interval(self, key: str) -> Interval | None:
+    def interval(self, key: str) -> fair.Interval | None:
         """Return by how much a mean latency is longer in b; None if no request has it."""
         if key not in LATENCIES:
             return None
         sides = [run.latencies[key] for run in (self.b, self.a)]
         if self.paired:
             both = pd.concat(sides, axis=1, join="inner").dropna().to_numpy()
-            return paired_difference(*both.T.tolist()) if len(both) else None
+            return fair.paired_difference(*both.T.tolist()) if len(both) else None
         ours, theirs = (side.dropna().tolist() for side in sides)
-        return unpaired_difference(ours, theirs) if ours and theirs else None
+        return fair.unpaired_difference(ours, theirs) if ours and theirs else None
 
     @cached_property
     def paired(self) -> bool:
@@ -371,7 +361,7 @@ class Difference(Shown):
             )
         elif not self.paired:
             told.append("not the same requests: the differences are unpaired")
-        told += doubts({run.name: Side(run.summary, run.provenance) for run in runs})
+        told += fair.doubts({run.name: fair.Side(run.summary, run.provenance) for run in runs})
         loads = {run.name: overload(run.summary) for run in runs}
         return told + [f"{name} is overloaded: {load}" for name, load in loads.items() if load]
 

@@ -1,6 +1,6 @@
-"""The answer of `plan` or `capacity` as a record: a deployment, its margins, what they rest on.
+"""The answer of `plan` or `capacity` as a record: a deployment, its margins and their basis.
 
-The JSON and the page have the same of it. Knows trials and limits; no search and no HTML.
+The JSON and the page hold the same. Knows trials and limits; no search and no HTML.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ class Basis(NamedTuple):
 class DecisionRecord:
     """A deployment that is proposed or was asked for, and all that a decision on it needs.
 
-    `sentences`: the answer first. `breaks`: what would break it. `alternatives`: tables by what
-    they are. `unchosen`: the parts of the deployment that nobody chose. `rate`: requests/s at which
-    margins and price are, None for arrivals without one; `tried`: rates that were simulated.
+    `sentences`: the answer first. `breaks`: what would break it. `alternatives`: tables by heading.
+    `unchosen`: parts of the deployment that are defaults. `rate`: requests/s at which margins and
+    price are, None for arrivals without one; `tried`: rates that were simulated.
     """
 
     sentences: Sequence[str]
@@ -181,7 +181,7 @@ def breaks(margins: Sequence[Margin], end: RateFound | None) -> Iterator[str]:
     """Yield what would break an answer: more traffic, or costs that are off by their error."""
     if end is not None:
         yield from _traffic(margins, end)
-    near = [_words(each) for each in margins if each.verdict == "may be missed"]
+    near = [_metric(each.condition.metric) for each in margins if each.verdict == "may be missed"]
     if near:
         yield (
             f"Costs that are off by their stated error: the 90 % interval of {listed(near)} "
@@ -198,16 +198,12 @@ def _traffic(margins: Sequence[Margin], end: RateFound) -> Iterator[str]:
     if end.status == "too_short" or end.fails_at is None:
         yield "More traffic: the run is too short to tell which limit breaks first."
         return
-    told = []
-    for metric in end.failed:
-        of = next((each for each in margins if each.condition.metric == metric), None)
-        value = None if of is None else of.missed_value
-        at = (
-            ""
-            if of is None or value is None
-            else f" ({number(value, 3)} of {of.condition.limit:g})"
-        )
-        told.append(f"{_metric(metric)}{at}")
+    at = {
+        each.condition.metric: f" ({number(each.missed_value, 3)} of {each.condition.limit:g})"
+        for each in margins
+        if each.missed_value is not None
+    }
+    told = [f"{_metric(metric)}{at.get(metric, '')}" for metric in end.failed]
     verb = "breaks" if len(told) == 1 else "break"
     yield (
         f"More traffic: from {end.fails_at:.4g} requests/s on, {listed(told)} {verb} first; all "
@@ -215,16 +211,12 @@ def _traffic(margins: Sequence[Margin], end: RateFound) -> Iterator[str]:
     )
 
 
-def _words(margin: Margin) -> str:
-    return _metric(margin.condition.metric)
-
-
 def _metric(metric: str) -> str:
     return {"overloaded": "the queue grows"}.get(metric, metric_words(metric).partition(" (")[0])
 
 
 def basis(config: RunConfig, trial: Trial, prediction: Prediction | None) -> Iterator[Basis]:
-    """Yield what a prediction rests on, part by part."""
+    """Yield the basis of a prediction, part by part."""
     yield _kernels(config, trial, prediction)
     yield _cpu_time(config)
     yield Basis(

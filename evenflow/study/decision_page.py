@@ -24,26 +24,6 @@ from evenflow.study.slo import Condition, question_words
 
 ALTERNATIVES, NEAREST = "The nearest alternatives", "What misses least"
 CHANGES, OTHER_RATES = "With one change", "At other rates"
-BREAKS = "What would break it"
-OF_LIMITS = "Beside a number: what is left of its limit, or how many times the limit it is."
-CAPTIONS = {
-    "Margins": "In 90 of 100 cases the true number is in the interval, as far as the stated errors "
-    "of the costs and the draws of requests go: nine more simulations tell it. Where the interval "
-    "reaches beyond the limit, it may be missed.",
-    BREAKS: "On the right each number is a share of its limit: 1 is the limit.",
-    "Price": "Of all GPUs, at the rate that is served. The last two are what tokens of one kind "
-    "cost if they alone pay for everything: they are not to be added.",
-    ALTERNATIVES: f"They keep every limit; the answer comes first. {OF_LIMITS}",
-    NEAREST: f"Nothing keeps every limit; the nearest comes first. {OF_LIMITS}",
-    CHANGES: f"Simulated one at a time. {OF_LIMITS}",
-    OTHER_RATES: "Means over replications. Attainment 1: all requests are within the limits.",
-    "What it rests on": "Measured: on hardware. Fitted: constants from measurements. Guessed: "
-    "neither.",
-    "Launch": "The parsers of vLLM and SGLang take their commands; the others were read and not "
-    "run. Below each is what it cannot say.",
-}
-"""What stands under each heading of the page."""
-
 PRICES = {
     "dollars_per_hour": "an hour",
     "dollars_per_million_tokens": "a million tokens, input and output",
@@ -71,26 +51,26 @@ def _parts(decision: DecisionRecord, svg: str) -> Iterator[str]:
     yield f'<div class="verdict"><p>{first}</p><ul>{points}</ul></div>'
     at = "" if decision.rate is None else f"At {number(decision.rate)} requests/s. "
     heads = ["", "limit", "predicted", "90 % interval", "left", "verdict"]
-    yield section("Margins", at + CAPTIONS["Margins"])
+    yield section("Margins", at=at)
     yield html_table(heads, map(_margin, decision.margins))
-    yield section(BREAKS, CAPTIONS[BREAKS] if svg else "")
+    yield section("What would break it", None if svg else "")
     yield f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in decision.breaks)}</ul>"
     yield picture(svg) if svg else ""
     yield from _price(decision)
     for heading, table in decision.alternatives.items():
-        yield section(heading, CAPTIONS[heading])
+        yield section(heading)
         yield html_table([head.replace("\n", " ") for head in table.heads], table.rows)
     yield from _basis(decision)
 
 
 def _basis(decision: DecisionRecord) -> Iterator[str]:
-    yield section("What it rests on", CAPTIONS["What it rests on"])
+    yield section("What it rests on")
     told = html_table(["", "what", "how it is known"], decision.basis, narrow=False)
     yield f'<div class="words">{told}</div>'
     if decision.unchosen:
         yield f"<p>Nobody chose: {escape(', '.join(decision.unchosen))}.</p>"
     if decision.launch:
-        yield section("Launch", CAPTIONS["Launch"])
+        yield section("Launch")
         yield f'<pre class="launch">{escape(chr(10).join(decision.launch))}</pre>'
 
 
@@ -108,7 +88,7 @@ def _margin(margin: Margin) -> list[str]:
 
 def _price(decision: DecisionRecord) -> Iterator[str]:
     known = [(words, decision.price[key]) for key, words in PRICES.items() if key in decision.price]
-    yield section("Price", CAPTIONS["Price"] if known else "No price of a GPU was given.")
+    yield section("Price", None if known else "No price of a GPU was given.")
     if known:
         yield html_table(["", "$"], [(words, number(value, 3)) for words, value in known])
 

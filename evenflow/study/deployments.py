@@ -61,7 +61,7 @@ AS_GIVEN = Layout("as given", "as given", {})
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Settings to try: a scheduler, those of its parameters that are set, a layout."""
+    """Settings to try: a scheduler, its given parameters, a layout."""
 
     scheduler: str
     params: Mapping[str, Any]
@@ -213,7 +213,7 @@ def dispatch_of(scheduler: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
-    """An engine's command, and its words by what they say; engines.yaml explains each key."""
+    """An engine's command, and its flags by fact; engines.yaml explains each key."""
 
     name: str
     command: str
@@ -244,7 +244,6 @@ class EngineCommand:
 
 @cache
 def engines() -> tuple[EngineCommand, ...]:
-    """Return the engines of engines.yaml."""
     text = Path(__file__).with_name("engines.yaml").read_text(encoding="utf-8")
     return tuple(EngineCommand(name, **keys) for name, keys in yaml.safe_load(text).items())
 
@@ -307,7 +306,7 @@ def launch_lines(
 def _command(
     engine: EngineCommand, config: RunConfig, layers: Sequence[int], length: int | None
 ) -> tuple[str, list[str]]:
-    """Return an engine's command for one replica, and what of the run it does not express."""
+    """Return an engine's command for one replica, and the facts that it cannot express."""
     facts = _facts(config, length)
     spec = models().get(config.model or "")  # on the Hugging Face Hub; else what the user wrote
     name = config.model or "" if spec is None or " " in spec.source else spec.source
@@ -323,7 +322,7 @@ def _command(
 
 
 def _unsaid(engine: EngineCommand, config: RunConfig, facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what of a run's deployment an engine's words do not express."""
+    """Yield the facts of a deployment that an engine's flags cannot express."""
     for fact, value in facts.items():
         if fact == "unlike_nodes":
             yield f"nodes {_machines(config)}, with {config.pipeline_gpus} GPUs not as many on each"
@@ -340,7 +339,7 @@ def _unsaid(engine: EngineCommand, config: RunConfig, facts: Mapping[str, Any]) 
 
 
 def _facts(config: RunConfig, length: int | None) -> dict[str, Any]:
-    """Return what engines have to know of a run, in the order of their words."""
+    """Return the facts of a run that engines need, in the order of their flags."""
     nodes = _machines(config)
     unlike = nodes is not None and config.pipeline_gpus % nodes > 0  # engines have as many on each
     facts = {

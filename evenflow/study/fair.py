@@ -1,8 +1,8 @@
 """Runs side by side, how sure their comparison is, and what makes it unfair, or weak.
 
 Student's intervals take replications as independent draws of nearly normal values. Every command
-that compares asks here what is unfair, in sentences. Knows numbers, summaries and where they come
-from; not how the runs were made.
+that compares takes its sentences on what is unfair from here. Knows numbers, summaries and where
+they come from; not how the runs were made.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def paired_difference(values: Sequence[float], others: Sequence[float]) -> Inter
 def unpaired_difference(values: Sequence[float], others: Sequence[float]) -> Interval:
     """Return the mean of `values` less that of `others`, independent draws, with its interval.
 
-    Welch's: the squares of the two standard errors add up, and the degrees of freedom are those of
-    Welch and Satterthwaite, rounded down; `n` is the smaller number of values.
+    Welch's: the squares of the two standard errors add up, and the degrees of freedom are Welch and
+    Satterthwaite's, rounded down; `n` is the smaller number of values.
     """
     (mean, square), (other, other_square) = _mean_and_error(values), _mean_and_error(others)
     both, n, m = square + other_square, len(values), len(others)
@@ -156,7 +156,7 @@ def weak(name: str, side: Side) -> list[str]:
 
 
 def alike(lines: Sequence[str]) -> list[str]:
-    """Return lines that differ in their numbers only as one, the first, with how many they are."""
+    """Merge lines that differ only in numbers: return the first, with a count."""
     forms = [NUMBER.sub("", line) for line in lines]
     first = dict(zip(reversed(forms), reversed(lines), strict=True))
     return [

@@ -220,7 +220,7 @@ def answered(question: PlanQuestion, who: Simulator) -> Planned:
 
 
 def facts_of(planned: Planned, trial: Trial) -> dict[str, Any]:
-    """Return what a point is, what it costs, and how far it is from each limit."""
+    """Return a point's setting, its cost, and its margin to each limit."""
     question = planned.question
     gpus, price = trial.labels["gpus"], question.ask.price
     facts: dict[str, Any] = {
@@ -401,7 +401,7 @@ def _how_near(planned: Planned) -> str:
 
 
 def _spare(planned: Planned, calm: Planned) -> str:
-    """Say how many GPUs are there for the processes alone, and how often these did something."""
+    """Say how many GPUs are spare for the processes, and how often these acted."""
     names = ", ".join(each["name"] for each in planned.question.ask.joining)
     gpus, acts = calm.best.labels["gpus"], planned.best.mean("marks")
     enough = f"{gpus} GPU{'s do' if gpus > 1 else ' does'}: {name_of(calm.best)}"
@@ -483,6 +483,6 @@ def _heads(question: PlanQuestion) -> list[str]:
 
 
 def _cells(planned: Planned, trial: Trial) -> list[str]:
-    """Return the limited numbers with what is left of their limits, and how busy the GPUs are."""
+    """Return the limited numbers with their margins, and the busy share of the GPUs."""
     cells = [Margin(each, trial.mean(each.metric)).words for each in planned.question.slo]
     return [*cells, percent(trial.mean("busy_share"), 0, sign=False)]

@@ -45,7 +45,7 @@ BUDGETS = (512, 1024, 2048)
 """The most tokens, or prompt tokens, of a micro-batch."""
 
 DEGREES = (1, 2, 4, 8)
-"""Stages, and tensor-parallel GPUs of a stage, beside those of the run."""
+"""Stages, and tensor-parallel GPUs of a stage, tried beside the run's."""
 
 SHARES = (1 / 25, 1 / 16)
 """The parts of the requests on which a point is tried before the whole: the shorter refutes most
@@ -60,7 +60,7 @@ def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
     if ask.joining:
         own = [each.written for each in configured(document).processes or ()]
         document = patched(document, {"processes": [*own, *ask.joining]})
-    make_importable([document.data, list(ask.schedulers or ())], Path.cwd(), beside)
+    make_importable([document.data, list(ask.schedulers or ())], beside)
     document, is_cut = _with_requests(document, beside, ask.replications)
     config = configured(document)
     tried = [{"scheduler": {"name": name}} for name in policies_to_try(ask.schedulers, config)]
@@ -100,9 +100,9 @@ def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
 
 
 def _with_requests(document: Document, beside: Path, replications: int) -> tuple[Document, bool]:
-    """Return the run with no more than MOST_REQUESTS, unless it says how many; replicas given.
+    """Return the run with replicas and, unless it has a number, at most MOST_REQUESTS requests.
 
-    Each replication takes as many of a file. Also whether the trace has more.
+    Each replication takes this number of a file. Also return whether the trace has more.
     """
     config = configured(document)
     patch: dict[str, Any] = {}
@@ -157,13 +157,12 @@ def _layouts(
 
 
 def _gpus_of(config: RunConfig, layout: Layout) -> int:
-    """Return the GPUs of one pipeline."""
     stages = layout.keys.get("stages", config.num_stages)
     return int(stages * layout.keys.get("tensor_parallel", config.tensor_parallel))
 
 
 def _settings(config: RunConfig, fitting: Sequence[Layout], ask: Ask) -> Iterator[Setting]:
-    """Yield the settings, the run's own first; those of one policy side by side."""
+    """Yield the settings, the run's first, grouped by policy."""
     for scheduler, params in _policies(config, ask):
         own = scheduler == config.scheduler.name
         dispatch = config.dispatch if own else dispatch_of(scheduler)

@@ -101,7 +101,7 @@ class Setting:
 class Stretch:
     """A part of the trace: its number of requests, and those skipped.
 
-    It may have as many requests beyond a limit as all requests: of P99 a hundredth of all.
+    As many of its requests may miss a limit as of the whole trace: for P99 a hundredth of all.
     """
 
     requests: int
@@ -202,7 +202,7 @@ class PlanQuestion:
         return replace(found, failed=(*found.failed, "failed")) if lost else found
 
     def point(self, trial: Trial) -> tuple[Setting, int]:
-        """Return the setting of a trial, and how many replicas of it there were."""
+        """Return the setting of a trial, and its number of replicas."""
         return self.settings[trial.labels["setting"]], trial.labels["replicas"]
 
     def is_planned(self, trial: Trial) -> bool:
@@ -220,9 +220,9 @@ class PlanQuestion:
         return not (trial.errors or trial.is_missed)
 
     def excess(self, trial: Trial) -> float:
-        """Return the shares of their limits by which limits are missed, added up; inf: failed.
+        """Return the sum of relative excesses over missed limits; inf for a failed trial.
 
-        More that arrives than is served counts as a limit missed by all of it.
+        An overloaded run counts as a limit missed by 100 %.
         """
         if trial.errors or trial.is_missed or trial.served.failed > self.served.failed:
             return math.inf
@@ -234,7 +234,7 @@ class PlanQuestion:
 
 
 def replications_of(config: RunConfig, ask: Ask) -> Parts:
-    """Return the replications of a point; those of a part of the requests begin as the whole's."""
+    """Return the replications of a point; a part's begin where the whole's do."""
     return replications(ask.replications, window=config.workload.requests)
 
 

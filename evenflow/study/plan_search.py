@@ -116,8 +116,7 @@ class _Race:
     def _keeping(
         self, settings: Sequence[Setting], gpus: int, part: Stretch
     ) -> Asking[list[tuple[Setting, int]]]:
-        """Try settings with as many of some GPUs as may be; return which keep a part, and on how
-        many."""
+        """Try settings on as many of `gpus` GPUs as fit; return which keep a part, on how many."""
         points = []
         for each in settings:
             if counts := [n for n in self.left[each.name] if n * each.gpus <= gpus]:
@@ -136,7 +135,7 @@ def search(question: PlanQuestion) -> Search:
     """Find the fewest GPUs with which a setting keeps the SLO; `exhaustive`: ask for all points.
 
     A stretch of the trace finds which setting of the run's own policy needs the fewest GPUs. While
-    all requests decide on it, stretches refute others with as many; all requests decide on the
+    all requests decide on it, stretches refute others with this number; all requests decide on the
     rest, two at a time, the cheapest first.
     """
     settings = list(question.settings.values())

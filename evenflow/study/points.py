@@ -121,7 +121,7 @@ class Record:
 RECORD = TypeAdapter(Record)
 
 OF_REQUESTS = (summary, service_levels)
-"""Measures that need no micro-batch of a run, only what there is of its requests."""
+"""Measures that need the requests of a run, and no micro-batches."""
 
 
 def simulate_point(point: Point) -> Record:
@@ -144,7 +144,7 @@ def simulate_point(point: Point) -> Record:
 class Store:
     """A folder of records by key, one file for one record, which is written whole or not at all.
 
-    Results of other versions of the code lie beside ours, in another folder of it. Folders of
+    Results of other versions of the code lie beside ours, each in a folder. Folders of
     several machines merge by copying them into one. UsageError for one that cannot be written.
     """
 
@@ -169,7 +169,6 @@ class Store:
         raise UsageError(f"{path}: is no record of a point; remove it")
 
     def put(self, record: Record) -> None:
-        """Keep a record."""
         path, header = self._path(record.key), self.folder / HEADER
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -319,7 +318,7 @@ def _put_off() -> Iterator[None]:
 
 
 def _may_fork() -> bool:
-    """Say whether a copy of this process can go on: no thread of it would be missing there."""
+    """Say whether this process may fork: a copy would lack no thread."""
     alone = threading.active_count() == 1 and "torch" not in sys.modules
     return sys.platform == "linux" and alone
 

@@ -176,7 +176,6 @@ def _bracket(probes: Sequence[Probe]) -> tuple[Probe | None, Probe | None]:
 
 
 def rounded(rate: float) -> float:
-    """Return a rate rounded to RATE_DIGITS."""
     return searches.rounded(rate, RATE_DIGITS)
 
 

@@ -214,7 +214,7 @@ def run_job(
 class SimulatedRun(Outcome, Shown):
     """One simulated run, which can be written; `file` is what it was simulated from.
 
-    `additions` are what else was asked of it.
+    `additions` are the further answers asked for.
     """
 
     file: Path = Path("the run")

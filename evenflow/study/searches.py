@@ -257,5 +257,4 @@ def side_by_side(searches: Sequence[Search]) -> Search:
 
 
 def rounded(value: float, digits: int) -> float:
-    """Return a number rounded to `digits` significant digits."""
     return float(f"{value:.{digits}g}")

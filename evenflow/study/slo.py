@@ -88,7 +88,7 @@ class Condition:
 
 
 def shares_beyond(limits: Iterable[Condition], mean: Callable[[str], float]) -> list[float]:
-    """Return the share of itself by which each limit is missed, 0 or less where it is kept.
+    """Return the relative excess over each limit, 0 or less where it is kept.
 
     `mean` returns the number of a metric, such as a trial's mean.
     """
@@ -216,8 +216,8 @@ def allowed(slo: Iterable[Condition], requests: int) -> tuple[Allowed, ...]:
 def request_limits(slo: Sequence[Condition], goodput_ms: Mapping[Limit, float] | None) -> Limits:
     """Return the limits in ms that each request, and each gap between tokens, is held to.
 
-    They are those of the run's `goodput`, or else each latency's own limit in the SLO, whatever
-    statistic of it the SLO limits (the strictest, of several).
+    They are the run's `goodput`, or else the strictest limit of each latency in the SLO, whatever
+    its statistic.
     """
     limits = {str(name): limit_ms for name, limit_ms in (goodput_ms or {}).items()}
     for condition in slo:
@@ -278,9 +278,9 @@ def _percentile_ms(result: RunResult, name: str, percent: float) -> float | None
 
 
 def with_cost(outcome: Outcome, *, price: float | None) -> dict[str, Any]:
-    """Return a run's summary with its GPUs and what they give; at a `price` also what it costs.
+    """Return a run's summary with its GPUs and their yield; at a `price`, also its cost.
 
-    `price` is that of a GPU an hour, in dollars.
+    `price`: dollars of a GPU an hour.
     """
     gpus, own = _num_gpus(outcome), outcome.summary
     per_hour = None if price is None else gpus * price
@@ -308,8 +308,8 @@ def costs(
 ) -> dict[str, float | None]:
     """Return dollars an hour, and for a million tokens served; {} without a price.
 
-    `per_s` requests are completed a second, of the mean sizes in `runs`. The price of input tokens
-    is what they cost if they pay for everything; so is that of output tokens.
+    `per_s` requests are completed a second, of the mean sizes in `runs`. Input tokens are priced as
+    if they paid for everything; so are output tokens.
     """
     if per_hour is None:
         return {}

@@ -5,7 +5,7 @@ Knows which points there are and what is a mistake; simulates no more than a few
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,34 +17,15 @@ from pydantic import Field, model_validator
 from evenflow.config import yaml_file
 from evenflow.config.files import make_importable
 from evenflow.config.pools import defaults
-from evenflow.config.run import RunConfig
+from evenflow.config.run import RunConfig, configured
 from evenflow.config.yaml_file import Document, KeyPath, Patch, checked, find, flat
 from evenflow.errors import DoesNotFitError, PolicyError, UsageError, instead_of
 from evenflow.keys import Keys, expect, needed
+from evenflow.schedulers import POOLED, policy
+from evenflow.schedulers.limits import Range
+from evenflow.study import searches, trials
 from evenflow.study.points import Point
-from evenflow.study.searches import (
-    Finite,
-    Grid,
-    Method,
-    NumberRange,
-    Optuna,
-    Parameter,
-    Points,
-    distinct,
-    expected,
-    identity,
-    values_of,
-)
 from evenflow.study.slo import Condition, Objective, with_cost
-from evenflow.study.trials import (
-    Redrawn,
-    Study,
-    dry_run,
-    redrawn,
-    replications,
-    seed_matters,
-    why_alike,
-)
 
 TRIED = 32
 """How many points with one value are tried, at most, for one that accepts it."""
@@ -53,19 +34,18 @@ TRIED = 32
 class Bounds(Keys):
     """Limit on the mean of a metric, for a point to count."""
 
-    at_most: Finite | None = None
+    at_most: searches.Finite | None = None
     """In the metric's unit."""
-    at_least: Finite | None = None
+    at_least: searches.Finite | None = None
     """In the metric's unit."""
 
     @model_validator(mode="after")
     def _bounds_something(self) -> Self:
         if self.at_most is None and self.at_least is None:
-            raise expected("at_most or at_least")
+            raise searches.expected("at_most or at_least")
         return self
 
     def of(self, metric: str) -> list[Condition]:
-        """Return the bounds as conditions on a metric."""
         ends = ((self.at_most, False), (self.at_least, True))
         return [Condition(metric, limit, least) for limit, least in ends if limit is not None]
 
@@ -81,13 +61,15 @@ class SweepConfig(Keys):
         expect(lambda v: isinstance(v, str | dict) and bool(v), "a RUN.yaml, or its keys"),
     ] = Field(examples=["RUN.yaml"])
     """A RUN.yaml, or its keys."""
-    parameters: Annotated[dict[str, Parameter], Field(min_length=1)] = Field(
-        examples=[{"kv.pages": [500, 1000]}]
+    parameters: dict[str, searches.Parameter] = Field(
+        default_factory=dict, examples=[{"kv.pages": [500, 1000]}]
     )
     """What is varied: a list of values or a range for each dotted key of the run. A name that is no
     key of the run has mappings of keys as values, which change together.
     """
-    method: Method = Grid(kind="grid")
+    search_space: bool = False
+    """Whether the parameters that the run's scheduler calls worth trying are varied, too."""
+    method: searches.Method = searches.Grid(kind="grid")
     """Which points are simulated."""
     objectives: list[Objective] = Field(
         default_factory=lambda: [Objective(metric="mean_e2el_ms")], min_length=1
@@ -95,9 +77,9 @@ class SweepConfig(Keys):
     """What to look for; several make a Pareto front."""
     limits: dict[str, Bounds] = Field(default_factory=dict)
     """A point beyond them is in the tables, but is not called best."""
-    replications: Points = 1
+    replications: searches.Points = 1
     """How many times each point is simulated, `workload.seed` one higher each time."""
-    replicate: Redrawn | None = None
+    replicate: trials.Redrawn | None = None
     """`windows` also takes the next `workload.requests` of the trace each time; null: that of a
     file, and `seeds` of a sample, whose requests a seed draws.
     """
@@ -107,10 +89,12 @@ class SweepConfig(Keys):
     """
 
     @model_validator(mode="after")
-    def _steps_where_needed(self) -> Self:
+    def _varies_something(self) -> Self:
+        if not (self.parameters or self.search_space):
+            raise needed("a sweep", '"parameters", or search_space: true')
         if self.method.kind in ("grid", "one_at_a_time"):
             for name, parameter in self.parameters.items():
-                if isinstance(parameter, NumberRange) and parameter.steps is None:
+                if isinstance(parameter, searches.NumberRange) and parameter.steps is None:
                     key = f'"parameters.{name}.steps", or a list of values'
                     raise needed(f"method: {self.method.kind}", key)
         return self
@@ -121,7 +105,7 @@ class SweepConfig(Keys):
         return frozenset(
             name
             for name, parameter in self.parameters.items()
-            if name not in RunConfig.model_fields
+            if name.partition(".")[0] not in RunConfig.model_fields
             and isinstance(parameter, list)
             and all(isinstance(value, dict) and value for value in parameter)
         )
@@ -133,13 +117,13 @@ class SweepConfig(Keys):
 
     @property
     def conditions(self) -> list[Condition]:
-        """The limits, each end by itself."""
+        """The limits, a condition for each end."""
         return [each for name, bounds in self.limits.items() for each in bounds.of(name)]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A checked SWEEP.yaml, its document, and that of its run.
+    """A checked SWEEP.yaml, its document, and its run's document.
 
     `beside` is the folder that the run's relative paths start from.
     """
@@ -150,15 +134,17 @@ class Sweep:
     beside: Path
 
     @cached_property
-    def study(self) -> Study:
+    def study(self) -> trials.Study:
         """The run with what is varied in it; a mistake in a value names its line of SWEEP.yaml."""
-        parts = replications(self.config.replications, self.config.replicate)
+        parts = trials.replications(self.config.replications, self.config.replicate)
         space, tied = self.config.parameters, self.config.tied
         places = {key: self.document.place(("parameters", key)) for key in space}
         for name in tied:
-            places |= {key: places[name] for value in values_of(space[name]) for key in value}
+            places |= {
+                key: places[name] for value in searches.values_of(space[name]) for key in value
+            }
         more = (("price", self.config.price),)
-        return Study(self.run, self.beside, parts, with_cost, more, places, tied)
+        return trials.Study(self.run, self.beside, parts, with_cost, more, places, tied)
 
     @cached_property
     def default(self) -> Patch | None:
@@ -170,9 +156,9 @@ class Sweep:
         except (UsageError, KeyError):  # a key that is swept is missing, or wrong in every point
             return None
 
-    def _own(self, config: RunConfig, name: str, parameter: Parameter) -> Any:
+    def _own(self, config: RunConfig, name: str, parameter: searches.Parameter) -> Any:
         """Return the run's own value of a key; KeyError where there is none."""
-        for value in [] if isinstance(parameter, NumberRange) else parameter:
+        for value in [] if isinstance(parameter, searches.NumberRange) else parameter:
             with suppress(UsageError):
                 if self.study.config({name: value}) == config:
                     return value
@@ -192,19 +178,19 @@ class Sweep:
     def known(self) -> list[Patch]:
         """The points that are known beforehand; the run as it is comes first if not among them.
 
-        Those of a search follow from its results: of them only that first one is known.
+        A search's points follow from its results: only the first one is known.
         """
         chosen, default = self.chosen, self.default
-        if default is not None and identity(default) not in map(identity, chosen):
+        if default is not None and searches.identity(default) not in map(searches.identity, chosen):
             chosen = [default, *chosen]
-        return distinct(chosen)
+        return searches.distinct(chosen)
 
     @property
     def num_simulations(self) -> int:
         """Number of simulations; of a search, the most there may be."""
         method = self.config.method
-        trials = method.trials if isinstance(method, Optuna) else 0
-        return (len(self.known) + trials) * self.config.replications
+        proposed = method.trials if isinstance(method, searches.Optuna) else 0
+        return (len(self.known) + proposed) * self.config.replications
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
@@ -231,8 +217,27 @@ def sweep_of(document: Document, beside: Path, overrides: Sequence[str] = ()) ->
     config = checked(SweepConfig, document)
     run, beside = _run_of(document, config.run, beside)
     run = yaml_file.overridden(run, of_run, below="run.")
-    make_importable([document.data, run.data], Path.cwd(), beside)
+    make_importable([document.data, run.data], beside)
+    if config.search_space:
+        space = _worth_trying(document, run) | document.data.get("parameters", {})
+        config = checked(SweepConfig, document._replace(data=document.data | {"parameters": space}))
     return Sweep(config, document, run, beside)
+
+
+def _worth_trying(document: Document, run: Document) -> dict[str, Any]:
+    """Return the parameters that the policy of a run calls worth trying."""
+    name = configured(run).scheduler.name
+    space: Any = {} if name in POOLED else getattr(policy(name), "search_space", {})
+    if not isinstance(space, Mapping) or not space:
+        place = document.place(("search_space",))
+        raise UsageError(f"{place}: search_space: {name} has none; parameters are right")
+
+    def parameter(values: Any) -> Any:
+        if isinstance(values, Range):
+            return values._asdict() | {"integer": values.whole}
+        return list(values) if isinstance(values, tuple) else values
+
+    return {f"scheduler.{key}": parameter(values) for key, values in space.items()}
 
 
 def _run_of(document: Document, run: str | dict[str, Any], folder: Path) -> tuple[Document, Path]:
@@ -250,20 +255,34 @@ def check(sweep: Sweep) -> None:
     """Raise UsageError naming the place of what is wrong in a sweep, where that can be known.
 
     A value that no run accepts is a mistake. A deployment that does not fit and a policy that
-    breaks its promise are results: such points are recorded as failed.
+    breaks its promise are results: these points are recorded as failed.
     """
     known, space = sweep.known, sweep.config.parameters
+    _require_apart(sweep)
     sweep.study.points(known)
-    if isinstance(sweep.config.method, Optuna):
-        known = known or [{name: values_of(each)[0] for name, each in space.items()}]
+    if isinstance(sweep.config.method, searches.Optuna):
+        known = known or [{name: searches.values_of(each)[0] for name, each in space.items()}]
     right = _first_right(sweep, known)
     for name, parameter in space.items():
-        for value in values_of(parameter):
-            with_value = distinct({**each, name: value} for each in known[:TRIED])
+        for value in searches.values_of(parameter):
+            with_value = searches.distinct({**each, name: value} for each in known[:TRIED])
             _first_right(sweep, with_value, name)
     point = sweep.study.points_of(right)[0]
     _check_metrics(sweep, point)
     _check_replications(sweep, point.config)
+
+
+def _require_apart(sweep: Sweep) -> None:
+    """Raise UsageError where two parameters set one key: the later would hide the earlier."""
+    taken: set[str] = set()
+    for name, parameter in sweep.config.parameters.items():
+        values = searches.values_of(parameter)
+        patches = values if name in sweep.config.tied else [{name: value} for value in values]
+        for key in (key for patch in patches for key in patch):
+            if any(f"{other}.".startswith(f"{key}.") for other in taken):
+                place = sweep.document.place(("parameters", name))
+                raise UsageError(f"{place}: {name}: sets {key}, as a parameter above it does")
+        taken.update(*map(flat, patches))
 
 
 def _first_right(sweep: Sweep, candidates: Sequence[Patch], name: str = "") -> Patch:
@@ -287,7 +306,7 @@ def _first_right(sweep: Sweep, candidates: Sequence[Patch], name: str = "") -> P
 
 def _check_metrics(sweep: Sweep, point: Point) -> None:
     try:
-        outcome = dry_run(point.config, point.workload, point.beside)
+        outcome = trials.dry_run(point.config, point.workload, point.beside)
         summary = point.measure(outcome, **dict(point.more))
     except UsageError:  # a run that fails has none
         return
@@ -303,11 +322,11 @@ def _check_metrics(sweep: Sweep, point: Point) -> None:
 
 def _check_replications(sweep: Sweep, config: RunConfig) -> None:
     count, asked = sweep.config.replications, sweep.config.replicate
-    if why := why_alike(config, sweep.beside, count, asked):
+    if why := trials.why_alike(config, sweep.beside, count, asked):
         other = ""
-        if redrawn(config, asked) == "seeds":
+        if trials.redrawn(config, asked) == "seeds":
             other = "replicate: windows, or "
-        elif seed_matters(config):
+        elif trials.seed_matters(config):
             other = "replicate: seeds (the same rows, other arrivals), or "
         place = sweep.document.place(("replications",))
         raise UsageError(f"{place}: replications: {why}, or {other}replications: 1")

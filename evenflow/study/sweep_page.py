@@ -18,34 +18,15 @@ from evenflow.study.slo import question_words
 from evenflow.study.sweep_plots import pictures
 from evenflow.study.swept import Swept, as_json, label, short_names, trial_rows
 
-ALL_POINTS = (
-    "A line is a point, the best in blue; hover for its values. An axis whose numbers span more "
-    "than tenfold is logarithmic. A click on a head of the table sorts by it."
-)
-
-CAPTIONS = {
-    "pareto_front": (
-        "Pareto front",
-        "A point is on the front if no other is as good in everything and better in something. The "
-        "table has its parameters.",
-    ),
-    "sensitivity": (
-        "Sensitivity around the default",
-        "One parameter changes, the others are as in the run itself; 1 is the value there. Bars "
-        "are 95 % intervals of the ratio over replications that share their requests.",
-    ),
-    "main_effects": (
-        "Effect of each parameter",
-        "The mean over all points with a value, whatever the others. A parameter that matters has "
-        "a steep line. Bars are 95 % intervals over replications; as all points share their "
-        "requests, the differences between values are known better than that. Where each point has "
-        "a value of its own, the points are drawn.",
-    ),
+HEADINGS = {
+    "pareto_front": "Pareto front",
+    "sensitivity": "Sensitivity around the default",
+    "main_effects": "Effect of each parameter",
 }
-"""What stands over and under each picture of the page, in the page's order."""
+"""The heading of each picture of the page, in the page's order."""
 
 LATENCIES = ("mean_ttft_ms", "mean_tpot_ms")
-"""What the tables have beside the metrics that decide; that of all points has the GPUs, too."""
+"""Metrics in tables beside the deciding ones; the table of all points has the GPUs, too."""
 
 
 def write_findings(folder: Path, found: Swept, title: str) -> None:
@@ -97,9 +78,9 @@ def _parts(found: Swept, drawn: Mapping[str, str]) -> Iterator[str]:
     yield f'<div class="verdict"><p>{escape(" ".join(found.sentences()))}</p></div>'
     yield "<h2>Best points</h2>"
     yield html_table(*found.best_table(LATENCIES))
-    for name, caption in CAPTIONS.items():
+    for name, heading in HEADINGS.items():
         if name in drawn:
-            yield section(*caption)
+            yield section(heading)
             yield picture(drawn[name])
     yield from _all_points(found)
     if lost := found.failures:
@@ -124,7 +105,7 @@ def _all_points(found: Swept) -> Iterator[str]:
     columns = dict(zip(heads, zip(*cells.values(), strict=True), strict=True))
     shown = found.ranked if len(found.config.objectives) > 1 else found.ranked[:1]
     best = list(map(list(cells).index, shown))
-    yield section("All points", ALL_POINTS)
+    yield section("All points")
     yield figure("parallel", parallel(columns, [f"point {index}" for index in cells], best))
     rows = [[found.name(index), *map(in_words, row)] for index, row in cells.items()]
     yield html_table(["point", *heads], rows, sorts=True)

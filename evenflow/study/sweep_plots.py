@@ -65,10 +65,10 @@ def sensitivity(found: Swept) -> list[ParameterPanel]:
 def main_effects(found: Swept) -> list[ParameterPanel]:
     """Return a panel a parameter: the mean of each metric that decides over points with a value.
 
-    Points are averaged within a replication first: the interval is that of the replications. Of
-    a parameter with many values, each point by itself. Means are fair over all points of a balanced
-    method, of `one_at_a_time` over points that differ from the default in nothing else; the run
-    as it is counts only if the method chose it.
+    Points are averaged within a replication first: the interval is over replications. A parameter
+    with many values has single points. Means are fair over all points of a balanced method, of
+    `one_at_a_time` over points that differ from the default in nothing else; the run as it is
+    counts only if the method chose it.
     """
     values = {metric: found.values(metric) for metric in found.config.metrics}
     alone = found.base is not None and found.config.method.kind == "one_at_a_time"

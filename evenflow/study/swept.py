@@ -120,7 +120,7 @@ class Swept(Shown):
         return self.summary_cells(as_words).infer_objects()
 
     def point_cells(self, cell: Callable[[Any], Any]) -> pd.DataFrame:
-        """Return the rows of points.csv; NaN: no such metric; `cell` makes one of a parameter.
+        """Return the rows of points.csv; NaN for a missing metric; `cell` formats a parameter.
 
         Cells are objects, so that numbers are written as the runs gave them.
         """
@@ -213,7 +213,7 @@ class Swept(Shown):
         yield from unfair(known)
 
     def _same_rows(self) -> Iterator[str]:
-        """Say so where all replications have the same requests: intervals say nothing of those."""
+        """Warn where all replications have the same requests, of which intervals say nothing."""
         config, sweep = self.trials[0].config, self.config
         asked = sweep.replications > 1 and sweep.replicate == "seeds"
         if config is not None and asked and not config.workload.is_drawn:

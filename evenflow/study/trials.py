@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from pathlib import Path
@@ -23,6 +23,7 @@ from evenflow.config.build import Workload, build
 from evenflow.config.run import RunConfig, with_
 from evenflow.config.yaml_file import Document, Patch
 from evenflow.errors import UsageError
+from evenflow.report.echo import Watch
 from evenflow.report.folder import claimed, staged
 from evenflow.report.words import LOAD, overload
 from evenflow.results.outcome import Outcome, Served
@@ -52,7 +53,7 @@ class Replication(NamedTuple):
 
 
 Parts: TypeAlias = Callable[[RunConfig], Sequence[Replication]]
-"""The parts that a run is simulated on; as many of every run of a study."""
+"""The parts that a run is simulated on, an equal number for all runs of a study."""
 
 Redrawn: TypeAlias = Literal["seeds", "windows"]
 """What each replication draws: what a seed draws, or also the next rows of the trace."""
@@ -123,7 +124,7 @@ class Variant(NamedTuple):
 class Trial:
     """A case that was tried: its labels, and the record of each part.
 
-    `config` is that of the first part.
+    `config` is the first part's.
     """
 
     labels: Mapping[str, Any]
@@ -175,7 +176,7 @@ class Trial:
     def load(self) -> dict[str, Any]:
         """Rates of arrivals and of service (LOAD), means over the parts that are not too short.
 
-        `overloaded` is that of most of them; {} of runs that have none.
+        `overloaded` is the majority's verdict; {} where no run has one.
         """
         *rates, verdict = LOAD
         told = [each.values for each in self.records if verdict in each.values]
@@ -227,7 +228,7 @@ class Study:
         build(point.config, point.workload.requests, point.beside)
 
     def points(self, patches: Iterable[Patch]) -> list[Point]:
-        """Return the points of patches, part by part: those of one part share their requests."""
+        """Return the points of patches, part by part; points of a part share their requests."""
         columns = zip(*map(self.points_of, patches), strict=True)
         return [point for column in columns for point in column]
 
@@ -306,12 +307,8 @@ class Simulator:
         ]
 
 
-Watch: TypeAlias = Callable[[list[str], int | None], AbstractContextManager[Any]]
-"""Shows the progress of tasks with these names, of a number of points (None: unknown): it gives an
-object whose `done` takes the number done, and `failed` the record of each point that fails."""
-
 STORE = "store"
-"""The folder of records, below that of the results."""
+"""The folder of records, below the results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +412,7 @@ def dry_run(config: RunConfig, workload: Workload, beside: Path) -> Outcome:
 
 
 def seed_matters(config: RunConfig) -> bool:
-    """Say whether another seed gives another run: something of it is drawn."""
+    """Say whether another seed gives another run, as something is drawn."""
     return (
         config.workload.is_drawn
         or config.workload.arrivals.kind not in ("replay", "offline", "closed")

@@ -1,6 +1,6 @@
 """Errors of a prediction: the run with other seeds, slower or faster kernels and hosts.
 
-These are as much slower or faster as the stated errors of the costs say.
+How much slower or faster follows from the stated errors of the costs.
 
 Knows what errors were stated, and how to put them together; not what is predicted.
 """
@@ -50,8 +50,8 @@ COSTS = (-1.711, -1.039, -0.633, -0.303, 0.0, 0.303, 0.633, 1.039, 1.711)
 parts of a normal distribution, scaled to a variance of 1."""
 
 HOST = tuple(COSTS[place] for place in (1, 6, 8, 4, 5, 3, 0, 2, 7))
-"""That of the host in the same runs: the same, in an order that goes with neither the errors of the
-costs nor their squares."""
+"""The error of the host in the same runs: the same values, in an order that is uncorrelated with
+COSTS and its squares."""
 
 METRICS = (
     *(f"{kind}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el") for kind in ("mean", "p99")),
@@ -61,10 +61,10 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """The standard deviation of the log of what is predicted, and where it is from.
+    """The standard deviation of the log of a prediction, and its source.
 
-    That of the host's time is the same, and independent of it: its constants are fitted to runs
-    which the costs predict that well.
+    The host's time has an equal and independent one: its constants are fitted to runs that the
+    costs predict this well.
     """
 
     share: float
@@ -154,7 +154,7 @@ def range_of(values: Sequence[float | None]) -> MetricInterval | None:
 def widened(
     ranges: Mapping[str, MetricInterval], values: Mapping[str, Any], like: Likeness
 ) -> dict[str, MetricInterval]:
-    """Return intervals that also hold what measured runs like this one would have them hold.
+    """Return intervals that also hold the errors of measured runs like this one.
 
     `values` are the run's own: their 90 % interval by `errors.csv`, where it has the metric.
     """
@@ -180,7 +180,7 @@ class Prediction(Shown):
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row a metric: its value, the ends of its interval, and what that is due to."""
+        """A row a metric: its value, the ends of its interval, and the causes of its width."""
         rows = [
             {
                 "metric": metric,

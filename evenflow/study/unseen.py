@@ -74,7 +74,7 @@ class Check:
         return f"{self.kind}: {words}: {told} against the default{missed}."
 
     def _no_answer(self, *, allow_refused: bool) -> str:
-        """Return why it says nothing: a run failed, or refused too much; "" where it does."""
+        """Return why there is no verdict: a run failed, or refused too much; else ""."""
         sides = {"the best point": self.best, "the default": self.default}
         if errors := [error for trial in sides.values() for error in trial.errors]:
             return errors[0]

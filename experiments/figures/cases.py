@@ -426,7 +426,6 @@ def capacities(
 def _search(
     study: FigureStudy, config: RunConfig, slo: tuple[Condition, ...]
 ) -> list[dict[str, Any]]:
-    """Return the result of each seed's search."""
     seeded = with_(config, {"workload.seed": study.seeds[0]})
     tolerance, count = float(study.numbers["tolerance"]), len(study.seeds)
     asked = CapacityQuestion(

@@ -93,7 +93,6 @@ class Answer:
 
 @cache
 def load_claims() -> Mapping[str, Claim]:
-    """Return the published claims by their id."""
     entries = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
     return {entry["id"]: Claim(**entry) for entry in entries}
 
@@ -322,7 +321,6 @@ def _orders(group: Sequence[Answer]) -> Iterator[bool]:
 
 
 def by_claim(found: Sequence[Answer]) -> Iterator[list[Answer]]:
-    """Yield the values of each claim together."""
     for claim_id in dict.fromkeys(answer.claim.id for answer in found):
         yield [answer for answer in found if answer.claim.id == claim_id]
 

@@ -66,8 +66,6 @@ def chosen(text: str, table: pd.DataFrame, numbers: Mapping[str, Any], key: str)
 
 
 class _Reader:
-    """A formula being read."""
-
     def __init__(
         self, text: str, table: pd.DataFrame, numbers: Mapping[str, Any], key: str
     ) -> None:
@@ -77,7 +75,6 @@ class _Reader:
         raise UsageError(f"{self.key}: {shown(self.text)} is no formula; {RIGHT}")
 
     def column(self, node: ast.expr, depth: int = 0) -> pd.Series:
-        """Return the value of a part in each row."""
         value = self.value(node, depth)
         return value if isinstance(value, pd.Series) else pd.Series(value, self.table.index)
 
@@ -167,7 +164,6 @@ def _formatted(
 
 
 def _field(name: str, numbers: Mapping[str, Any], key: str) -> Any:
-    """Return a number, or a part of one."""
     found = FIELD.fullmatch(name)
     outer, part = found.groups() if found else (name, None)
     try:

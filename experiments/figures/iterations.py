@@ -111,7 +111,6 @@ def prompts(count: int, tokens: int) -> Work:
 
 
 def joined(decodes: Work, prompt: Work) -> Work:
-    """Return decodes and prompt chunks in one micro-batch."""
     return Work(*map(add, decodes, prompt))
 
 

@@ -25,8 +25,7 @@ MARKERS = {str(label): str(each) for label, each in _LOOKS.marker.dropna().items
 SPARE = ("#2a9d8f", "#b02a37", "#8c6d31", "#5b5b5b", "#e377c2")
 """Colours of labels without one, or with that of another beside them."""
 SHORT, TIGHT = 3.0, 1.5
-"""The ratios of ends below which a logarithmic axis has a number at each tick, and one more digit.
-"""
+"""Ratios of ends below which a logarithmic axis numbers each tick, and adds a digit."""
 TITLE_CHARACTERS_PER_INCH, NOTE_CHARACTERS_PER_INCH = 10.5, 15.5
 LINE_INCHES = 0.125
 MARKS_INCHES = 1.7
@@ -90,5 +89,4 @@ def annotate(figure: Figure, title: str, note: str) -> None:
 
 
 def marks_paper(figure: Figure) -> bool:
-    """Say whether a figure shows values of the paper's."""
     return any(text.get_text() == PAPER_WORDS for one in figure.legends for text in one.get_texts())

@@ -39,13 +39,13 @@ from evenflow.experiments.figures.looks import MARKS, annotate, fit, marks_paper
 from evenflow.experiments.figures.panels import checked_plot, draw
 from evenflow.experiments.figures.schema import PLAIN, FigurePlan, Look, load_plan
 from evenflow.experiments.figures.study import Drawing, FigureStudy, footnote
+from evenflow.report.echo import Watch
 from evenflow.report.folder import staged
 from evenflow.report.plots import save, styled
 from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import markdown_table, write_json, write_table
 from evenflow.study.fair import alike, marked
 from evenflow.study.points import Store
-from evenflow.study.trials import Watch
 from evenflow.study.uncertainty import COSTS
 
 
@@ -239,7 +239,6 @@ def add_intervals(
 
 
 def maker(plan: FigurePlan) -> Callable[[FigureStudy], Drawing]:
-    """Return the function that makes a figure of its study."""
     known = load_claims()
     for name in plan.keys.claims:
         if name not in known:

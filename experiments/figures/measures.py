@@ -16,7 +16,6 @@ from evenflow.sums import plain_sum
 
 
 def overview(outcome: Outcome) -> dict[str, Any]:
-    """Return a run's summary, and the pages it had."""
     deployment = outcome.result.provenance["deployment"]
     return {**outcome.summary, "kv_pages": deployment.get("kv_pages")}
 
@@ -30,10 +29,7 @@ def shares(outcome: Outcome) -> dict[str, Any]:
 
 
 def within(outcome: Outcome, limits: list[tuple[float, float]]) -> dict[str, Any]:
-    """Return the share of requests within each pair of limits; a TPOT of NaN is within.
-
-    A pair is milliseconds of TTFT and of TPOT.
-    """
+    """Return the share of requests within each pair of limits in ms, of TTFT and TPOT (NaN: in)."""
     latency = request_metrics(outcome.result)
     ttft_ms, tpot_ms = 1e3 * latency.ttft_s, 1e3 * np.nan_to_num(latency.tpot_s)
     attained = [float(((ttft_ms <= ttft) & ~(tpot_ms > tpot)).mean()) for ttft, tpot in limits]

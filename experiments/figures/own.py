@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from evenflow.config.yaml_file import find
 from evenflow.costs import decode_work
 from evenflow.errors import UsageError
+from evenflow.experiments.figures import scenarios
 from evenflow.experiments.figures.cases import (
     SEARCH,
     Case,
@@ -33,29 +34,11 @@ from evenflow.experiments.figures.iterations import iteration, world_of
 from evenflow.experiments.figures.looks import COLORS, grid_lines
 from evenflow.experiments.figures.measures import stalls
 from evenflow.experiments.figures.panels import Panel, draw, draw_panel
-from evenflow.experiments.figures.scenarios import (
-    example,
-    example_ms,
-    first_rounds,
-    gaps,
-    joined_by_prompt,
-    played,
-    transfers,
-)
 from evenflow.experiments.figures.study import Drawing, FigureStudy
 from evenflow.report.plots import panels
 from evenflow.results.run import RunResult
 from evenflow.schedulers import parameters, policy
-from evenflow.traces import load_trace
-from evenflow.traces.predict import (
-    NUM_CLASSES,
-    LengthClasses,
-    Mean,
-    Noisy,
-    Predictor,
-    score,
-    split,
-)
+from evenflow.traces import load_trace, predict
 from evenflow.traces.trace import Trace, random_stream
 
 TURN = 5.0
@@ -85,7 +68,6 @@ def default(study: FigureStudy, table: pd.DataFrame) -> list[object]:
 
 
 def gpu_of_pair(study: FigureStudy, table: pd.DataFrame) -> pd.Series[str]:
-    """Return the GPU of each row's pair."""
     return table.pair.str.partition(" + ")[0]
 
 
@@ -256,8 +238,10 @@ def _carried(study: FigureStudy, cases: list[Case]) -> list[float]:
 def stealing(study: FigureStudy) -> Drawing:
     """Simulate the example: a batch a stage, with some requests that end at once."""
     numbers = study.numbers
-    requests = example(numbers["batch_rows"], numbers["finished"])
-    table = first_rounds(played(study, requests, {"stages": study.gpus}), numbers["rounds"])
+    requests = scenarios.example(numbers["batch_rows"], numbers["finished"])
+    table = scenarios.first_rounds(
+        scenarios.played(study, requests, {"stages": study.gpus}), numbers["rounds"]
+    )
     first = table[table["round"] == 1]
     claim = {"average": first.average.tolist(), "submitted": first.submitted.tolist()}
     names = "batch " + table.batch.astype(str) + "\nround " + table["round"].astype(str)
@@ -279,12 +263,12 @@ def long_prompt(study: FigureStudy) -> Drawing:
         raise UsageError("stages: this figure is of one stage; give more GPUs as tensor_parallel")
     numbers, labels = study.numbers, study.labels
     last = labels[-1]
-    results = {label: joined_by_prompt(study, label, None) for label in labels[:-1]}
-    results[last] = joined_by_prompt(study, last, numbers["chunk_tokens"])
-    rows = [{"system": label, **gaps(result)} for label, result in results.items()]
+    results = {label: scenarios.joined_by_prompt(study, label, None) for label in labels[:-1]}
+    results[last] = scenarios.joined_by_prompt(study, last, numbers["chunk_tokens"])
+    rows = [{"system": label, **scenarios.gaps(result)} for label, result in results.items()]
     for chunk in numbers["all_chunks"]:
-        result = joined_by_prompt(study, last, chunk)
-        rows.append({"system": f"{last} of {chunk}", **gaps(result)})
+        result = scenarios.joined_by_prompt(study, last, chunk)
+        rows.append({"system": f"{last} of {chunk}", **scenarios.gaps(result)})
     table = pd.DataFrame(rows)
     return Drawing(_draw_gaps(study.plan.keys.plot, results, table), table)
 
@@ -341,25 +325,25 @@ def _that_fit(study: FigureStudy, seed: int) -> Trace:
 def _scores(study: FigureStudy, trace: Trace, seed: int) -> Iterator[dict[str, Any]]:
     yield from _by_group("length only", seed, _of_lengths(trace, seed))
     prompts, outputs = trace.prompt_tokens, trace.output_tokens
-    classes = LengthClasses.of(outputs)
-    known: dict[str, Predictor] = {"mean of all": Mean()}
+    classes = predict.LengthClasses.of(outputs)
+    known: dict[str, predict.Predictor] = {"mean of all": predict.Mean()}
     for accuracy in study.numbers["accuracies"]:
-        known[f"noisy, {accuracy:.2%} right"] = Noisy(accuracy, seed)
+        known[f"noisy, {accuracy:.2%} right"] = predict.Noisy(accuracy, seed)
     for name, predictor in known.items():
         predicted = predictor.predict(prompts, outputs, None)
-        scores = score(predicted, outputs, classes, random_stream(seed, "groups"))
+        scores = predict.score(predicted, outputs, classes, random_stream(seed, "groups"))
         yield from _by_group(name, seed, scores)
 
 
 def _of_lengths(trace: Trace, seed: int) -> Mapping[str, Any]:
     """Score naming the most frequent class of prompts about as long, to half an octave."""
-    training, _, test = split(len(trace), seed)
-    classes = LengthClasses.of(trace.output_tokens[training])
+    training, _, test = predict.split(len(trace), seed)
+    classes = predict.LengthClasses.of(trace.output_tokens[training])
     octaves = (2 * np.log2(trace.prompt_tokens)).astype(int)
-    seen = np.zeros((octaves.max() + 1, NUM_CLASSES), dtype=int)
+    seen = np.zeros((octaves.max() + 1, predict.NUM_CLASSES), dtype=int)
     np.add.at(seen, (octaves[training], classes.class_of(trace.output_tokens[training])), 1)
     named = classes.tokens(seen.argmax(axis=1)[octaves[test]])
-    return score(named, trace.output_tokens[test], classes, random_stream(seed, "groups"))
+    return predict.score(named, trace.output_tokens[test], classes, random_stream(seed, "groups"))
 
 
 def _by_group(predictor: str, seed: int, scores: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -370,8 +354,8 @@ def _by_group(predictor: str, seed: int, scores: Mapping[str, Any]) -> Iterator[
 
 def disaggregation(study: FigureStudy) -> Drawing:
     """Run each system at each rate, and one request with the text's 224 MB of KV."""
-    table, moved_ms = table_of(study), example_ms(study)
-    shown, run = pd.concat([transfers(study), table]), study.plan.run.data
+    table, moved_ms = table_of(study), scenarios.example_ms(study)
+    shown, run = pd.concat([scenarios.transfers(study), table]), study.plan.run.data
     words = {"gpus": study.gpus, "gpu": run["gpu"], "model": run["model"]}
     figure, given = draw(study.plan.keys.plot, shown, words), study.numbers["example"]
     axes, size = figure.axes[0], given["tokens"] * given["bytes_per_token"] / 1e6

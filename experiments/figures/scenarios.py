@@ -21,7 +21,6 @@ from evenflow.types import Request
 
 
 def played(study: FigureStudy, requests: list[Request], *layers: Layer) -> RunResult:
-    """Simulate requests on the figure's run with `layers` over it."""
     return simulate(build(study.config(*layers), requests, study.plan.beside).world)
 
 

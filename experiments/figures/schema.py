@@ -162,7 +162,6 @@ class Look:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """The keys of a plot that follow."""
         return {} if self.width is None else {"width": self.width}
 
 
@@ -199,7 +198,6 @@ class FigurePlan:
 
     @property
     def by_hand(self) -> dict[str, Any]:
-        """The keys of the run that the user has set, as a layer."""
         return set_by_hand(self.run)
 
     def sets(self, key: str) -> bool:
@@ -239,7 +237,7 @@ def load_plan(
         run = run._replace(data=layered(without_links(run.data), by_hand))
     all_keys = document._replace(data=document.data | {"run": run.data})
     figure = yaml_file.checked(FigureKeys, all_keys)
-    make_importable([run.data, figure.systems, figure.study], Path.cwd(), path.parent)
+    make_importable([run.data, figure.systems, figure.study], path.parent)
     _check_not_taken(by_hand, figure.study)
     numbers = {dotted.split(".")[1] for dotted in map(_key, overrides) if dotted[:6] == "study."}
     quickly = {name: value for name, value in figure.quick.items() if name not in numbers}

@@ -124,12 +124,10 @@ class FigureStudy:
 
     @property
     def labels(self) -> list[str]:
-        """Names of the figure's systems."""
         return list(self.plan.keys.systems)
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs of the figure's run."""
         stages = self.plan.run.data.get("stages", 1)
         depth = len(stages) if isinstance(stages, list) else _count("stages", stages)
         return depth * _count("tensor_parallel", self.plan.run.data.get("tensor_parallel", 1))
@@ -140,7 +138,6 @@ class FigureStudy:
         return [*(2**power for power in range((self.gpus - 1).bit_length())), self.gpus]
 
     def _given(self, label: str) -> Layer:
-        """Return the keys of a system as the figure has them."""
         given = self.plan.keys.systems[label]
         return keys_of_system(given) if isinstance(given, str) else given
 
@@ -185,7 +182,6 @@ class FigureStudy:
                 )
 
     def policy(self, label: str) -> str:
-        """Return the name of the policy of one of the figure's systems."""
         return str(long_form("scheduler", self.keys_of(label)["scheduler"])["name"])
 
     def system(self, label: str, gpus: int | None = None) -> Layer:
@@ -206,10 +202,7 @@ class FigureStudy:
         return {"stages": stages, "tensor_parallel": ranks} | keys
 
     def config(self, *layers: Layer) -> RunConfig:
-        """Return the figure's run with `layers` of keys over it; mappings merge, the last wins.
-
-        Its requests are as many as the study has.
-        """
+        """Return the figure's run, with the study's requests and `layers` merged over it."""
         data: Layer = self.plan.run.data
         if "requests" in self.numbers:
             data = layered(data, {"workload": {"requests": self.numbers["requests"]}})
@@ -251,10 +244,7 @@ class FigureStudy:
         self._on_progress(done, self._asked)
 
     def noted(self, configs: Sequence[RunConfig], table: pd.DataFrame) -> pd.DataFrame:
-        """Return the table of runs, when their policies, machines, KV pages and failures are kept.
-
-        Raises a UsageError when every run failed.
-        """
+        """Return a table of runs, and note facts of it; UsageError if all of them failed."""
         if len(table) and table["error"].notna().all():
             raise UsageError(f"no run succeeded, the first because: {table['error'].iloc[0]}")
         self._schedulers |= {policy_words(config) for config in configs}
@@ -357,7 +347,6 @@ def policy_words(config: RunConfig) -> str:
 
 
 def machine_words(config: RunConfig) -> str:
-    """Return a run's GPU with its links, in words."""
     assert config.gpu is not None  # or there is no machine
     link, nodes, all_reduce = config.wires
     words = config.gpu_words

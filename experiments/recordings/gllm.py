@@ -8,44 +8,34 @@ page for a prefill, or would wait for ever.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from evenflow.core.batch import MicroBatch
 from evenflow.core.batcher import Batcher
+from evenflow.core.scheduling import Scheduler
 from evenflow.experiments.recordings import journal
-from evenflow.experiments.recordings.journal import Answers, Ask, Event, facts_of
-from evenflow.sim import World
 
-FACTS = facts_of("gllm")
+FACTS = journal.facts_of("gllm")
 
 
-def mode(config: Event) -> str:
-    """Return how a journal's engine ran."""
-    return "pages enough" if config["pages"] >= 4000 else "pages too few"
-
-
-def world_of(
-    path: Path, events: Sequence[Event], scheduler: str | None = None, variant: str = "code"
-) -> World:
-    """Return a journal's requests and deployment."""
-    config, name = events[0], scheduler or "token_throttling"
-    settings = {**config, "variant": variant}
+def scheduler_of(config: journal.Event, name: str) -> Scheduler:
     limit = config["pages"] * config["page_tokens"]
-    make_scheduler = partial(journal.policy_of, name, settings, max_model_len=limit)
-    return journal.world_of(
-        events,
-        make_scheduler,
-        depth=config["depth"],
-        total_pages=config["pages"],
-        max_model_len=limit,
-        page_tokens=config["page_tokens"],
-        max_in_flight=config["depth"],
-    )
+    return journal.policy_of(name, {"variant": "code", **config}, max_model_len=limit)
 
 
-def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
-    """Compare an answer of gLLM's with ours."""
+def deployment(path: Path, events: Sequence[journal.Event]) -> dict[str, Any]:
+    config = events[0]
+    return {
+        "depth": config["depth"],
+        "total_pages": config["pages"],
+        "max_model_len": config["pages"] * config["page_tokens"],
+        "page_tokens": config["page_tokens"],
+        "max_in_flight": config["depth"],
+    }
+
+
+def answers(batcher: Batcher, event: journal.Event, ask: journal.Ask) -> journal.Answers:
     before = {seq: seq.epoch for seq in batcher.queues.live.values()}
     batch = ask()
     preempted = [seq.request.request_id for seq in before if seq.epoch > before[seq]]
@@ -57,7 +47,7 @@ def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
     yield "free pages", batcher.pool.free_pages, event["free"]
 
 
-def rows_of(batch: MicroBatch | None) -> Event:
+def rows_of(batch: MicroBatch | None) -> journal.Event:
     """Return a micro-batch's decoding requests and prompt tokens, as a journal has them."""
     group = batch.decodes if batch is not None else None
     chunks = batch.chunks if batch is not None else ()

@@ -7,7 +7,7 @@ import json
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -71,22 +71,22 @@ def _facts() -> Mapping[str, EngineFacts]:
 
 
 def facts_of(engine: str) -> EngineFacts:
-    """Return what is known of an engine's journals."""
     return _facts()[engine]
 
 
 class Form(Protocol):
     """A reader of the journals of an engine: a module of this package.
 
-    `world_of` gives a journal's requests and deployment; UsageError for what is not modelled.
-    `answers`: the parts of an answer, ours and as recorded, in the order in which they are
-    compared; `ask` asks our Batcher.
+    `scheduler_of` gives the policy of a name with those of a journal's settings that it has.
+    `deployment` gives the other fields of its World, and the `contents` of requests where there is
+    a prefix cache; UsageError for what is not modelled. `answers`: the parts of an answer, ours and
+    as recorded, in the order in which they are compared; `ask` asks our Batcher.
     """
 
     @property
     def FACTS(self) -> EngineFacts: ...  # noqa: N802
-    def mode(self, config: Event) -> str: ...
-    def world_of(self, path: Path, events: Sequence[Event], scheduler: str | None) -> World: ...
+    def scheduler_of(self, config: Event, name: str) -> Scheduler: ...
+    def deployment(self, path: Path, events: Sequence[Event]) -> dict[str, Any]: ...
     def answers(self, batcher: Batcher, event: Event, ask: Ask) -> Answers: ...
 
 
@@ -187,7 +187,7 @@ def replay(path: Path, form: Form, version: str, scheduler: str | None = None) -
     """
     config, *rest = read(path, form.FACTS.fields)
     events = [{**config, "version": version}, *rest]
-    world = form.world_of(path, events, scheduler)
+    world = world_of(form, path, events, scheduler)
     replayer = Replayer(form, world)
     outcome = replayed(events, replayer)
     if outcome.difference is not None or "base_s" not in events[0]:
@@ -223,7 +223,6 @@ def replayed(events: Sequence[Event], replayer: Replayer) -> ReplayOutcome:
 
 
 def simulated(world: World) -> dict[int, RequestTimes]:
-    """Return the times of the requests in a simulation of a world."""
     result = simulate(world)
     columns = result.request_id, result.first_token_s, result.completion_s
     rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -236,26 +235,28 @@ def policy_of(name: str, settings: Mapping[str, Any], **facts: Any) -> Scheduler
     return create(name, {key: settings[key] for key in known if key in settings}, **facts)
 
 
+NO_LIMIT = 1 << 30
+"""Tokens of a request where an engine states no limit."""
+
+
 def world_of(
-    events: Sequence[Event],
-    make_scheduler: Callable[[], Scheduler],
-    contents: Contents | None = None,
-    *,
-    depth: int,
-    **deployment: Any,
+    form: Form, path: Path, events: Sequence[Event], scheduler: str | None = None
 ) -> World:
-    """Return the world of a journal's requests, on its clock, or one that does not matter."""
+    """Return the world of a journal's requests, on its clock, or one that does not matter.
+
+    Its policy is the engine's, or the one of the name `scheduler`.
+    """
+    config, facts = events[0], form.FACTS
+    refuse(path, config, facts.modelled)
+    deployment = form.deployment(path, events)
+    contents = deployment.pop("contents", None)
+    policy_name = scheduler or facts.policy.partition(",")[0]
+    make_scheduler = partial(form.scheduler_of, config, policy_name)
     make_scheduler()  # a name that is none
-    times_s = events[0].get("base_s", 1.0), events[0].get("per_token_s", 0.0)
-    requests, cost = requests_of(events, contents), AffineCost(*times_s, depth)
-    return World(
-        requests,
-        make_scheduler,
-        cost,
-        depth=depth,
-        prefix_cache=contents is not None,
-        **deployment,
-    )
+    times_s = config.get("base_s", 1.0), config.get("per_token_s", 0.0)
+    cost, cached = AffineCost(*times_s, deployment["depth"]), contents is not None
+    requests = requests_of(events, contents)
+    return World(requests, make_scheduler, cost, prefix_cache=cached, **deployment)
 
 
 def time_of(event: Event, number: int) -> float:

@@ -25,33 +25,12 @@ from evenflow.engines.queues import EngineQueues
 from evenflow.engines.receiving import ReceivingQueues
 from evenflow.engines.speculation import Speculation
 from evenflow.experiments.recordings import journal
-from evenflow.experiments.recordings.journal import (
-    Answers,
-    Ask,
-    Contents,
-    Event,
-    facts_of,
-    policy_of,
-    refuse,
-    tokens_of,
-)
 from evenflow.schedulers.sglang import SHARED
-from evenflow.sim import World
 
-FACTS = facts_of("sglang")
-
-
-def mode(config: Event) -> str:
-    """Return how a journal's engine ran."""
-    words = ["overlapped" if config["overlap"] else "not overlapped"]
-    words += ["mixed chunks"] * bool(config.get("mixed_chunk"))
-    words += ["whole prompts"] * (config["chunked_prefill_size"] is None)
-    words += ["speculation"] * bool(config.get("speculative"))
-    words += [f"{each} server" for each in [config.get("disaggregation_mode")] if each]
-    return ", ".join([*words, *["radix cache"] * bool(config["radix"])])
+FACTS = journal.facts_of("sglang")
 
 
-def scheduler_of(config: Event, name: str = "sglang") -> Scheduler:
+def scheduler_of(config: journal.Event, name: str) -> Scheduler:
     """Return the policy of a journal's settings; `name` gets the settings that it has."""
     settings = {**config, "dynamic_chunking": config.get("dynamic_chunking") is not None}
     settings["token_budget"] = config["chunked_prefill_size"]
@@ -62,10 +41,10 @@ def scheduler_of(config: Event, name: str = "sglang") -> Scheduler:
     }
     if settings["dynamic_chunking"]:
         facts["prefill_s"] = partial(np.polyval, config["dynamic_chunking"])
-    return policy_of(name, settings, **facts)
+    return journal.policy_of(name, settings, **facts)
 
 
-def _loop(config: Event) -> dict[str, Any]:
+def _loop(config: journal.Event) -> dict[str, Any]:
     """Return the fields of a world that set the loop of a journal's engine."""
     if config.get("disaggregation_mode") is None:
         return {"loop": EngineLoop}
@@ -83,7 +62,7 @@ class Accepted(Speculation):
         return self.gains[request_id, generated]
 
 
-def _decoding(events: Sequence[Event]) -> Decoding:
+def _decoding(events: Sequence[journal.Event]) -> Decoding:
     """Return the tokens of a journal's decodes: one a step, or what its `done` lines say."""
     spec = events[0].get("speculative")
     if spec is None:
@@ -96,26 +75,21 @@ def _decoding(events: Sequence[Event]) -> Decoding:
     return Accepted((spec["acceptance"],) * spec["k"], gains)
 
 
-def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) -> World:
-    """Return a journal's requests and deployment."""
+def deployment(path: Path, events: Sequence[journal.Event]) -> dict[str, Any]:
     config = events[0]
-    refuse(path, config, FACTS.modelled)
     pairs = bool(config.get("speculative"))  # with which pages end
     block_tokens = 1 if pairs else gcd(config["page_size"], SHARED)
-    contents = Contents(path, block_tokens, generated) if config["radix"] else None
-    make_scheduler = partial(scheduler_of, config, scheduler or "sglang")
-    return journal.world_of(
-        events,
-        make_scheduler,
-        contents,
-        depth=config["pp"],
-        total_pages=config["tokens"] // config["page_size"],
-        max_model_len=config.get("context", 1 << 30),
-        page_tokens=config["page_size"],
-        max_in_flight=config["pp"] + config.get("pp_async_batch_depth", 0) + config["overlap"],
+    in_flight = config["pp"] + config.get("pp_async_batch_depth", 0) + config["overlap"]
+    return {
+        "contents": journal.Contents(path, block_tokens, generated) if config["radix"] else None,
+        "depth": config["pp"],
+        "total_pages": config["tokens"] // config["page_size"],
+        "max_model_len": config.get("context", journal.NO_LIMIT),
+        "page_tokens": config["page_size"],
+        "max_in_flight": in_flight,
         **_loop(config),
-        decoding=_decoding(events),
-    )
+        "decoding": _decoding(events),
+    }
 
 
 def generated(known: int, stop: int) -> list[int]:
@@ -123,8 +97,7 @@ def generated(known: int, stop: int) -> list[int]:
     return [7] * (stop - known - 1) + [2]
 
 
-def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
-    """Compare an answer of SGLang's with ours."""
+def answers(batcher: Batcher, event: journal.Event, ask: journal.Ask) -> journal.Answers:
     queues = batcher.queues
     assert isinstance(queues, EngineQueues)
     line = queues.arrived if isinstance(queues, ReceivingQueues) else queues.waiting
@@ -144,7 +117,7 @@ def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
     yield "retracted", [number for number in order if number in gone], event["retracted"]
     started = sorted(number for number in queues.admitted if number not in admitted)
     yield "admitted", started, sorted([*event["new"], *event["resumed"]])
-    yield "tokens", tokens_of(batch), {int(key): n for key, n in event["tokens"].items()}
+    yield "tokens", journal.tokens_of(batch), {int(key): n for key, n in event["tokens"].items()}
     recorded = {int(key): n for key, n in event.get("cached", {}).items()}
     cached = {number: queues.live[number].kept_tokens for number in started}
     yield "cached tokens", cached, recorded or dict.fromkeys(started, 0)

@@ -8,8 +8,8 @@ which of ours; the rules are the policy's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from evenflow.core.batch import Chunk
 from evenflow.core.batcher import Batcher
@@ -18,28 +18,11 @@ from evenflow.engines.loop import EngineLoop
 from evenflow.engines.queues import EngineQueues
 from evenflow.errors import DryPoolError
 from evenflow.experiments.recordings import journal
-from evenflow.experiments.recordings.journal import (
-    Answers,
-    Ask,
-    Event,
-    facts_of,
-    policy_of,
-    tokens_of,
-)
-from evenflow.sim import World
 
-FACTS = facts_of("trtllm")
+FACTS = journal.facts_of("trtllm")
 
 
-def mode(config: Event) -> str:
-    """Return how a journal's engine ran."""
-    words = [{"pp": "pipeline", "simple": "not overlapped"}.get(config["loop"], "overlapped")]
-    words += ["1.0's"] * (config.get("waits_first") is False)
-    words += [config[FACTS.mark]] * (config[FACTS.mark] != "GUARANTEED_NO_EVICT")
-    return ", ".join([*words, *["chunks"] * bool(config.get("chunking"))])
-
-
-def scheduler_of(config: Event, name: str = "trtllm") -> Scheduler:
+def scheduler_of(config: journal.Event, name: str) -> Scheduler:
     """Return the policy of a journal's settings; `name` gets the settings that it has."""
     params = {
         "max_batch_size": config["max_batch_size"],
@@ -56,26 +39,22 @@ def scheduler_of(config: Event, name: str = "trtllm") -> Scheduler:
     }
     if config.get("chunking"):
         params["context_chunking_policy"] = config["chunking"]
-    return policy_of(name, params, depth=config["pp"], page_tokens=config["block_size"])
+    return journal.policy_of(name, params, depth=config["pp"], page_tokens=config["block_size"])
 
 
-def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) -> World:
-    """Return a journal's requests and deployment."""
+def deployment(path: Path, events: Sequence[journal.Event]) -> dict[str, Any]:
     config = events[0]
-    return journal.world_of(
-        events,
-        partial(scheduler_of, config, scheduler or "trtllm"),
-        depth=config["pp"],
-        total_pages=config["blocks"],
-        max_model_len=1 << 30,
-        page_tokens=config["block_size"],
-        max_in_flight=config["pp"] + (config["loop"] == "overlap"),
-        loop=EngineLoop,
-    )
+    return {
+        "depth": config["pp"],
+        "total_pages": config["blocks"],
+        "max_model_len": journal.NO_LIMIT,
+        "page_tokens": config["block_size"],
+        "max_in_flight": config["pp"] + (config["loop"] == "overlap"),
+        "loop": EngineLoop,
+    }
 
 
-def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
-    """Compare an answer of TensorRT-LLM's with ours."""
+def answers(batcher: Batcher, event: journal.Event, ask: journal.Ask) -> journal.Answers:
     queues = batcher.queues
     assert isinstance(queues, EngineQueues)
     seats = len(event["active"])
@@ -95,7 +74,7 @@ def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
     chunks = batch.chunks if batch is not None else ()
     last = [chunk for chunk in chunks if chunk.last]
     yield "context", [*map(_number, chunks)], event["context"]
-    yield "tokens", tokens_of(batch), {int(key): n for key, n in event["tokens"].items()}
+    yield "tokens", journal.tokens_of(batch), {int(key): n for key, n in event["tokens"].items()}
     started = [number for number in queues.admitted if number not in running]
     yield "new", sorted(started), sorted(event["new"])
     yield "last", [*map(_number, last)], event["last"]
@@ -106,7 +85,7 @@ def _number(chunk: Chunk) -> int:
     return chunk.sequence.request.request_id
 
 
-def _dies(ask: Ask) -> bool:
+def _dies(ask: journal.Ask) -> bool:
     try:
         ask()
     except DryPoolError:

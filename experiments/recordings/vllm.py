@@ -8,47 +8,22 @@ the policy's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from evenflow.core.batcher import Batcher
 from evenflow.core.scheduling import Scheduler
 from evenflow.engines.loop import EngineLoop
 from evenflow.errors import UsageError
 from evenflow.experiments.recordings import journal
-from evenflow.experiments.recordings.journal import (
-    Answers,
-    Ask,
-    Contents,
-    Event,
-    facts_of,
-    policy_of,
-    refuse,
-    tokens_of,
-)
-from evenflow.sim import World
 
-FACTS = facts_of("vllm")
+FACTS = journal.facts_of("vllm")
 
 GENERATED = 500
 """Without a model, the token after n known ones is 3 + n mod 500."""
 
 
-def mode(config: Event) -> str:
-    """Return how a journal's engine ran."""
-    words = ["synchronous"]
-    if config.get("async_scheduling"):
-        words = [f"asynchronous, runner V{1 + bool(config.get('v2_runner'))}"]
-    words += ["prefix caching"] * bool(config.get("prefix_caching"))
-    words += ["chunk by chunk"] * (config.get("full_isl") is False)
-    words += ["short chunks"] * bool(config.get("long_prefill_token_threshold"))
-    words += ["whole prompts"] * (config.get("chunked_prefill") is False)
-    words += ["priorities"] * (config.get("policy") == "priority")
-    cadence = config["version"] != "0.32.0" and config.get("prefill_schedule_interval", 1) > 1
-    return ", ".join([*words, *["prefill cadence"] * cadence])
-
-
-def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:
+def scheduler_of(config: journal.Event, name: str) -> Scheduler:
     """Return the policy of a journal's settings; `name` gets the settings that it has."""
     params = {
         "max_num_batched_tokens": config["budget"],
@@ -66,7 +41,7 @@ def scheduler_of(config: Event, name: str = "vllm_v1") -> Scheduler:
         params["prefill_schedule_interval"] = config.get("prefill_schedule_interval", 1)
     if config.get("async_scheduling"):
         params["async_scheduling"] = "v2" if config.get("v2_runner") else "v1"
-    return policy_of(name, params, max_model_len=config.get("max_model_len"))
+    return journal.policy_of(name, params, max_model_len=config.get("max_model_len"))
 
 
 def generated(known: int, stop: int) -> list[int]:
@@ -74,32 +49,25 @@ def generated(known: int, stop: int) -> list[int]:
     return [3 + position % GENERATED for position in range(known, stop)]
 
 
-def world_of(path: Path, events: Sequence[Event], scheduler: str | None = None) -> World:
-    """Return a journal's requests and deployment; one of vLLM's blocks is its null block."""
+def deployment(path: Path, events: Sequence[journal.Event]) -> dict[str, Any]:
+    """Return the deployment; one of vLLM's blocks is its null block."""
     config = events[0]
-    refuse(path, config, FACTS.modelled)
     if config.get("async_scheduling") and config["pp"] > 1 and not config.get("v2_runner"):
         what = "async_scheduling with runner V1 and stages, which vLLM does not support,"
         raise UsageError(f"{path}: {what} is not modelled")
-    contents = None
-    if config.get("prefix_caching"):
-        contents = Contents(path, config["block_size"], generated)
-    make_scheduler = partial(scheduler_of, config, scheduler or "vllm_v1")
-    return journal.world_of(
-        events,
-        make_scheduler,
-        contents,
-        depth=config["pp"],
-        total_pages=config["blocks"] - 1,
-        max_model_len=config.get("max_model_len", 1 << 30),
-        page_tokens=config["block_size"],
-        max_in_flight=config["max_concurrent_batches"],
-        loop=EngineLoop,
-    )
+    known = config.get("prefix_caching")
+    return {
+        "contents": journal.Contents(path, config["block_size"], generated) if known else None,
+        "depth": config["pp"],
+        "total_pages": config["blocks"] - 1,
+        "max_model_len": config.get("max_model_len", journal.NO_LIMIT),
+        "page_tokens": config["block_size"],
+        "max_in_flight": config["max_concurrent_batches"],
+        "loop": EngineLoop,
+    }
 
 
-def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
-    """Compare an answer of vLLM's with ours."""
+def answers(batcher: Batcher, event: journal.Event, ask: journal.Ask) -> journal.Answers:
     queues = batcher.queues
     before = list(queues.admitted)
     yield "running", before, [row[0] for row in event["running"]]
@@ -111,7 +79,7 @@ def answers(batcher: Batcher, event: Event, ask: Ask) -> Answers:
     new = {number: tokens for number, tokens in kept.items() if int(number) in event["new"]}
     yield "preempted", [one for one in reversed(before) if one not in after], event["preempted"]
     yield "admitted", sorted(started), sorted([*event["new"], *event["resumed"]])
-    yield "tokens", tokens_of(batch), {int(key): n for key, n in event["tokens"].items()}
+    yield "tokens", journal.tokens_of(batch), {int(key): n for key, n in event["tokens"].items()}
     cached = {number: tokens for number, tokens in new.items() if tokens}
     yield "cached tokens", cached, event.get("cached", {})
     held = {str(number): len(seq.pages) for number, seq in after.items()}

@@ -41,6 +41,9 @@ KNOWN = (
 MOST_BYTES = 2**30
 """No benchmark writes a larger file's."""
 
+MOST_OF_ANYTHING = 1e30
+"""No time, not in nanoseconds, and no length is more; squares of it are numbers."""
+
 MOST_CLIENTS = 10**6
 """More are none: a very large number stands for no limit."""
 
@@ -104,7 +107,8 @@ def _of_objects(stem: str, objects: Sequence[Json]) -> Iterator[MeasuredRun]:
     table = next((form for form in requests_forms().values() if form.tells(first)), None)
     if table is not None:
         return iter([run_of(stem, table.read(objects))])
-    read = next((read for keys, read in RUNS.items() if all(_at(first, k) for k in keys)), None)
+    there = [keys for keys in RUNS if all(_at(first, k) not in (None, []) for k in keys)]
+    read = RUNS[there[0]] if there else None
     if read is None:
         advice = next((words for keys, words in UNREAD.items() if keys <= first.keys()), KNOWN)
         keys = ", ".join(sorted(map(str, first))[:5]) or "nothing"
@@ -121,12 +125,11 @@ def _at(data: Any, path: str) -> Any:
     return _at(data.get(head), rest) if rest and isinstance(data, Mapping) else None
 
 
-def _number(data: Json, *paths: str, factor: float = 1.0) -> float:
-    """Return the finite number at the first path that has one; ValueError names the path."""
-    for path in paths:
-        if math.isfinite(found := number(_at(data, path))):
-            return factor * found
-    raise ValueError(f"{paths[0]} is {shown(_at(data, paths[0]))}; a number is right")
+def _number(data: Json, path: str, factor: float = 1.0) -> float:
+    """Return the number at a path. ValueError unless it is one, 0 or above."""
+    if not 0 <= (found := number(_at(data, path))) < MOST_OF_ANYTHING:
+        raise ValueError(f"{path} is {shown(_at(data, path))}; a number, 0 or above, is right")
+    return factor * found
 
 
 def _clients(data: Json, path: str) -> float | None:
@@ -137,7 +140,8 @@ def _clients(data: Json, path: str) -> float | None:
 
 def _numbers(values: Any) -> Floats:
     """Return a list as numbers, NaN for values that are none."""
-    return np.array([number(value) for value in values], dtype=float)
+    found = np.array([number(value) for value in values], dtype=float)
+    return np.where(np.abs(found) < MOST_OF_ANYTHING, found, np.nan)
 
 
 class Requests(NamedTuple):
@@ -254,6 +258,7 @@ def _of_vllm(label: str, data: Json) -> Iterator[MeasuredRun]:
     inputs = _numbers(_list(data, "input_lens"))
     gaps_s = [_numbers(gaps if isinstance(gaps, list) else [None]) for gaps in itls]
     told = _list(data, "output_lens") if _at(data, "output_lens") else None
+    gaps_s = [np.where(gaps >= 0, gaps, np.nan) for gaps in gaps_s]
     outputs = _numbers(told or [1 + len(gaps) for gaps in gaps_s])
     counts = [len(values) for values in (ttfts_s, itls, inputs, outputs)]
     if len(set(counts)) > 1:
@@ -308,7 +313,7 @@ def _of_vllm_means(label: str, data: Json) -> Iterator[MeasuredRun]:
     metrics |= {
         key: number(value)
         for key, value in data.items()
-        if (key.endswith("_ms") or key == "duration") and math.isfinite(number(value))
+        if (key.endswith("_ms") or key == "duration") and 0 <= number(value) < MOST_OF_ANYTHING
     }
     totals = number(_at(data, "total_input_tokens")), number(_at(data, "total_output_tokens"))
     done = number(_at(data, "completed"))
@@ -336,9 +341,9 @@ def _of_aiperf(label: str, data: Json) -> Iterator[MeasuredRun]:
         unit = str(_at(data, f"{theirs}.unit"))
         if unit not in MILLISECONDS:
             raise ValueError(f"{theirs}.unit is {shown(unit)}; ns, us, ms or s is right")
-        metrics[f"mean_{ours}_ms"] = _number(data, f"{theirs}.avg", factor=MILLISECONDS[unit])
-        p99 = number(_at(data, f"{theirs}.p99"))
-        metrics |= {f"p99_{ours}_ms": MILLISECONDS[unit] * p99} if math.isfinite(p99) else {}
+        metrics[f"mean_{ours}_ms"] = _number(data, f"{theirs}.avg", MILLISECONDS[unit])
+        if _at(data, f"{theirs}.p99") is not None:
+            metrics[f"p99_{ours}_ms"] = _number(data, f"{theirs}.p99", MILLISECONDS[unit])
     lengths = [number(_at(data, f"{kind}_sequence_length.avg")) for kind in ("input", "output")]
     config = _at(data, "input_config")
     clients, rate = (_found(config, name) for name in ("concurrency", "request_rate"))
@@ -376,6 +381,8 @@ def _of_llmperf(label: str, data: Json) -> Iterator[MeasuredRun]:
         )
     )
     metrics = {"mean_ttft_ms": 1e3 * ttft, "mean_e2el_ms": 1e3 * e2el}
+    if e2el < ttft:
+        raise ValueError("results_end_to_end_latency_s_mean is less than results_ttft_s_mean")
     metrics["mean_tpot_ms"] = 1e3 * (e2el - ttft) / max(lengths[1] - 1, 1)
     told = _number(data, "num_concurrent_requests")
     doubt = "means only, TPOT from those of E2EL and TTFT"

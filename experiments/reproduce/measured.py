@@ -105,7 +105,10 @@ def of_means(
     """Return a run of which only means are known, and why that is in doubt.
 
     It is a closed loop where the mean lengths, in tokens, and the number of clients are known.
+    Raises ValueError where no first token came.
     """
+    if metrics["mean_ttft_ms"] == 0:
+        raise ValueError("the mean TTFT is 0: no request was answered")
     tokens = [round(length) for length in lengths]
     if clients is None or len(tokens) < 2 or min(tokens) < 1 or clients < 1:
         return MeasuredRun(label, metrics, pd.DataFrame(), doubts=[doubt])

@@ -24,24 +24,8 @@ from evenflow.core.replay import Entry, replay
 from evenflow.engines.pools import PooledWorld
 from evenflow.engines.recovery import Lives
 from evenflow.errors import PolicyError, UsageError
+from evenflow.experiments.validation import layers
 from evenflow.experiments.validation.faults import JoinedProcesses
-from evenflow.experiments.validation.layers import (
-    METRICS,
-    Structure,
-    Times,
-    bubble_shares,
-    compared,
-    cost_errors,
-    drawn,
-    drawn_link,
-    joined_times,
-    measured_times,
-    metric_errors,
-    priced,
-    structure_errors,
-    structure_of,
-    summary_of,
-)
 from evenflow.results.run import Floats, RunResult, merged
 from evenflow.runtime import ServedRun
 from evenflow.runtime.kinds import servable
@@ -89,7 +73,7 @@ class PipelineRun:
     world: World
     served: ServedRun
     expected_s: Floats
-    times: Times
+    times: layers.Times
 
     @property
     def result(self) -> RunResult:
@@ -104,16 +88,13 @@ class RealRun:
     parts: list[PipelineRun]
     load: Load
 
-    def again(self, system: World | PooledWorld, *, late: bool = True) -> list[Structure]:
-        """Simulate each replica, or the pools together, from its own times.
-
-        Unless `late`, it is as if stages took no time before they start.
-        """
+    def again(self, system: World | PooledWorld, *, late: bool = True) -> list[layers.Structure]:
+        """Simulate replicas or pools from measured times; unless `late`, stages start at once."""
         times = [part.times if late else part.times.at_once() for part in self.parts]
         if isinstance(system, PooledWorld):
-            return [structure_of(system, self.served.result, *times)]
+            return [layers.structure_of(system, self.served.result, *times)]
         pairs = zip(self.parts, times, strict=True)
-        return [structure_of(part.world, part.result, own) for part, own in pairs]
+        return [layers.structure_of(part.world, part.result, own) for part, own in pairs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,22 +140,25 @@ def validate(
     }
     if around is not None:
         results["calibrated"] = [_calibrated(world, around, seed) for seed in range(DRAWS)]
-    summaries = {name: [summary_of(merged(of)) for of in some] for name, some in results.items()}
+    summaries = {
+        name: [layers.summary_of(merged(of)) for of in some] for name, some in results.items()
+    }
     lines = summaries["measured"], summaries["simulated"][0], summaries.get("calibrated", ())
     found = {
         "requests": len(world.requests),
         "failed": lines[1]["failed"],
-        "end_to_end": {key: compared(key, *lines) for key in METRICS},
+        "end_to_end": {key: layers.compared(key, *lines) for key in layers.METRICS},
         "structure": [
-            structure_errors(each) | {"at_once": metric_errors(other.measured, other.again)}
+            layers.structure_errors(each)
+            | {"at_once": layers.metric_errors(other.measured, other.again)}
             for each, other in zip(chain(*again), chain(*at_once), strict=True)
         ],
         "costs": [
             line
             for alike in _alike(world, measured)
-            for line in cost_errors([p.result for p in alike], [p.expected_s for p in alike])
+            for line in layers.cost_errors([p.result for p in alike], [p.expected_s for p in alike])
         ],
-        "bubbles": {name: bubble_shares([*chain(*some)]) for name, some in results.items()},
+        "bubbles": {name: layers.bubble_shares([*chain(*some)]) for name, some in results.items()},
         "overheads": _overheads(parts),
         "calibration": None if around is None else _calibration(around),
     }
@@ -200,16 +184,19 @@ def _without_stages(
             if (difference := replay(journal, engine)) is not None:
                 raise PolicyError(f"a recorded run does not replay: {difference}")
     predicted = merged(job.simulate(built.world))
-    lines: list[Any] = [[summary_of(each.result) for each, _ in served], summary_of(predicted)]
+    lines: list[Any] = [
+        [layers.summary_of(each.result) for each, _ in served],
+        layers.summary_of(predicted),
+    ]
     if around is not None:
         predicted = merged(job.simulate(_held_up(servable(built), around)))
-        lines.append([summary_of(predicted)])
-    names = [key for key in METRICS if key not in ("busy_share", "bubble_share")]
+        lines.append([layers.summary_of(predicted)])
+    names = [key for key in layers.METRICS if key not in ("busy_share", "bubble_share")]
     found = {
         "requests": len(built.world.requests),
         "failed": lines[1]["failed"],
         "decisions": [len(each.result.scheduled_s) for each, _ in served],
-        "end_to_end": {key: compared(key, *lines) for key in names},
+        "end_to_end": {key: layers.compared(key, *lines) for key in names},
         "calibration": None if around is None else _calibration(around),
         "left_out": why,
     }
@@ -275,8 +262,8 @@ def _part(
     *,
     keeps_pages: bool = False,
 ) -> PipelineRun:
-    expected_s, num_tokens = priced(world, journals, keeps_pages=keeps_pages)
-    return PipelineRun(world, served, expected_s, measured_times(served, world, num_tokens))
+    expected_s, num_tokens = layers.priced(world, journals, keeps_pages=keeps_pages)
+    return PipelineRun(world, served, expected_s, layers.measured_times(served, world, num_tokens))
 
 
 def _alone(world: World, served: ServedRun) -> World:
@@ -308,13 +295,13 @@ def _calibrated(world: World | PooledWorld, around: RealRun, seed: int) -> list[
         transfers = around.served.result.transfers
         assert transfers is not None
         timings = [
-            drawn(part.times, part.world.costs, seed + DRAWS * index)
+            layers.drawn(part.times, part.world.costs, seed + DRAWS * index)
             for index, part in enumerate(around.parts)
         ]
-        linked = replace(world, link=drawn_link(world.link, transfers, seed))
+        linked = replace(world, link=layers.drawn_link(world.link, transfers, seed))
         return [simulate_timed(linked, *timings)]
-    times = joined_times([part.times for part in around.parts])
-    return simulate_replicas(world, timing=drawn(times, world.costs, seed))
+    times = layers.joined_times([part.times for part in around.parts])
+    return simulate_replicas(world, timing=layers.drawn(times, world.costs, seed))
 
 
 def _held_up(world: World, around: RealRun) -> World:

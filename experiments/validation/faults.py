@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from evenflow.core.decodes import Sequence as Served
@@ -38,19 +39,14 @@ class SignalledWorker:
         self._driver.signal(self._stage, signal.SIGCONT)
 
 
-@dataclass(frozen=True)
-class SignalledStages:
-    stages: Sequence[SignalledWorker]
-    links: Sequence[SignalledWorker] = ()
-
-
 class SignalledPipeline:
     """The served pipeline as the replica that processes act on."""
 
     def __init__(self, driver: MortalDriver, depth: int) -> None:
         self._driver = driver
-        self.pipeline = SignalledStages([SignalledWorker(driver, stage) for stage in range(depth)])
-        self.take = driver.take
+        stages = [SignalledWorker(driver, stage) for stage in range(depth)]
+        self.pipeline = SimpleNamespace(stages=stages, links=())
+        self.take, self.give_up = driver.take, partial(driver.give_up, reason=KILLED)
 
     @property
     def outstanding(self) -> int:
@@ -73,9 +69,6 @@ class SignalledPipeline:
             worker.is_stopped = False
         return self._driver.fail(restart_s)
 
-    def give_up(self, lost: Sequence[Served]) -> None:
-        self._driver.give_up(lost, KILLED)
-
 
 class JoinedProcesses:
     """Processes that act on the workers of a driver, at their times of the run."""
@@ -90,11 +83,9 @@ class JoinedProcesses:
 
     @property
     def next_s(self) -> float:
-        """Time at which one of them is due; infinity: never."""
         return float(self._env.peek())
 
     def run_due(self, now_s: float) -> None:
-        """Let them act until now."""
         while self._env.peek() <= now_s:
             self._processes.step()
 

@@ -70,7 +70,6 @@ class Times:
     arrivals_s: Floats
 
     def timing(self, index: int) -> Timing:
-        """Return the row of one micro-batch."""
         return Timing(*(getattr(self, name)[index].tolist() for name in Timing._fields))
 
     def at_once(self) -> Times:
@@ -143,7 +142,6 @@ class Recorded:
         self._sums_s = [0.0, 0.0]  # measured, and by the costs, of the same micro-batches
 
     def __call__(self, batch: MicroBatch) -> Timing:
-        """Return the times of the next micro-batch."""
         index, key = next(self._positions), (batch.prefill_tokens, batch.decode_tokens)
         by_costs_s = self._costs.times(batch.charged or batch)
         same = self._batches[index : index + 1] == [(*key, batch.free_pages)]
@@ -223,9 +221,7 @@ def drawn_link(link: TransferLink, transfers: Transfers, seed: int) -> TimedLink
 
 
 class Structure(NamedTuple):
-    """A run, and the same simulated from its own times. `parted_at`: the first micro-batch with
-    another decision, of a pool's own.
-    """
+    """A run, the same simulated from its times, and its first micro-batch with another decision."""
 
     measured: RunResult
     again: RunResult
@@ -233,10 +229,7 @@ class Structure(NamedTuple):
 
 
 def summary_of(result: RunResult) -> dict[str, Any]:
-    """Return the summary of a run, with the share of its stages' time that is idle.
-
-    A metric of no requests is NaN.
-    """
+    """Return the summary of a run, and the share of its stages' time that is idle; NaN for None."""
     summary = {key: math.nan if v is None else v for key, v in summarize(result).items()}
     return summary | {"bubble_share": 1 - summary["busy_share"]}
 
@@ -319,14 +312,6 @@ def same_batches(one: RunResult, other: RunResult) -> float:
     return float(same.sum()) / most if most else 1.0
 
 
-class Priced(NamedTuple):
-    """Predicted costs of each micro-batch of a run, [m, depth] in seconds, and its tokens, padding
-    included, [m]."""
-
-    expected_s: Floats
-    num_tokens: Ints
-
-
 class KeepingBatcher(PoolBatcher):
     """A Batcher, of a pool or not, that keeps the micro-batches it sent."""
 
@@ -342,11 +327,11 @@ class KeepingBatcher(PoolBatcher):
 
 def priced(
     world: World, journals: Iterable[Iterable[Entry]], *, keeps_pages: bool = False
-) -> Priced:
-    """Return the predicted costs of a recorded run, from the journals of its engines.
+) -> tuple[Floats, Ints]:
+    """Return the predicted seconds of a recorded run, [m, depth], and tokens with padding, [m].
 
-    `keeps_pages` as of a PoolBatcher. Raises PolicyError when one, replayed, does not give what
-    it records.
+    `journals` are those of its engines, `keeps_pages` as of a PoolBatcher. Raises PolicyError when
+    one, replayed, does not give what it records.
     """
     sent: list[MicroBatch] = []
     for journal in journals:
@@ -359,7 +344,7 @@ def priced(
     sent.sort(key=lambda batch: batch.scheduled_s)
     expected_s = [world.costs.times(batch.charged or batch) for batch in sent]
     num_tokens = np.array([batch.num_tokens for batch in sent], dtype=np.int64)
-    return Priced(np.array(expected_s).reshape(-1, world.depth), num_tokens)
+    return np.array(expected_s).reshape(-1, world.depth), num_tokens
 
 
 def cost_errors(

@@ -64,8 +64,7 @@ def told(found: Found) -> Iterator[str | Table]:
 
 
 def markdown(validations: Sequence[Found]) -> str:
-    """Return the tables of several validations as Markdown: one of all, then one under each
-    heading."""
+    """Return the tables of validations as Markdown: of all, then of each under a heading."""
     parts = [_as_markdown(overview(validations))]
     for found in validations:
         parts.append(f"### {found['scheduler']}\n")
@@ -101,7 +100,6 @@ def overview(validations: Sequence[Found]) -> Table:
 
 
 def sections(found: Found) -> list[Table]:
-    """Return the tables of a validation."""
     parts = [_end_to_end, *([_structure, _costs, _bubbles] if "structure" in found else [])]
     return [part(found) for part in parts]
 

@@ -114,13 +114,11 @@ class Answers:
         self._answers.clear()
 
     def refused(self, request_id: int, why: str) -> None:
-        """Note why a request never can be served."""
         if (answer := self._answers.pop(request_id, None)) is not None:
             message = f"prompt and max_tokens: {why}"
             answer.reply.add(ServiceError(message, 400, "context_length_exceeded", "max_tokens"))
 
     def given_up(self, request_id: int) -> None:
-        """Note that the policy ended a request early."""
         if (answer := self._answers.pop(request_id, None)) is not None:
             self.counted.finished["abort"].inc()
             answer.reply.add(ServiceError(GIVEN_UP, 503))

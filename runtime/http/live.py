@@ -145,7 +145,6 @@ class Clients(Front):
         return ends or asked.stopped
 
     def text_of(self, request: Request) -> Text:
-        """Return a request's text for workers: the prompt, and how its tokens are drawn."""
         return self._asked[request.request_id].text
 
     def _submit(self, request: Request, text: Text) -> Request:
@@ -180,10 +179,7 @@ class LiveServer:
         *,
         speaks: bool,
     ) -> Driver:
-        """Let clients in; return the driver that serves them once it runs, made by `drive`.
-
-        `speaks`: the workers compute with tokens.
-        """
+        """Return the driver of clients, which may come now; `speaks`: workers need tokens."""
         spawn = multiprocessing.get_context("spawn")
         channel, theirs = spawn.Pipe()
         gauges, keeps = partial(_gauges, engines), engines[0].kv.keeps
@@ -208,10 +204,7 @@ class LiveServer:
         self._clients.close(STOPPING)
 
     def ended(self, failure: str | None) -> str | None:
-        """Tell the remaining clients that nothing more comes, and why.
-
-        Return `failure`, or why there are no clients any more.
-        """
+        """Say to clients that nothing more comes; return `failure`, or why clients are gone."""
         failure = failure or self._broken
         self._failure = failure or STOPPING
         self._driver.abandon(self._failure)

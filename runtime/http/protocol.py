@@ -39,10 +39,7 @@ Stops = Annotated[
 
 
 class ServiceError(Exception):
-    """A request cannot be served, and the HTTP status and OpenAI error code that say so.
-
-    `param` is the parameter that is wrong, if one is.
-    """
+    """A refusal of a request, with OpenAI's code, the HTTP status and the wrong `param`."""
 
     def __init__(
         self, message: str, status: int, code: str | None = None, param: str | None = None

@@ -301,7 +301,6 @@ class LatentAttention:
     window: int = 0
 
     def __call__(self, layer: int, normed: Tensor, passing: Pass) -> Tensor:
-        """Return the attention [tokens, hidden] of a layer to `normed` and what was before."""
         batch, kv, cosines, sines, mark = passing
         keys_up, values_up = self.up
         heads, plain, latent = keys_up.shape

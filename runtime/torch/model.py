@@ -118,14 +118,6 @@ def rotation(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tupl
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The LM head: turns the last hidden states into logits."""
-
-    norm: Norm
-    matrix: Linear
-
-
 class Stage:
     """Layers [start, stop) of a model: with the embedding when first, norm and LM head when last.
 
@@ -155,11 +147,11 @@ class Stage:
         self.embedding = weights(embedding, *vocabulary) if self.is_first else None
         parts = [_LayerWeights(spec, index, weights, ranks) for index in range(start, stop)]
         self.layers = tuple(part.layer() for part in parts)
-        self.head: Head | None = None
+        self.head: tuple[Norm, Linear] | None = None
         if self.is_last:
             norm = Norm(weights("model.norm.weight", (spec.hidden_size,), ALL), spec.norm_epsilon)
             shared = self.embedding if spec.tie_word_embeddings else None
-            self.head = Head(norm, Linear(weights(head, *vocabulary) if shared is None else shared))
+            self.head = norm, Linear(weights(head, *vocabulary) if shared is None else shared)
         some_weight = self.layers[0].mlp_norm.weight
         self.dtype, self.device = some_weight.dtype, some_weight.device
         rotated = spec.qk_rope_head_dim if spec.kv_lora_rank else spec.head_dim
@@ -173,7 +165,6 @@ class Stage:
         return batch_inputs(rows, page_tokens, self.device, ids, draws, windows=windows)
 
     def kv_pages(self, pages: int, page_tokens: int) -> KvPages:
-        """Return empty pages for the keys and values of this stage."""
         spec, latent = self.spec, self.spec.kv_lora_rank
         heads = (
             (1, latent + spec.qk_rope_head_dim) if latent else (spec.num_kv_heads, spec.head_dim)
@@ -203,7 +194,8 @@ class Stage:
             mark("norm")
             if self.head is None:
                 return hidden
-            logits = self.head.matrix(self.head.norm(hidden.index_select(0, batch.sampled)))
+            norm, matrix = self.head
+            logits = matrix(norm(hidden.index_select(0, batch.sampled)))
             mark("head")
             return self.ranks.joined(logits)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.runtime.torch.model import ALONE, Part, Ranks, Rope, Source, Stage
-from evenflow.specs.huggingface import WINDOWED
+from evenflow.specs.huggingface import families
 from evenflow.specs.model import listed, model
 from evenflow.specs.modelspec import ModelSpec
 from evenflow.specs.precision import DTYPE_BYTES
@@ -148,8 +148,9 @@ def read_model(name_or_path: str | Path, *, timed: bool = False) -> tuple[ModelS
     activation = values.get("hidden_act", "silu")
     if activation != "silu":
         raise UsageError(f'{file}: "hidden_act" is {activation!r}; only "silu" can be run')
+    windowed = {family.name for family in families().values() if family.full_every >= 0}
     for key in ("mlp_bias", "use_sliding_window"):
-        if values.get(key) and not (key == "use_sliding_window" and spec.family in WINDOWED):
+        if values.get(key) and not (key == "use_sliding_window" and spec.family in windowed):
             raise UsageError(f'{file}: "{key}" is set, and such models cannot be run')
     return spec, Rope(spec.rope_theta) if timed else _rope(file, values, spec.rope_theta)
 

@@ -78,7 +78,6 @@ class TorchWorker:
         return replace(batch, names=names, dropped=step.dropped, unknown=unknown)
 
     def fetch(self, activation: Activation) -> None:
-        """Return when the hidden states of the stage before are here."""
         assert self._carrier is not None
         with self._preparing():
             self._carrier.fetch()

@@ -73,7 +73,6 @@ class VllmEngine:
         self._listens.append(descriptor)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the watched descriptors, for at most `timeout_s` seconds."""
         select.select(self._listens, [], [], timeout_s)
 
     def add(self, request: Request, text: Text) -> None:
@@ -171,7 +170,6 @@ class EngineDriver(Driver):
         engine.attach(self._batcher, self)
 
     def run(self) -> None:
-        """Serve until every request is done, or until `stop`."""
         flushed_s = 0.0
         try:
             while self.goes_on:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -23,26 +22,14 @@ from evenflow.sim import World, simulate
 from evenflow.study.fair import left_out
 from evenflow.study.runs import Job, run_job
 from tests.command_line import mistake
+from tests.configs import CONFIGS, written
 from tests.profiles import point, points, profile
 from tests.virtual_run import serve_with_known_host
-
-TINY_CONFIG = {
-    "model_type": "llama",
-    "num_hidden_layers": 4,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 128,
-    "vocab_size": 1000,
-    "max_position_embeddings": 2048,
-    "torch_dtype": "float16",
-}
 
 
 def measured_config(folder: Path, *overrides: str) -> RunConfig:
     """Return the configuration of a run in a folder where the tiny model lies, too."""
-    (folder / "config.json").write_text(json.dumps(TINY_CONFIG), encoding="utf-8")
+    written(folder, CONFIGS["llama"])
     path = folder / "RUN.yaml"
     path.write_text(
         "model: Llama-3.1-8B\nstages: 2\nscheduler: sarathi\n"

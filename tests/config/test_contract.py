@@ -13,10 +13,11 @@ import pytest
 import yaml
 
 from evenflow.config.run import RunConfig
-from evenflow.config.schema import reference, schema
+from evenflow.config.schema import schema
 from evenflow.config.yaml_file import Loader
 from evenflow.study.sweep_file import SweepConfig
 from tests.places import ROOT
+from tools.reference import reference
 
 DOCS = ROOT / "docs"
 SCHEMAS = {"RUN.yaml": schema(RunConfig), "SWEEP.yaml": schema(SweepConfig)}

@@ -9,11 +9,12 @@ import yaml
 
 from evenflow.config.build import build, load_workload
 from evenflow.config.run import load_config
-from evenflow.config.systems import PublishedSystem, markdown, systems
+from evenflow.config.systems import PublishedSystem, systems
 from evenflow.costs import prefill_work
 from evenflow.results.metrics import summarize
 from evenflow.sim import simulate
 from tests.places import ROOT
+from tools.reference import systems_table
 
 EXAMPLES = ROOT / "examples" / "systems"
 EACH = pytest.mark.parametrize("system", systems(), ids=lambda system: system.name)
@@ -48,7 +49,7 @@ def test_examples_and_names_are_one_to_one() -> None:
 
 
 def test_the_document_has_the_table() -> None:
-    assert markdown() in (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")
+    assert systems_table() in (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")
 
 
 def test_a_stage_of_four_gpus_pays_for_its_messages() -> None:

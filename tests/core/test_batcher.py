@@ -217,6 +217,12 @@ def test_the_same_request_twice_is_refused() -> None:
         (Plan(decodes=np.array([0, 1])), "as the decodes to take; a list of request ids, or"),
         (Plan(np.array([0, 1])), "as the prefills; a list of Prefill(request_id, tokens) is right"),
         (Plan([Prefill([0], 1)]), "prefills request [0], which is not being served"),
+        (prefill(0, 4, hold=-1), "request 0: holds -1 tokens"),
+        (prefill(0, True), "plans True as the tokens to prefill of request 0; a whole number"),
+        (prefill(False, 4), "prefills request False, which is not being served"),
+        (Plan(preempt=[True]), "preempts request True, which is not being served"),
+        (Plan(decodes=True), "plans True as the decodes to take; a list of request ids, or"),
+        (Plan(wake_at_s=True), "plans True as the time to be asked again; seconds is right"),
         (prefill(0, 4, hold="all"), "plans 'all' as the tokens to prefill of request 0"),
         (Plan(wake_at_s="soon"), "plans 'soon' as the time to be asked again; seconds is right"),
         (None, "returned None, not a Plan"),
@@ -228,6 +234,33 @@ def test_an_impossible_plan_names_the_policy_and_the_request(plan: Plan, message
     with pytest.raises(PolicyError, match="Scripted") as error:
         serving.next(0.0)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("order", ["x", None, ["arrival"]])
+def test_an_order_that_there_is_not_is_refused_in_a_plan_and_by_the_view(order: Any) -> None:
+    right = "one of arrival, first_returned, last_returned, last_row is right"
+    serving = three_decodes(Plan(decodes=1, order=order))
+    with pytest.raises(PolicyError, match=right):
+        serving.next(1.0)
+    for asked in (serving.view.ready, serving.view.decode_pages):
+        with pytest.raises(ValueError, match="is none of arrival, first_returned,"):
+            asked(1, order)
+    with pytest.raises(ValueError, match="is none of latest_arrived, last_returned, most_pages"):
+        serving.view.victim(order)
+
+
+def test_what_a_generator_returns_is_the_last_part_of_its_answer() -> None:
+    class Returns(Scripted):
+        def schedule(self, view: Any) -> Any:
+            yield prefill(0, 4)
+            return self.plans.pop(0)
+
+    serving = batcher(prefill(1, 8), 3, policy=Returns, asked=[(0, 8, 1), (1, 8, 1)])
+    batch = send(serving, 0.0)
+    assert decision_of(batch) == (((0, 0, 4), (1, 0, 8)), ())
+    serving.complete(batch, 1.0)
+    with pytest.raises(PolicyError, match="returned 3, not a Plan"):
+        serving.next(1.0)
 
 
 def test_an_answer_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

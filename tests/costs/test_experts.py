@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.costs import RooflineCost, decode_work, prefill_work
 from evenflow.costs.roofline import Rates, active_experts, all_to_all_bytes, experts_s
-from evenflow.costs.silicon.points import Peak, expert_times, least_s
-from evenflow.costs.silicon.tables import ExpertLayer, ExpertShape
+from evenflow.costs.silicon.points import Peak, counted, expert_times, experts_of, least_s
+from evenflow.costs.silicon.tables import ExpertLayer, ExpertShape, Wanted
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import LinkSpec, gpu
 from evenflow.specs.model import model
 from evenflow.specs.modelspec import ModelSpec, Split
 from tests.command_line import refused
 from tests.profiles import PLAIN, deployed, measured
+from tools.experts_awake import awake
 
 RING = LinkSpec(10, 5)
 # 4 experts of 32 columns, 2 a token: gate and up 64 x 64, down 32 x 64, 16-bit.
@@ -165,6 +168,33 @@ def test_experts_of_another_shape_keep_their_launches_and_their_rows_an_expert()
         ratio /= least_s(measured, tokens // 2, whole, 16, peak)
         expected = 30e-6 + (taken_s(measured, tokens // 2) + bare_s - 30e-6) * ratio
         assert seconds == pytest.approx(expected, rel=1e-12)
+
+
+def test_counted_experts_take_no_less_than_to_read_those_awake() -> None:
+    """A launch of 30 us and 10 an expert: 16 tokens wake 19.2, by the power law 15."""
+    even = {1: 40e-6, 8: 110e-6, 16: 190e-6, 32: 350e-6, 192: 360e-6}
+    law = {1: 30e-6, 8: 170e-6, 16: 180e-6, 32: 200e-6, 192: 400e-6}
+    shape = ExpertShape(7168, 2048, 256, 8)
+    kept = {(8, 1): law}
+    power, evenly = (ExpertLayer(shape, "", kept | {(1, 8): each}) for each in (law, even))
+    found = {cut: dict(times) for cut, times in counted(power, evenly).times.items()}
+    expected = {1: 62e-6, 8: 170e-6, 16: 222e-6, 32: 284e-6, 192: 400e-6}
+    assert found == kept | {(1, 8): pytest.approx(expected)}
+
+
+def test_tokens_wake_experts_of_their_four_best_groups() -> None:
+    """Where two experts of each of 4 groups have all tokens, each rank of these wakes both."""
+    counts = np.zeros(256)
+    counts[[0, 1, 32, 33, 64, 65, 96, 97]] = 5
+    assert [awake(counts, tokens, np.random.default_rng(0)) for tokens in (1, 7)] == [2, 2]
+    even = awake(np.ones(256), 1, np.random.default_rng(0))
+    assert 2 <= even <= 4
+
+
+def test_only_deepseeks_experts_were_counted() -> None:
+    with refused("costs.expert_load: counted is of 256 experts, 8 a token"):
+        wanted = Wanted("", "counted")
+        experts_of(Path(), "trtllm", None, ExpertShape(2048, 768, 128, 8), wanted)
 
 
 @pytest.mark.long

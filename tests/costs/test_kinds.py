@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,45 +12,11 @@ from evenflow.costs import RooflineCost, balanced_layers, decode_work, prefill_w
 from evenflow.costs.roofline import AttentionRates, Rates, pairs
 from evenflow.specs.gpu import LinkSpec, gpu
 from evenflow.specs.model import model
-from evenflow.specs.modelspec import ModelSpec
 from tests.command_line import refused
+from tests.configs import CONFIGS, read
 from tests.profiles import deployed, measured
 
-DEEPSEEK: dict[str, Any] = {
-    "model_type": "deepseek_v3",
-    "first_k_dense_replace": 3,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "kv_lora_rank": 512,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_attention_heads": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 61,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-}
-GEMMA: dict[str, Any] = {
-    "model_type": "gemma2",
-    "head_dim": 256,
-    "hidden_size": 3584,
-    "intermediate_size": 14336,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 42,
-    "num_key_value_heads": 8,
-    "sliding_window": 4096,
-    "vocab_size": 256000,
-}
-
-
-def read(tmp_path: Path, values: dict[str, Any]) -> ModelSpec:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(values), encoding="utf-8")
-    return ModelSpec.from_config_json(path)
+DEEPSEEK, GEMMA = CONFIGS["deepseek"], CONFIGS["gemma2"]
 
 
 def test_latents_and_dense_layers_are_those_of_deepseek(tmp_path: Path) -> None:
@@ -67,8 +32,6 @@ def test_latents_and_dense_layers_are_those_of_deepseek(tmp_path: Path) -> None:
 def test_windows_alternate_with_global_layers(tmp_path: Path) -> None:
     spec = read(tmp_path, GEMMA)
     assert {kind.sliding_window: count for kind, count in spec.kinds().items()} == {4096: 21, 0: 21}
-    each = spec.kv_bytes_per_token(1)
-    assert spec.kv_bytes(10_000) == 21 * each * (10_000 + 4096)
     assert spec.tie_word_embeddings
     types = ["sliding_attention", "sliding_attention", "full_attention"] * 14
     thirds = read(tmp_path, GEMMA | {"layer_types": types})

@@ -12,7 +12,14 @@ import pytest
 
 from evenflow.errors import UsageError
 from evenflow.experiments.recordings import form_of, of_engines, replay_engines, vllm
-from evenflow.experiments.recordings.journal import Event, ReplayOutcome, read, replay, simulated
+from evenflow.experiments.recordings.journal import (
+    Event,
+    ReplayOutcome,
+    read,
+    replay,
+    simulated,
+    world_of,
+)
 from tests.command_line import evenflow
 from tools import engines_table
 
@@ -64,7 +71,7 @@ def test_the_document_has_our_own_recordings(own: list[tuple[Path, Any]]) -> Non
 def test_vllm_times_are_as_recorded(path: Path) -> None:
     """A simulation with the engine's loop gives [arrival, first token, last token] to 1 ns."""
     config, *events = read(path, vllm.FACTS.fields)
-    ours = simulated(vllm.world_of(path, [config | {"version": "0.32.0"}, *events]))
+    ours = simulated(world_of(vllm, path, [config | {"version": "0.32.0"}, *events]))
     times = json.loads(path.with_name(f"{stem(path)}.times.json").read_text())
     assert {str(number) for number in ours} == set(times)
     for number, (_, *expected) in times.items():

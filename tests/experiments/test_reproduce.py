@@ -358,6 +358,7 @@ TRTLLM = {
     "streaming_metrics": {"avg_ttft_ms": 110.0, "avg_tpot_ms": 10.0},
 }
 PHASES = {"phases": [{"name": "warmup", "concurrency": 2}, {"name": "p", "concurrency": 4}]}
+BELOW = {"unit": "ms", "avg": -1.0, "avg_ttft_ms": -1.0, "avg_tpot_ms": 10.0}
 EMPTY_GUIDELLM = {"benchmarks": [{"requests": {"successful": []}}]}
 
 
@@ -385,6 +386,13 @@ EMPTY_GUIDELLM = {"benchmarks": [{"requests": {"successful": []}}]}
             json.dumps(LLMPERF | {"num_concurrent_requests": None}),
             "num_concurrent_requests is null",
         ),
+        ("a.json", json.dumps(LLMPERF | {"results_ttft_s_mean": 0.4}), "is less than results_ttft"),
+        ("a.json", json.dumps(AIPERF | {"time_to_first_token": BELOW}), "avg is -1.0; a number, 0"),
+        ("a.json", json.dumps(TRTLLM | {"streaming_metrics": BELOW}), "avg_ttft_ms is -1.0; a num"),
+        ("a.json", json.dumps(MEANS | {"mean_tpot_ms": 1e40}), "mean_tpot_ms is 1e.40; a number"),
+        ("a.json", json.dumps({**MEANS, "completed": 0, "mean_ttft_ms": 0}), "no request was ans"),
+        ("a.json", json.dumps(SERVED | {"ttfts": [1e308, 1e308]}), "no request has ttft_ms"),
+        ("a.json", json.dumps(SERVED | {"itls": [[0.02, -0.01], [-1]]}), "no request has e2el_ms"),
         ("a.json", json.dumps(SERVED | {"ttfts": [0.1]}), "one for each request"),
         ("a.jsonl", json.dumps(SERVED) + '\n{"ttfts": [0.', "line 2 is not valid, or cut"),
         ("a.csv", "silicon_tpot_ms\nx\n", "without"),

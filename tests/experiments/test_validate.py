@@ -16,22 +16,7 @@ from evenflow.core.replay import Asked
 from evenflow.costs import AffineCost
 from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.errors import PolicyError
-from evenflow.experiments.validation import AROUND_MS, Validation
-from evenflow.experiments.validation.layers import (
-    Recorded,
-    Times,
-    compared,
-    cost_errors,
-    drawn,
-    measured_times,
-    priced,
-    repeat_errors,
-    request_errors,
-    same_batches,
-    structure_errors,
-    structure_of,
-    summary_of,
-)
+from evenflow.experiments.validation import AROUND_MS, Validation, layers
 from evenflow.experiments.validation.write import (
     OVERVIEW,
     draw_validation,
@@ -49,10 +34,10 @@ from tests.virtual_run import WORLD, serve_noisily, serve_pools_noisily
 from tests.worlds import MAX_MODEL_LEN, pooled_worlds, served_worlds, small_world
 
 
-def measured(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[RunResult, Times]:
+def measured(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[RunResult, layers.Times]:
     """Return a noisy run of a world and its times."""
     served, journals = serve_noisily(world, seed, late_s)
-    times = measured_times(served, world, priced(world, journals).num_tokens)
+    times = layers.measured_times(served, world, layers.priced(world, journals)[1])
     return served.result, times
 
 
@@ -63,10 +48,10 @@ def measured(world: World, seed: int = 0, late_s: float = 0.0) -> tuple[RunResul
 )
 def test_a_run_simulated_from_its_own_times_is_itself(world: World, seed: int) -> None:
     result, times = measured(world, seed)
-    structure = structure_of(world, result, times)
+    structure = layers.structure_of(world, result, times)
     again = structure.again
     assert structure.parted_at is None
-    assert same_batches(result, again) == 1
+    assert layers.same_batches(result, again) == 1
     for name in ("prefill_tokens", "decode_tokens", "free_pages", "preemptions"):
         np.testing.assert_array_equal(getattr(again, name), getattr(result, name), name)
     for name in ("scheduled_s", "start_s", "end_s", "first_token_s", "completion_s"):
@@ -85,10 +70,10 @@ def test_so_is_one_of_pools(world: PooledWorld, seed: int) -> None:
     times = []
     for (name, journal), each in zip(journals.items(), served.pipelines, strict=True):
         pool = getattr(world, name)
-        num_tokens = priced(pool, [journal], keeps_pages=name != "decode").num_tokens
-        times.append(measured_times(each, pool, num_tokens))
+        num_tokens = layers.priced(pool, [journal], keeps_pages=name != "decode")[1]
+        times.append(layers.measured_times(each, pool, num_tokens))
     result = served.result
-    structure = structure_of(world, result, *times)
+    structure = layers.structure_of(world, result, *times)
     assert structure.parted_at is None
     again = structure.again
     for name in ("prefill_tokens", "decode_tokens", "free_pages"):
@@ -141,7 +126,7 @@ def test_padding_keeps_links_busy() -> None:
     world = small_world(requests, "static", params, **sizes, **slow)
     result, times = measured(world)
     assert result.decode_tokens.tolist() == [0, 1]  # of two rows, one is padding
-    again = structure_of(world, result, times).again
+    again = layers.structure_of(world, result, times).again
     np.testing.assert_allclose(again.end_s, result.end_s, atol=3e-9, rtol=0)
 
 
@@ -149,10 +134,10 @@ def test_a_structure_without_what_stages_take_before_they_start_is_too_fast() ->
     result, times = measured(WORLD, late_s=0.002)
     assert times.prepare_s == pytest.approx(0.002)
     at_once = replace(times, prepare_s=0 * times.prepare_s)
-    found = structure_errors(structure_of(WORLD, result, at_once))
+    found = layers.structure_errors(layers.structure_of(WORLD, result, at_once))
     assert found["metrics"]["mean_tpot_ms"] < -0.1
     assert found["requests"]["tpot"]["median"] > 0.1
-    found = structure_errors(structure_of(WORLD, result, times))
+    found = layers.structure_errors(layers.structure_of(WORLD, result, times))
     assert found["requests"]["tpot"]["most"] < 1e-6
 
 
@@ -167,7 +152,7 @@ def test_a_structure_without_what_stages_take_before_they_start_is_too_fast() ->
 )
 def test_a_world_of_other_rules_does_not_give_the_run_back(rule: dict[str, Any]) -> None:
     result, times = measured(WORLD)
-    found = structure_errors(structure_of(replace(WORLD, **rule), result, times))
+    found = layers.structure_errors(layers.structure_of(replace(WORLD, **rule), result, times))
     assert found["parted_at"] is not None
     assert found["same_micro_batches"] < 0.9
     assert abs(found["metrics"]["mean_ttft_ms"]) > 0.01
@@ -176,7 +161,7 @@ def test_a_world_of_other_rules_does_not_give_the_run_back(rule: dict[str, Any])
 def test_once_decisions_part_a_micro_batch_takes_what_its_like_took() -> None:
     result = simulate(WORLD)
     times = times_of(result)
-    recorded = Recorded(result, times, AffineCost(0.005, 0.5e-5, 3))
+    recorded = layers.Recorded(result, times, AffineCost(0.005, 0.5e-5, 3))
     first = batch(0, result, 0)
     assert recorded(first).stages_s == pytest.approx(times.stages_s[0])
     assert recorded.parted_at is None
@@ -203,9 +188,9 @@ def batch(index: int, result: RunResult, like: int) -> Any:
     return MicroBatch(index, 0.0, (), None, prefill, decode, 0, 0, free, 0)
 
 
-def times_of(result: RunResult) -> Times:
+def times_of(result: RunResult) -> layers.Times:
     count = len(result.scheduled_s)
-    return Times(
+    return layers.Times(
         schedule_s=np.full(count, 0.001),
         prepare_s=np.full((count, result.depth), 0.0005),
         stages_s=result.end_s - result.start_s,
@@ -219,21 +204,21 @@ def times_of(result: RunResult) -> Times:
 def test_drawn_times_are_those_of_one_micro_batch_and_the_costs() -> None:
     result = simulate(WORLD)
     times = times_of(result)
-    timings = [drawn(times, WORLD.costs, seed)(batch(0, result, 0)) for seed in range(20)]
+    timings = [layers.drawn(times, WORLD.costs, seed)(batch(0, result, 0)) for seed in range(20)]
     assert len({timing.freed_s for timing in timings}) > 10
     for timing in timings:
         assert timing.returned_s - timing.freed_s == pytest.approx(0.002, abs=1e-5)
         assert timing.stages_s == WORLD.costs.times(batch(0, result, 0))
-    again = [simulate_timed(WORLD, drawn(times, WORLD.costs, seed)) for seed in (0, 0, 1)]
-    assert summary_of(again[0]) == summary_of(again[1]) != summary_of(again[2])
-    assert summary_of(again[0])["mean_e2el_ms"] > summary_of(result)["mean_e2el_ms"]
+    again = [simulate_timed(WORLD, layers.drawn(times, WORLD.costs, seed)) for seed in (0, 0, 1)]
+    assert layers.summary_of(again[0]) == layers.summary_of(again[1]) != layers.summary_of(again[2])
+    assert layers.summary_of(again[0])["mean_e2el_ms"] > layers.summary_of(result)["mean_e2el_ms"]
 
 
 def test_a_stall_of_the_machine_is_not_drawn_for_one_message() -> None:
     times = times_of(simulate(WORLD))
     count = len(times.schedule_s)
     stalled = replace(times, freed_s=np.where(np.arange(count) == 7, 3.0, times.freed_s))
-    timing = drawn(stalled, WORLD.costs, seed=0)
+    timing = layers.drawn(stalled, WORLD.costs, seed=0)
     first = batch(0, simulate(WORLD), 0)
     assert max(timing(first).freed_s for _ in range(20 * count)) < 0.0041
 
@@ -241,10 +226,10 @@ def test_a_stall_of_the_machine_is_not_drawn_for_one_message() -> None:
 def test_costs_are_compared_with_what_a_replayed_journal_held() -> None:
     served, (journal,) = serve_noisily(WORLD)
     result = served.result
-    expected_s = priced(WORLD, [journal]).expected_s
+    expected_s, _ = layers.priced(WORLD, [journal])
     tokens = result.prefill_tokens + result.decode_tokens
     assert expected_s == pytest.approx(np.repeat(0.01 + 1e-5 * tokens[:, None], 3, axis=1))
-    lines = cost_errors([result], [expected_s])
+    lines = layers.cost_errors([result], [expected_s])
     late = np.abs(expected_s / (result.end_s - result.start_s) - 1)
     for stage, line in enumerate(lines):
         assert line["median"] == pytest.approx(np.median(late[:, stage]))
@@ -254,19 +239,21 @@ def test_costs_are_compared_with_what_a_replayed_journal_held() -> None:
     asked = next(index for index, entry in enumerate(journal) if isinstance(entry, Asked))
     changed = [*journal[:asked], journal[asked]._replace(decision=None), *journal[asked + 1 :]]
     with pytest.raises(PolicyError, match="a recorded run does not replay"):
-        priced(WORLD, [changed])
+        layers.priced(WORLD, [changed])
 
 
 def test_only_what_has_its_like_repeats() -> None:
     shapes = np.array([[1, 2], [3, 4], [1, 2], [5, 6], [1, 2]])
-    errors = repeat_errors(shapes, np.array([1.0, 9.0, 2.0, 8.0, 3.0]))
+    errors = layers.repeat_errors(shapes, np.array([1.0, 9.0, 2.0, 8.0, 3.0]))
     assert sorted(errors) == pytest.approx([0.0, 0.5, 0.5])
-    assert len(repeat_errors(shapes[:2], np.array([1.0, 9.0]))) == 0
+    assert len(layers.repeat_errors(shapes[:2], np.array([1.0, 9.0]))) == 0
 
 
 def test_one_metric_of_several_runs() -> None:
     runs = [{"duration": 9.0}, {"duration": 11.0}]
-    line = compared("duration", runs, {"duration": 9.5}, [{"duration": 10.0}, {"duration": 10.2}])
+    line = layers.compared(
+        "duration", runs, {"duration": 9.5}, [{"duration": 10.0}, {"duration": 10.2}]
+    )
     assert line == {
         "measured": 10.0,
         "least": 9.0,
@@ -278,7 +265,7 @@ def test_one_metric_of_several_runs() -> None:
         "calibrated_error": pytest.approx(0.01),
         "calibrated_spread": pytest.approx(0.02),
     }
-    nothing = compared("mean_tpot_ms", [{"mean_tpot_ms": 0.0}], {"mean_tpot_ms": 0.0})
+    nothing = layers.compared("mean_tpot_ms", [{"mean_tpot_ms": 0.0}], {"mean_tpot_ms": 0.0})
     assert (nothing["error"], nothing["spread"]) == (None, None)
     assert "calibrated" not in nothing
 
@@ -304,7 +291,8 @@ def test_one_metric_of_several_runs() -> None:
 )
 def test_the_verdict_begins_with_the_load(runs: list[float], predicted: float, told: str) -> None:
     lines = {
-        name: compared(name, [{name: v} for v in runs], {name: predicted}) for name in OVERVIEW
+        name: layers.compared(name, [{name: v} for v in runs], {name: predicted})
+        for name in OVERVIEW
     }
     found = {"load": [(0.5, 3.25)], "calibration": None, "runs": len(runs), "end_to_end": lines}
     words = verdict(found)
@@ -352,7 +340,7 @@ def test_errors_of_requests() -> None:
     later = replace(
         result, completion_s=result.completion_s + 0.1 * (result.completion_s - result.arrival_s)
     )
-    found = request_errors(result, later)
+    found = layers.request_errors(result, later)
     assert found["e2el"] == pytest.approx({"median": 0.1, "p95": 0.1, "most": 0.1})
     assert found["ttft"] == {"median": 0, "p95": 0, "most": 0}
 

@@ -16,21 +16,7 @@ from evenflow.engines.swap import SwapCache
 from evenflow.sim import simulate, simulate_replicas
 from evenflow.types import Prefix, Request
 from tests.amounts import ALL, many
-from tests.oracle.cases import (
-    ANY_TIME_S,
-    assert_agree,
-    assert_same,
-    close,
-    common,
-    guessed,
-    plain_of,
-    poisson_requests,
-    requests_of,
-    setting_of,
-    td_pipe_setting,
-    vllm_setting,
-    world_of,
-)
+from tests.oracle import cases
 from tests.oracle.plain import Setting
 from tests.oracle.plain_gllm import GllmSetting
 from tests.oracle.plain_replicas import PlainEngines, PlainReplicas
@@ -50,7 +36,7 @@ POLICIES = ["sarathi", "chunked_only", "vllm", "orca"]
 
 
 def drawn_requests(seed: int, rate_per_s: float = 12.0) -> list[Request]:
-    return poisson_requests(seed, 200 if ALL else 70, rate_per_s)
+    return cases.poisson_requests(seed, 200 if ALL else 70, rate_per_s)
 
 
 @pytest.mark.parametrize("dispatch", DISPATCHES)
@@ -63,12 +49,12 @@ class TestPoissonRequests:
     @pytest.mark.parametrize("seed", [0, 1])
     def test_ample_pages(self, policy: str, depth: int, dispatch: str, seed: int) -> None:
         setting = self.setting(policy, depth, dispatch)
-        result = assert_agree(drawn_requests(seed), setting)
+        result = cases.assert_agree(drawn_requests(seed), setting)
         assert result.preemptions.sum() == 0
 
     def test_few_pages(self, policy: str, depth: int, dispatch: str) -> None:
         setting = self.setting(policy, depth, dispatch, total_pages=64, max_model_len=1_000)
-        result = assert_agree(drawn_requests(2, rate_per_s=40.0), setting)
+        result = cases.assert_agree(drawn_requests(2, rate_per_s=40.0), setting)
         assert (result.preemptions.sum() >= 4) == (policy != "orca")
 
     @pytest.mark.parametrize(
@@ -79,19 +65,19 @@ class TestPoissonRequests:
     ) -> None:
         setting = self.setting(policy, depth, dispatch)
         requests = drawn_requests(seed, rate_per_s=40.0)
-        capped = assert_agree(requests, replace(setting, **cap))
-        free = simulate(world_of(requests, setting))
+        capped = cases.assert_agree(requests, replace(setting, **cap))
+        free = simulate(cases.world_of(requests, setting))
         assert capped.completion_s.max() > free.completion_s.max()
 
     def test_context_counts(self, policy: str, depth: int, dispatch: str) -> None:
         setting = self.setting(policy, depth, dispatch, total_pages=120, max_model_len=1_000)
-        assert_agree(drawn_requests(5), replace(setting, per_context_s=3e-7))
+        cases.assert_agree(drawn_requests(5), replace(setting, per_context_s=3e-7))
 
 
 @pytest.mark.parametrize("depth", [1, 4])
 def test_whole_prompts_are_chunks_under_a_budget_that_never_binds(depth: int) -> None:
     setting = Setting("hybrid_only", depth, 80, 1_000, token_budget=10**6)
-    result = assert_agree(drawn_requests(6, rate_per_s=40.0), setting)
+    result = cases.assert_agree(drawn_requests(6, rate_per_s=40.0), setting)
     assert result.preemptions.sum() >= 5
 
 
@@ -123,15 +109,15 @@ def small_cases(draw: st.DrawFn) -> tuple[list[Request], Setting]:
 @settings(max_examples=many(200), derandomize=True)
 @given(small_cases())
 def test_small_cases(case: tuple[list[Request], Setting]) -> None:
-    assert_agree(*case)
+    cases.assert_agree(*case)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("policy", ["throttle", "couple", "hybrid_only"])
 def test_policies(policy: str, seed: int) -> None:
     rng = Random(seed)
-    setting = setting_of(rng, policy, [*FEW_PAGES, 28, 60])
-    assert_agree(requests_of(rng, most=25, output=40), setting)
+    setting = cases.setting_of(rng, policy, [*FEW_PAGES, 28, 60])
+    cases.assert_agree(cases.requests_of(rng, most=25, output=40), setting)
 
 
 @pytest.mark.parametrize("seed", [24, 149, 371, 455, 487, 678, 687, 803, 868, 955, 1006, 2468])
@@ -139,17 +125,17 @@ def test_policies(policy: str, seed: int) -> None:
 def test_chunks_while_pages_are_short(policy: str, seed: int) -> None:
     """Seeds of worlds where a prompt is partly computed when decodes run out of pages."""
     rng = Random(seed)
-    setting = setting_of(rng, policy, FEW_PAGES)
-    assert_agree(requests_of(rng, most=14, output=40), setting)
+    setting = cases.setting_of(rng, policy, FEW_PAGES)
+    cases.assert_agree(cases.requests_of(rng, most=14, output=40), setting)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("variant", ["paper", "reading", "code"])
 def test_td_pipe(variant: str, seed: int) -> None:
     rng = Random(seed)
-    setting = td_pipe_setting(rng, variant)
-    requests = requests_of(rng, most=60, output=40, times_s=[0.0] * 4 + ANY_TIME_S)
-    assert_agree(guessed(rng, requests), setting, max_in_flight=None)
+    setting = cases.td_pipe_setting(rng, variant)
+    requests = cases.requests_of(rng, most=60, output=40, times_s=[0.0] * 4 + cases.ANY_TIME_S)
+    cases.assert_agree(cases.guessed(rng, requests), setting, max_in_flight=None)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -160,19 +146,19 @@ def test_static(seed: int) -> None:
         total_pages=rng.choice([6, 20, 27, 40, 200]),
         max_num_seqs=rng.choice([1, 2, 5, 8, 16, 128]),
         max_batch_rows=rng.choice([None, None, 2, 3]),
-        **common(rng),
+        **cases.common(rng),
     )
-    assert_agree(requests_of(rng, most=30), setting)
+    cases.assert_agree(cases.requests_of(rng, most=30), setting)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("policy", ["vllm", "sarathi", "chunked_only"])
 def test_virtual_engines(policy: str, seed: int) -> None:
     rng = Random(seed)
-    setting = setting_of(rng, policy, [28, 29, 40, 60, 200])
-    requests = requests_of(rng, most=30, times_s=ANY_TIME_S)
-    result = simulate(world_of(requests, setting, virtual_engines=setting.depth))
-    assert_same(result, PlainEngines(requests, setting).run())
+    setting = cases.setting_of(rng, policy, [28, 29, 40, 60, 200])
+    requests = cases.requests_of(rng, most=30, times_s=cases.ANY_TIME_S)
+    result = simulate(cases.world_of(requests, setting, virtual_engines=setting.depth))
+    cases.assert_same(result, PlainEngines(requests, setting).run())
 
 
 # -- swap -----------------------------------------------------------------------------------------
@@ -185,13 +171,13 @@ HOSTS = [HostLink(), HostLink(0.0, 0.0010193), HostLink(0.00031, 0.00010137)]
 @pytest.mark.parametrize("policy", PREEMPTING)
 def test_swap(policy: str, seed: int) -> None:
     rng = Random(seed)
-    setting = setting_of(rng, policy, FEW_PAGES)
-    requests, host = requests_of(rng, most=25, output=40), rng.choice(HOSTS)
-    world = world_of(requests, setting, kv=SwapCache)
+    setting = cases.setting_of(rng, policy, FEW_PAGES)
+    requests, host = cases.requests_of(rng, most=25, output=40), rng.choice(HOSTS)
+    world = cases.world_of(requests, setting, kv=SwapCache)
     bandwidth = PAGE_BYTES / host.page_s if host.page_s else float("inf")
     costs = SwapCost(world.costs, (PAGE_BYTES,) * setting.depth, bandwidth, host.row_s)
     plain = PlainSwapGllm if isinstance(setting, GllmSetting) else PlainSwap
-    assert_same(simulate(replace(world, costs=costs)), plain(requests, setting, host).run())
+    cases.assert_same(simulate(replace(world, costs=costs)), plain(requests, setting, host).run())
 
 
 # -- vLLM V1 --------------------------------------------------------------------------------------
@@ -219,11 +205,11 @@ VLLM_MODES = [
 @pytest.mark.parametrize("mode", VLLM_MODES)
 def test_vllm_v1(mode: str, seed: int) -> None:
     rng = Random(f"{mode} {seed}")
-    setting = vllm_setting(rng, mode)
+    setting = cases.vllm_setting(rng, mode)
     requests = requests_alike(rng, caching=setting.caching)
     changes = {"max_in_flight": setting.places, "prefix_cache": setting.caching}
-    result = simulate(world_of(requests, setting, **changes))
-    assert_same(result, PlainVllm(requests, setting).run())
+    result = simulate(cases.world_of(requests, setting, **changes))
+    cases.assert_same(result, PlainVllm(requests, setting).run())
 
 
 # -- replicas with each router, and closed loops --------------------------------------------------
@@ -252,17 +238,17 @@ def requests_apart(rng: Random) -> list[Request]:
 def assert_replicas_agree(
     rng: Random, requests: list[Request], count: int, router: Router, concurrency: int | None
 ) -> None:
-    setting = setting_of(rng, rng.choice(PREEMPTING), [*FEW_PAGES, 28, 60])
+    setting = cases.setting_of(rng, rng.choice(PREEMPTING), [*FEW_PAGES, 28, 60])
     costs = {"per_token_s": rng.choice([0.00010137, 0.0010193]), "per_context_s": 1.31e-5}
     setting = replace(setting, **costs)
-    pipelines = [plain_of([], setting) for _ in range(count)]
+    pipelines = [cases.plain_of([], setting) for _ in range(count)]
     PlainReplicas(requests, pipelines, router, concurrency).run()
     changes = {"replicas": count, "router": router, "concurrency": concurrency}
-    results = simulate_replicas(world_of(requests, setting, **changes))
+    results = simulate_replicas(cases.world_of(requests, setting, **changes))
     for result, pipeline in zip(results, pipelines, strict=True):
         assert result.request_id.tolist() == [row.index for row in pipeline.rows]
-        close(result.arrival_s, [row.arrival_s for row in pipeline.rows])
-        assert_same(result, pipeline)
+        cases.close(result.arrival_s, [row.arrival_s for row in pipeline.rows])
+        cases.assert_same(result, pipeline)
 
 
 @pytest.mark.parametrize("seed", FEWER)

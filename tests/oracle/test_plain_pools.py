@@ -16,14 +16,7 @@ from evenflow.results.run import RunResult
 from evenflow.sim import simulate
 from evenflow.types import Request
 from tests.amounts import ALL
-from tests.oracle.cases import (
-    ANY_TIME_S,
-    INSTANTS_S,
-    assert_same_batches,
-    assert_same_requests,
-    close,
-    world_of,
-)
+from tests.oracle import cases
 from tests.oracle.plain import Setting
 from tests.oracle.plain_gllm import GllmSetting
 from tests.oracle.plain_pools import PlainLink, PlainPools
@@ -77,7 +70,7 @@ def setting_of(rng: Random, pool: str) -> Setting:
 
 def case_of(seed: int, *pools: str) -> Case:
     rng = Random(seed)
-    times_s = rng.choice([INSTANTS_S, [0.0] * 3 + ANY_TIME_S])
+    times_s = rng.choice([cases.INSTANTS_S, [0.0] * 3 + cases.ANY_TIME_S])
     outputs = [1, 2, 3, rng.randint(1, 40), rng.randint(1, 40)]
     drawn = [
         (rng.choice(times_s), rng.randint(1, 60), rng.choice(outputs))
@@ -91,7 +84,7 @@ def case_of(seed: int, *pools: str) -> Case:
 
 def simulated(case: Case) -> RunResult:
     requests, settings, link, watermark, borrow_tokens = case
-    pools = {pool: world_of([], setting) for pool, setting in settings.items()}
+    pools = {pool: cases.world_of([], setting) for pool, setting in settings.items()}
     return simulate(
         PooledWorld(
             requests,
@@ -111,12 +104,12 @@ def assert_same_pools(result: RunResult, plain: PlainPools) -> None:
     assert [names[index] for index in moved.source] == [parcel.source for parcel in parcels]
     ends = [names[index] for index in moved.destination]
     assert ends == [parcel.destination for parcel in parcels]
-    close(moved.ready_s, [parcel.ready_s for parcel in parcels])
-    close(moved.start_s, [parcel.start_s for parcel in parcels])
-    close(moved.end_s, [parcel.end_s for parcel in parcels])
+    cases.close(moved.ready_s, [parcel.ready_s for parcel in parcels])
+    cases.close(moved.start_s, [parcel.start_s for parcel in parcels])
+    cases.close(moved.end_s, [parcel.end_s for parcel in parcels])
     for name, pool in plain.pools.items():
-        assert_same_batches(result.pools[name], pool.sent)
-    assert_same_requests(result, [plain.token_s[i] for i in range(len(plain.requests))])
+        cases.assert_same_batches(result.pools[name], pool.sent)
+    cases.assert_same_requests(result, [plain.token_s[i] for i in range(len(plain.requests))])
     preemptions = [sum(row.preemptions for row in rows) for rows in plain.rows.values()]
     assert result.preemptions.tolist() == preemptions
 

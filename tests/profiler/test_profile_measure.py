@@ -36,19 +36,10 @@ from tests.command_line import (  # noqa: E402
     group,
     mistake,
 )
+from tests.configs import CONFIGS  # noqa: E402
 from tests.virtual_run import serve_with_known_host  # noqa: E402
 
-CONFIG = {
-    "model_type": "qwen2",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 96,
-    "vocab_size": 128,
-    "max_position_embeddings": 64,
-    "torch_dtype": "float32",
-}
+CONFIG = CONFIGS["profiled"]
 QUICK = ProfileSettings(minutes=0.001, max_tokens=32, max_rows=4, beside=0)
 QUICKER = replace(QUICK, max_tokens=16, layers=1)
 NOT_MEASURED = {

@@ -21,21 +21,6 @@ from evenflow.profiler import timed_runs
 from evenflow.profiler.check import errors, take
 from evenflow.profiler.machine import most_beside, neighbours, places_beside, require_threads
 from evenflow.profiler.shapes import Limits, Shape, grid, random_shapes
-from evenflow.profiler.timed_runs import (
-    GOOD_ROUNDS,
-    MIN_ROUNDS,
-    CpuStopwatch,
-    Mark,
-    ProfileJournal,
-    TimedRun,
-    by_marks,
-    marks_share,
-    measure,
-    operator_points,
-    runs_by_shape,
-    stage_s,
-    summed,
-)
 from evenflow.specs.model import model
 
 LIMITS = Limits(max_tokens=64, max_rows=8, max_context=128, max_total_context=512)
@@ -61,7 +46,7 @@ class Machine:
             return 1e-6 * len(shape.decodes) + 1e-7 * sum(shape.decodes)
         return 1e-6 * shape.tokens + 1e-5
 
-    def prepare(self, shape: Shape, rng: np.random.Generator) -> Callable[[Mark], None]:
+    def prepare(self, shape: Shape, rng: np.random.Generator) -> Callable[[timed_runs.Mark], None]:
         self.order.append(shape)
         if self.fail_after is not None and len(self.order) > self.fail_after:
             raise KeyboardInterrupt
@@ -69,7 +54,7 @@ class Machine:
         names += ["attention_prefill"] if shape.chunks else []
         names += ["attention_decode"] if shape.decodes else []
 
-        def run(mark: Mark) -> None:
+        def run(mark: timed_runs.Mark) -> None:
             self.now_s += 1e-6 * shape.rows
             mark("cpu_prepare")
             for name in names:
@@ -101,7 +86,7 @@ class Stopwatch:
         self.times.append(self.machine.now_s)
 
     def stop(self) -> dict[str, float]:
-        return summed(self.names, list(np.diff(self.times)))
+        return timed_runs.summed(self.names, list(np.diff(self.times)))
 
     was_disturbed = False
 
@@ -113,8 +98,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-def run(machine: Machine, journal: ProfileJournal, budget_s: float) -> list[Shape]:
-    return measure(
+def run(machine: Machine, journal: timed_runs.ProfileJournal, budget_s: float) -> list[Shape]:
+    return timed_runs.measure(
         machine,
         LIMITS,
         (),
@@ -128,25 +113,25 @@ def run(machine: Machine, journal: ProfileJournal, budget_s: float) -> list[Shap
 def test_the_budget_picks_the_grid_and_is_kept(machine: Machine, tmp_path: Path) -> None:
     levels = []
     for budget_s in (0.5, 0.8, 20.0):
-        with ProfileJournal(tmp_path / f"{budget_s}.journal", {}) as journal:
+        with timed_runs.ProfileJournal(tmp_path / f"{budget_s}.journal", {}) as journal:
             began_s = machine.now_s
             shapes = run(machine, journal, budget_s)
             assert machine.now_s - began_s == pytest.approx(budget_s, rel=0.05)
             levels.append(journal.plan["level"])
             assert shapes == grid(LIMITS, levels[-1])
             # A denser grid's micro-batches do not take what the coarsest's do, on average.
-            assert len(journal.runs) >= 0.9 * GOOD_ROUNDS * len(shapes)
+            assert len(journal.runs) >= 0.9 * timed_runs.GOOD_ROUNDS * len(shapes)
     assert levels == sorted(set(levels))
 
 
 def test_a_budget_of_nothing_takes_the_fewest_rounds(machine: Machine, tmp_path: Path) -> None:
-    with ProfileJournal(tmp_path / "journal", {}) as journal:
+    with timed_runs.ProfileJournal(tmp_path / "journal", {}) as journal:
         shapes = run(machine, journal, 0.0)
-        assert len(journal.runs) == MIN_ROUNDS * len(shapes)
+        assert len(journal.runs) == timed_runs.MIN_ROUNDS * len(shapes)
 
 
 def test_rounds_are_whole_and_in_ever_new_order(machine: Machine, tmp_path: Path) -> None:
-    with ProfileJournal(tmp_path / "journal", {}) as journal:
+    with timed_runs.ProfileJournal(tmp_path / "journal", {}) as journal:
         count = len(run(machine, journal, 0.0))
     rounds = [machine.order[start : start + count] for start in range(2 * count, 5 * count, count)]
     assert all(set(members) == set(rounds[0]) for members in rounds)
@@ -157,12 +142,12 @@ def test_an_interrupted_measurement_goes_on(machine: Machine, tmp_path: Path) ->
     path = tmp_path / "journal"
     coarse = len(grid(LIMITS, 0))
     machine.fail_after = 2 * coarse + 50
-    with pytest.raises(KeyboardInterrupt), ProfileJournal(path, {"what": 1}) as journal:
+    with pytest.raises(KeyboardInterrupt), timed_runs.ProfileJournal(path, {"what": 1}) as journal:
         run(machine, journal, 0.5)
     with path.open("a") as file:
         file.write('{"shot": [3, {"li')  # killed while it wrote
     machine.fail_after = None
-    with ProfileJournal(path, {"what": 1}) as journal:
+    with timed_runs.ProfileJournal(path, {"what": 1}) as journal:
         assert len(journal.runs) == 50
         shapes = run(machine, journal, 0.5)
         # Twice warmed up, but measured once.
@@ -180,23 +165,23 @@ def test_a_file_that_is_no_journal_is_refused_and_stays(tmp_path: Path, data: by
     path = tmp_path / "journal"
     path.write_bytes(data)
     with pytest.raises(UsageError, match="not a profile's journal"):
-        ProfileJournal(path, {})
+        timed_runs.ProfileJournal(path, {})
     assert path.read_bytes() == data
     (tmp_path / "link").symlink_to(path)
     with pytest.raises(UsageError, match="is a link"):
-        ProfileJournal(tmp_path / "link", {})
+        timed_runs.ProfileJournal(tmp_path / "link", {})
 
 
 def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
-    with ProfileJournal(tmp_path / "journal", {"model": "a"}):
+    with timed_runs.ProfileJournal(tmp_path / "journal", {"model": "a"}):
         pass
     with pytest.raises(UsageError, match="interrupted profile of something else"):
-        ProfileJournal(tmp_path / "journal", {"model": "b"})
+        timed_runs.ProfileJournal(tmp_path / "journal", {"model": "b"})
 
 
 def test_a_journal_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written"):
-        ProfileJournal(tmp_path / "none" / "journal", {})
+        timed_runs.ProfileJournal(tmp_path / "none" / "journal", {})
 
 
 # -- points and predictions -----------------------------------------------------------------------
@@ -204,10 +189,12 @@ def test_a_journal_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def profile_of(machine: Machine, path: Path) -> Profile:
     spec = model("Qwen2.5-14B")
-    with ProfileJournal(path, {}) as journal:
+    with timed_runs.ProfileJournal(path, {}) as journal:
         shapes = run(machine, journal, 2.0)
         counts = operator_counts(replace(spec, num_layers=LAYERS))
-        points = operator_points(runs_by_shape(shapes, journal.runs), counts, 1)
+        points = timed_runs.operator_points(
+            timed_runs.runs_by_shape(shapes, journal.runs), counts, 1
+        )
     header = Header(
         "machine", "other", "none", "none", "float32", "unknown", 1, "", 1, "test", "m",
         LayerShapes.of(spec),
@@ -231,24 +218,24 @@ def test_points_are_times_of_one_layer(machine: Machine, tmp_path: Path) -> None
 
 def test_median_and_spread_are_those_of_the_repeats() -> None:
     shape = Shape((), (5, 5))
-    runs = [TimedRun(0, {"linear_o": LAYERS * value}, 0.0) for value in range(1, 12)]
-    (point,) = operator_points({shape: runs}, {"linear_o": LAYERS}, 2)
+    runs = [timed_runs.TimedRun(0, {"linear_o": LAYERS * value}, 0.0) for value in range(1, 12)]
+    (point,) = timed_runs.operator_points({shape: runs}, {"linear_o": LAYERS}, 2)
     assert (point.p10_s, point.median_s, point.p90_s) == (2, 6, 10)
     assert (point.repeats, point.ranks, point.tokens) == (11, 2, 2)
 
 
 def test_disturbed_runs_do_not_count_where_there_are_others() -> None:
     shape = Shape((), (5, 5))
-    quiet = [TimedRun(0, {"linear_o": LAYERS * 1.0}, 0.0)] * 3
-    loud = [TimedRun(0, {"linear_o": LAYERS * 9.0}, 0.0, True)] * 4
-    (point,) = operator_points({shape: quiet + loud}, {"linear_o": LAYERS}, 1)
+    quiet = [timed_runs.TimedRun(0, {"linear_o": LAYERS * 1.0}, 0.0)] * 3
+    loud = [timed_runs.TimedRun(0, {"linear_o": LAYERS * 9.0}, 0.0, True)] * 4
+    (point,) = timed_runs.operator_points({shape: quiet + loud}, {"linear_o": LAYERS}, 1)
     assert (point.median_s, point.repeats) == (1.0, 3)
-    (point,) = operator_points({shape: quiet[:1] + loud}, {"linear_o": LAYERS}, 1)
+    (point,) = timed_runs.operator_points({shape: quiet[:1] + loud}, {"linear_o": LAYERS}, 1)
     assert (point.median_s, point.repeats) == (9.0, 5)
 
 
 def test_preparation_is_no_time_of_the_stage() -> None:
-    assert stage_s({"cpu_prepare": 5.0, "head": 1.0, "norm": 2.0}) == 3.0
+    assert timed_runs.stage_s({"cpu_prepare": 5.0, "head": 1.0, "norm": 2.0}) == 3.0
 
 
 def test_what_marks_cost_is_told_and_is_no_time_of_a_stage(machine: Machine) -> None:
@@ -258,11 +245,11 @@ def test_what_marks_cost_is_told_and_is_no_time_of_a_stage(machine: Machine) -> 
     stopwatch.mark_s = 5e-6
     by_shape = take(machine, shapes, stopwatch, repeats=4, rng=rng)
     for shape, runs in by_shape.items():
-        marked, whole = by_marks(runs)
+        marked, whole = timed_runs.by_marks(runs)
         marks = len(marked[0].seconds) - 1
-        more_s = stage_s(marked[0].seconds) - stage_s(whole[0].seconds)
+        more_s = timed_runs.stage_s(marked[0].seconds) - timed_runs.stage_s(whole[0].seconds)
         assert more_s == pytest.approx(5e-6 * (marks - 1)), shape
-    assert 0.005 < marks_share(by_shape) < 0.5
+    assert 0.005 < timed_runs.marks_share(by_shape) < 0.5
 
 
 class ExactCost:
@@ -279,7 +266,7 @@ class ExactCost:
         stopwatch = Stopwatch(self.machine)
         stopwatch.start()
         self.machine.prepare(shape, np.random.default_rng(0))(stopwatch.mark)
-        return [self.factor * stage_s(stopwatch.stop())]
+        return [self.factor * timed_runs.stage_s(stopwatch.stop())]
 
 
 def test_errors_are_those_of_the_predictions(machine: Machine, tmp_path: Path) -> None:
@@ -302,7 +289,7 @@ def test_errors_are_those_of_the_predictions(machine: Machine, tmp_path: Path) -
 
 def test_a_run_that_waits_is_disturbed() -> None:
     for threads, expected in ((1, True), (2, False)):
-        stopwatch = CpuStopwatch(threads)
+        stopwatch = timed_runs.CpuStopwatch(threads)
         stopwatch.start()
         time.sleep(0.01)
         stopwatch.mark("a")
@@ -312,7 +299,7 @@ def test_a_run_that_waits_is_disturbed() -> None:
 
 def test_one_thread_is_not_charged_for_what_others_compute() -> None:
     for threads, waits in ((1, False), (2, True)):
-        stopwatch = CpuStopwatch(threads)
+        stopwatch = timed_runs.CpuStopwatch(threads)
         stopwatch.start()
         time.sleep(0.05)
         stopwatch.mark("a")
@@ -320,7 +307,7 @@ def test_one_thread_is_not_charged_for_what_others_compute() -> None:
 
 
 def test_the_cpu_stopwatch_sums_by_name() -> None:
-    stopwatch = CpuStopwatch()
+    stopwatch = timed_runs.CpuStopwatch()
     for _ in range(2):
         stopwatch.start()
         for name in ("a", "b", "a"):
@@ -340,7 +327,7 @@ class Writer:
         self._path = path
         self._runs = 0
 
-    def prepare(self, shape: Shape, rng: np.random.Generator) -> Callable[[Mark], None]:
+    def prepare(self, shape: Shape, rng: np.random.Generator) -> Callable[[timed_runs.Mark], None]:
         self._runs += 1
         self._path.write_text(f"{os.getpid()} {self._runs}\n")
         return lambda mark: None

@@ -14,15 +14,8 @@ from evenflow.core.world import World
 from evenflow.engines.queues import EngineQueues
 from evenflow.engines.swap import SwapCache
 from evenflow.types import MicroBatch, Request
+from tests import worlds
 from tests.amounts import many
-from tests.worlds import (
-    SPECULATIONS,
-    check_integrity,
-    drawn_world,
-    prefixes,
-    require_idle,
-    running_ahead,
-)
 
 ACTIONS = st.lists(
     st.one_of(
@@ -39,13 +32,13 @@ ACTIONS = st.lists(
 def deployments(draw: st.DrawFn) -> World:
     """Worlds of every policy without requests, with pools that force preemption."""
     if draw(st.integers(0, 5)) == 0:
-        return draw(running_ahead())
-    return drawn_world(
+        return draw(worlds.running_ahead())
+    return worlds.drawn_world(
         draw,
         [16, 20, 60],
         most_stages=3,
         pipelined_chunks=draw(st.sampled_from([None, True, False])),
-        decoding=draw(SPECULATIONS),
+        decoding=draw(worlds.SPECULATIONS),
         prefix_cache=draw(st.sampled_from([False, False, True])),
         kv=draw(st.sampled_from([KvCache, SwapCache])),
     )
@@ -65,7 +58,7 @@ class Play:
     def add(self, prompt: int, output: int, draw: st.DataObject) -> None:
         prefix = None
         if isinstance(self.owner.pool, PrefixCache):
-            prefix = draw.draw(prefixes(prompt + output, 16))
+            prefix = draw.draw(worlds.prefixes(prompt + output, 16))
         request = Request(self.added, self.now_s, prompt, output, None, prefix)
         self.added += 1
         self.refused += self.owner.add(request) is not None
@@ -112,7 +105,7 @@ class Play:
     def check(self) -> None:
         queues = self.owner.queues
         live = list(queues.live.values())
-        check_integrity(self.owner.pool, [page for seq in live for page in seq.pages])
+        worlds.check_integrity(self.owner.pool, [page for seq in live for page in seq.pages])
         waits = [seq for seq in live if not (seq.aborted or seq.decoding)]
         assert queues.waiting_tokens == sum(seq.remaining for seq in waits)
         assert len(queues.admitted) == len(live) - len(queues.waiting)
@@ -142,5 +135,5 @@ def test_clients_may_leave_at_any_moment(
     play.drain()
     assert play.added == play.refused + play.aborted + play.finished
     assert sum(isinstance(entry, Call) for entry in owner.journal) == play.aborted
-    require_idle(owner)
+    worlds.require_idle(owner)
     assert replay(owner.journal, world.batcher()) is None

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
 
@@ -16,6 +17,7 @@ from evenflow.runtime.torch.model import Ranks, Rope, Stage, rotation  # noqa: E
 from evenflow.runtime.torch.weights import Checkpoint, random_stage  # noqa: E402
 from evenflow.runtime.wire import Piece  # noqa: E402
 from tests.command_line import mistake  # noqa: E402
+from tests.configs import CONFIGS  # noqa: E402
 from tests.tiny_models import (  # noqa: E402
     PAGE_TOKENS,
     SHAPE,
@@ -30,53 +32,18 @@ from tools.checkpoints import greedy_tokens  # noqa: E402
 
 PROMPTS = [[5, 17, 3, 88, 41, 9, 60], [7], list(range(30, 51)), [11, 12, 13, 14]]
 NEW_TOKENS = 9
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-WINDOWS = {"use_sliding_window": True, "sliding_window": 5}
-ALL_SECOND = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-ALL_THIRD = {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
-CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "llama tied": ("llama", {"tie_word_embeddings": True}),
-    "llama with biases": ("llama", {"attention_bias": True}),
-    "llama rope llama3": ("llama", {"rope_parameters": LLAMA3}),
-    "llama rope linear": (
-        "llama",
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0}},
-    ),
-    "llama wide heads, no sharing": ("llama", {"head_dim": 16, "num_key_value_heads": 4}),
-    "qwen2": ("qwen2", {}),
-    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
-    "mistral, a window of 5": ("mistral", {"sliding_window": 5}),
-    "ministral, two layers of a window, then one of all": (
-        "ministral",
-        WINDOWS | ALL_THIRD | {"head_dim": 8},
-    ),
-    "qwen3, a window in every other layer": ("qwen3", WINDOWS | ALL_SECOND | {"head_dim": 8}),
-    "qwen2, a window in all": ("qwen2", WINDOWS | {"max_window_layers": 0}),
-    "qwen2, a window in all but the first": ("qwen2", WINDOWS | {"max_window_layers": 1}),
-    "qwen3": ("qwen3", {"head_dim": 16}),
-    "mixtral": ("mixtral", {"num_local_experts": 5, "sliding_window": 5}),
-    "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}),
-    "qwen3_moe, shares as they are": ("qwen3_moe", EXPERTS | {"head_dim": 16}),
-    "qwen3_moe, the second layer dense": ("qwen3_moe", EXPERTS | {"mlp_only_layers": [1]}),
-    "qwen3 with biases": ("qwen3", {"head_dim": 8, "attention_bias": True}),
-}
+LATENTS = CONFIGS["tiny_latents"]
+CHECKPOINTS: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("checkpoints.yaml").read_text(encoding="utf-8")
+)
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
 def checkpoint(request: Any, tmp_path_factory: Any) -> tuple[Path, list[list[int]]]:
     """Return a saved checkpoint and the greedy tokens that transformers generates from it."""
-    family, changes = CHECKPOINTS[request.param]
     folder = tmp_path_factory.mktemp("checkpoint")
-    model = save_checkpoint(folder, family, **changes)
+    model = save_checkpoint(folder, **CHECKPOINTS[request.param])
     return folder, [continued(model, prompt, NEW_TOKENS) for prompt in PROMPTS]
 
 
@@ -96,20 +63,6 @@ def test_cuda_gives_the_same_tokens(checkpoint: tuple[Path, list[list[int]]]) ->
         pytest.skip("no CUDA device")
     folder, expected = checkpoint
     assert generate(load_stages(folder, 2, "cuda"), PROMPTS, NEW_TOKENS, 3) == expected
-
-
-LATENTS = {
-    "kv_lora_rank": 12,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 6,
-    "head_dim": 4,  # of transformers' rotation
-    "num_key_value_heads": 4,
-    "moe_intermediate_size": 24,
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 2,
-    "first_k_dense_replace": 1,
-}
 
 
 @pytest.mark.parametrize("q_lora_rank", [None, 16])

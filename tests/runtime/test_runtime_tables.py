@@ -19,20 +19,9 @@ from evenflow.core.world import World
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.rules import EngineRules
 from evenflow.errors import WorkerError
+from evenflow.runtime import wire
 from evenflow.runtime.page_tables import PageTable, StepWriter
 from evenflow.runtime.tokens import RandomTexts, Text, TokenBook
-from evenflow.runtime.wire import (
-    Draw,
-    Failed,
-    Growth,
-    Piece,
-    Returned,
-    Shared,
-    Step,
-    Stop,
-    decode,
-    encode,
-)
 from evenflow.sim.driver import SimDriver
 from evenflow.sim.tandem import Tandem
 from evenflow.types import Chunk, MicroBatch, Prefix, Request
@@ -60,13 +49,13 @@ class Told(Batcher):
         self.writer = StepWriter([self], self.book)
         self.table = PageTable(self.pool.page_tokens, self.pool.total_pages)
         self.sampled: dict[int, list[tuple[int, int]]] = {}
-        self.shared: list[Shared] = []
+        self.shared: list[wire.Shared] = []
 
     def next(self, now_s: float) -> MicroBatch | None:
         batch = super().next(now_s)
         self.writer.ended(self.given_up)
         if batch is not None:
-            step = decode(encode(self.writer.step(batch, 0, [], [])))
+            step = wire.decode(wire.encode(self.writer.step(batch, 0, [], [])))
             self.shared += step.shared
             rows = self.table.apply(step)
             assert rows == rows_of(batch)
@@ -89,15 +78,15 @@ class Told(Batcher):
         return finished
 
 
-def rows_of(batch: MicroBatch) -> list[Piece]:
+def rows_of(batch: MicroBatch) -> list[wire.Piece]:
     rows = [
-        Piece(c.sequence.request.request_id, c.start, c.stop, c.last, c.sequence.pages)
+        wire.Piece(c.sequence.request.request_id, c.start, c.stop, c.last, c.sequence.pages)
         for c in batch.chunks
     ]
     if batch.decodes is not None:
         for row in batch.decodes.sequences():
             context = batch.decodes.context_of(row)
-            rows.append(Piece(row.request.request_id, context, context + 1, True, row.pages))
+            rows.append(wire.Piece(row.request.request_id, context, context + 1, True, row.pages))
     return rows
 
 
@@ -130,26 +119,26 @@ def test_a_page_left_for_that_of_another_is_free_before_its_row_is_served_again(
     SimDriver(world, Tandem, batcher=Told).run()
 
 
-def step(**parts: Any) -> Step:
-    plain = Step(0, [], [], [], [], 0, [], [], [], [], [])
+def step(**parts: Any) -> wire.Step:
+    plain = wire.Step(0, [], [], [], [], 0, [], [], [], [], [])
     return plain._replace(**parts)
 
 
-BEGUN = step(pieces=[Piece(1, 0, 20, True, [0, 1])])
+BEGUN = step(pieces=[wire.Piece(1, 0, 20, True, [0, 1])])
 
 
 @pytest.mark.parametrize(
     ("second", "message"),
     [
         (step(decodes=[2]), "request 2 goes on and was never begun"),
-        (step(pieces=[Piece(1, 30, 40, True, [])]), "request 1 goes on at 30, not at 20"),
-        (step(pieces=[Piece(2, 0, 4, True, [1])]), "request 2 gets page 1, which is not free"),
-        (step(grown=[Growth(1, [4])]), "request 1 gets page 4, which is not free"),
-        (step(pieces=[Piece(2, 0, 40, True, [2])]), "request 2 has 1 pages for 40 tokens"),
+        (step(pieces=[wire.Piece(1, 30, 40, True, [])]), "request 1 goes on at 30, not at 20"),
+        (step(pieces=[wire.Piece(2, 0, 4, True, [1])]), "request 2 gets page 1, which is not free"),
+        (step(grown=[wire.Growth(1, [4])]), "request 1 gets page 4, which is not free"),
+        (step(pieces=[wire.Piece(2, 0, 40, True, [2])]), "request 2 has 1 pages for 40 tokens"),
         (step(dropped=[1], decodes=[1]), "request 1 goes on and was never begun"),
     ],
 )
-def test_a_lost_message_is_noticed(second: Step, message: str) -> None:
+def test_a_lost_message_is_noticed(second: wire.Step, message: str) -> None:
     table = PageTable(page_tokens=16, total_pages=4)
     table.apply(BEGUN)
     with pytest.raises(WorkerError, match=message):
@@ -159,14 +148,14 @@ def test_a_lost_message_is_noticed(second: Step, message: str) -> None:
 def test_another_batcher_begins_with_no_rows() -> None:
     table = PageTable(page_tokens=16, total_pages=4)
     for _ in range(2):
-        assert table.apply(BEGUN) == [Piece(1, 0, 20, True, [0, 1])]
+        assert table.apply(BEGUN) == [wire.Piece(1, 0, 20, True, [0, 1])]
 
 
 def test_dropped_pages_may_be_given_away_in_the_same_step() -> None:
     table = PageTable(page_tokens=16, total_pages=4)
     table.apply(BEGUN)
-    rows = table.apply(step(batch_id=1, dropped=[1], pieces=[Piece(2, 0, 5, False, [1])]))
-    assert rows == [Piece(2, 0, 5, False, [1])]
+    rows = table.apply(step(batch_id=1, dropped=[1], pieces=[wire.Piece(2, 0, 5, False, [1])]))
+    assert rows == [wire.Piece(2, 0, 5, False, [1])]
     assert len(table) == 1
 
 
@@ -174,24 +163,26 @@ def test_dropped_pages_may_be_given_away_in_the_same_step() -> None:
 
 FULL = step(
     dropped=[1],
-    pieces=[Piece(2, 0, 20, True, [0, 1])],
-    grown=[Growth(3, [4])],
-    draws=[Draw(2, 1.0, 0, 0.9, 5)],
-    adopted=[Piece(4, 0, 9, False, [6])],
-    shared=[Shared(2, 0, [0], 16)],
+    pieces=[wire.Piece(2, 0, 20, True, [0, 1])],
+    grown=[wire.Growth(3, [4])],
+    draws=[wire.Draw(2, 1.0, 0, 0.9, 5)],
+    adopted=[wire.Piece(4, 0, 9, False, [6])],
+    shared=[wire.Shared(2, 0, [0], 16)],
 )
 
 
 def test_a_message_comes_out_as_it_went_in_and_what_is_none_is_refused() -> None:
-    for message in (FULL, Returned(1, [0.5, 1e-9], [2]), Failed(1, "é"), Stop()):
-        assert decode(encode(message)) == message
+    for message in (FULL, wire.Returned(1, [0.5, 1e-9], [2]), wire.Failed(1, "é"), wire.Stop()):
+        assert wire.decode(wire.encode(message)) == message
     decodes = list(range(1000, 1256))
-    assert len(encode(step(decodes=decodes))) < 6 * len(decodes), "one that goes on costs its id"
+    assert len(wire.encode(step(decodes=decodes))) < 6 * len(decodes), (
+        "one that goes on costs its id"
+    )
     odd = [b"", b"[]", b"{}", b"[99]", b"[0, 1]", b'[2, "seven"]', b"[2, 1, 1]", b"\xff\xfe"]
     odd += [b"[0,1,[],[[1]],[],[],0,[],[],[],[],[]]", b"[0,1,[],[],[],[],0,[],[],[],[[1]],[]]"]
-    for data in [*odd, pickle.dumps(Stop())]:
+    for data in [*odd, pickle.dumps(wire.Stop())]:
         with pytest.raises(WorkerError, match="a message that is none"):
-            decode(data)
+            wire.decode(data)
 
 
 # -- token ids ------------------------------------------------------------------------------------
@@ -219,13 +210,13 @@ def test_each_request_draws_with_a_seed_of_its_own() -> None:
     seeds = {draw.seed for i in range(50) if (draw := texts(Request(i, 0.0, 1, 1)).draw)}
     assert len(seeds) == 50
     draw = texts(REQUEST).draw
-    assert draw == Draw(7, 0.7, 40, 0.9, draw.seed)
+    assert draw == wire.Draw(7, 0.7, 40, 0.9, draw.seed)
     assert draw == texts(REQUEST).draw
     assert draw != RandomTexts(97, 3, (0.7, 40, 0.9), sampling_seed=2)(REQUEST).draw
 
 
 def test_a_book_knows_how_a_request_draws() -> None:
-    draw = Draw(7, 1.0, 0, 1.0, 5)
+    draw = wire.Draw(7, 1.0, 0, 1.0, 5)
     book = TokenBook(lambda _: Text(range(50), draw))
     assert book.inputs([chunk(0, 30)], []) == [*range(30)]
     assert book.inputs([chunk(30, 50)], []) == [*range(30, 50)]

@@ -19,16 +19,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.command_line import (
-    complaint,
-    evenflow,
-    gone,
-    group,
-    rows_of,
-    summary_of,
-    tokens_of,
-    write_trace,
-)
+from tests import command_line
 from tests.places import ROOT
 from tests.runtime.test_runtime_cli import start
 from tools.vllm_table import fitted
@@ -52,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a run of a tiny random model; 12 requests, long enough to preempt."""
     path = tmp_path_factory.mktemp("run")
     save_tiny(path / "model")
-    write_trace(
+    command_line.write_trace(
         path / "trace.csv", *(f"0,{20 + 29 * i % 150},{20 + 7 * i % 30}" for i in range(12))
     )
     (path / "RUN.yaml").write_text(RUN, encoding="utf-8")
@@ -103,9 +94,9 @@ def test_tokens_are_those_of_vllm_by_itself_and_decisions_replay(
         each for value in [f"scheduler={{name: {name}}}", *settings] for each in ("--set", value)
     ]
     python(folder, "evenflow", "run", "RUN.yaml", "--out", "out", "--force", *sets)
-    assert tokens_of(folder / "out") == stock
-    assert (summary_of(folder / "out")["preemptions"] > 0) == preempts
-    assert evenflow("replay", str(folder / "out"))[0] == 0
+    assert command_line.tokens_of(folder / "out") == stock
+    assert (command_line.summary_of(folder / "out")["preemptions"] > 0) == preempts
+    assert command_line.evenflow("replay", str(folder / "out"))[0] == 0
 
 
 @needs_vllm
@@ -120,9 +111,9 @@ def test_a_stage_that_is_stopped_ends_the_run_in_seconds_and_what_was_done_is_sa
         .replace("float32", "float32, patience_s: 4")
         .replace("offline", "closed, concurrency: 2")
     )
-    write_trace(tmp_path / "trace.csv", "0,20,2", *("0,40,200" for _ in range(60)))
+    command_line.write_trace(tmp_path / "trace.csv", "0,20,2", *("0,40,200" for _ in range(60)))
     process = start(run)
-    os.kill(max(group(process)), signal.SIGSTOP)
+    os.kill(max(command_line.group(process)), signal.SIGSTOP)
     stopped_s = time.monotonic()
     _, errors = process.communicate(timeout=60)
     assert time.monotonic() - stopped_s < 45
@@ -132,10 +123,10 @@ def test_a_stage_that_is_stopped_ends_the_run_in_seconds_and_what_was_done_is_sa
         errors,
     )
     assert found, errors[-3000:]
-    statuses = [row["status"] for row in rows_of(tmp_path / "out" / "requests.csv")]
+    statuses = [row["status"] for row in command_line.rows_of(tmp_path / "out" / "requests.csv")]
     assert statuses == ["completed"] * int(found[1]) != []
-    assert evenflow("replay", str(tmp_path / "out"))[0] == 0
-    assert gone(process)
+    assert command_line.evenflow("replay", str(tmp_path / "out"))[0] == 0
+    assert command_line.gone(process)
 
 
 @needs_vllm
@@ -176,7 +167,7 @@ def test_a_server_answers_streams_stops_lets_go_and_says_that_a_worker_died(tmp_
         assert server.metrics()["evenflow:kv_pages_free"] == 200
         cut = ask(prompts[0], 200, stream=True, **whole)
         assert next(cut).choices[0].text
-        os.kill(max(set(group(server.process)) - {server.front}), signal.SIGKILL)
+        os.kill(max(set(command_line.group(server.process)) - {server.front}), signal.SIGKILL)
         with pytest.raises(openai.APIError, match="vLLM: a worker died"):
             for _ in cut:
                 pass
@@ -184,7 +175,7 @@ def test_a_server_answers_streams_stops_lets_go_and_says_that_a_worker_died(tmp_
         status, errors = server.ends()
         assert (status, "ended early: vLLM: a worker died; 3 of 5 requests" in errors) == (1, True)
         assert server.statuses() == ["completed"] * 3 + ["aborted"] * 2
-        assert evenflow("replay", str(server.out))[0] == 0
+        assert command_line.evenflow("replay", str(server.out))[0] == 0
 
 
 def words(tokens: list[int]) -> str:
@@ -247,9 +238,9 @@ def test_what_vllm_cannot_serve_is_one_line(
     (tmp_path / "model" / "config.json").write_text(
         json.dumps({**shape, **sizes, "vocab_size": 97, "max_position_embeddings": 512})
     )
-    write_trace(tmp_path / "trace.csv", "0,20,5")
+    command_line.write_trace(tmp_path / "trace.csv", "0,20,5")
     (tmp_path / "RUN.yaml").write_text(RUN)
-    assert expected in complaint("run", tmp_path / "RUN.yaml", *arguments)
+    assert expected in command_line.complaint("run", tmp_path / "RUN.yaml", *arguments)
 
 
 def test_costs_of_a_stage_are_found_where_the_pipeline_was_full() -> None:

@@ -7,7 +7,7 @@ import pytest
 from evenflow.core.scheduling import Plan, Prefill, View
 from evenflow.errors import PolicyError
 from evenflow.experiments.recordings import gllm
-from evenflow.experiments.recordings.journal import Replayer, read, replayed
+from evenflow.experiments.recordings.journal import Replayer, read, replayed, world_of
 from evenflow.schedulers import create
 from tests.places import ROOT
 from tests.worlds import engine_of, send
@@ -23,7 +23,8 @@ def test_the_journals_preempt_where_pages_are_few() -> None:
 
 def test_the_default_reading_is_not_the_packages() -> None:
     events = read(JOURNALS[-1], gllm.FACTS.fields)
-    world = gllm.world_of(JOURNALS[-1], events, variant="reading")
+    events[0] = {**events[0], "variant": "reading"}
+    world = world_of(gllm, JOURNALS[-1], events)
     assert replayed(events, Replayer(gllm, world)).difference is not None
 
 

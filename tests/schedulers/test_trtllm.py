@@ -18,7 +18,7 @@ from evenflow.costs import AffineCost, RanksCost
 from evenflow.engines.lock_step import EngineLockStep
 from evenflow.engines.loop import EngineLoop
 from evenflow.errors import DryPoolError
-from evenflow.experiments.recordings import trtllm
+from evenflow.experiments.recordings import journal, trtllm
 from evenflow.experiments.recordings.journal import Event, Replayer, replayed, simulated
 from evenflow.experiments.recordings.journal import replay as replay_journal
 from evenflow.results.bubbles import attribute
@@ -98,7 +98,7 @@ def loads(draw: st.DrawFn) -> list[Event]:
 
 
 def world_of(events: list[Event]) -> World:
-    return trtllm.world_of(Path("load"), events)
+    return journal.world_of(trtllm, Path("load"), events)
 
 
 def dies(events: list[Event]) -> bool:

@@ -52,6 +52,46 @@ def trial(label: int, *values: dict[str, Any]) -> Trial:
     return Trial({BUDGET: label}, records, parts)
 
 
+def test_a_search_may_vary_what_the_policy_calls_worth_trying(tmp_path: Path) -> None:
+    """A parameter given beside the search space has the values given."""
+    both = {"search_space": True, "parameters": {"scheduler.watermark": [0.0, 0.5]}}
+    space = sweep(tmp_path, **both, method={"kind": "random", "points": 2}).config.parameters
+    budget, seqs, watermark = space.values()
+    assert [*space] == ["scheduler.token_budget", "scheduler.max_num_seqs", "scheduler.watermark"]
+    assert budget == NumberRange(low=128, high=8192, log=True, integer=True)
+    assert seqs == NumberRange(low=16, high=1024, log=True, integer=True)
+    assert watermark == [0.0, 0.5]
+    for changes, why in (
+        (both, r'method: grid needs the key "parameters.scheduler.token_budget.steps", or a list'),
+        ({"parameters": {}}, 'a sweep needs the key "parameters", or search_space: true'),
+        ({**both, "run": {**RUN, "scheduler": "distserve"}}, "search_space: distserve has none"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            sweep(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"kv.pages": [900], "kv": [{"pages": 800}]},
+        {"kv": [{"pages": 800}], "kv.pages": [900]},
+        {"kv.pages": [900], "kv": [{"memory_utilization": 0.5}]},
+        {"layout": [{"stages": 4}, {"stages": 3}], "stages": [1]},
+        {"one": [{"stages": 4}], "other": [{"max_in_flight": 1}, {"stages": 3}]},
+    ],
+)
+def test_two_parameters_that_set_one_key_are_refused(parameters: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"yaml:\d+: \w+(\.pages)?: sets \S+, as a parameter ab"):
+        check(sweep(tmp_path, parameters=parameters))
+
+
+def test_values_of_a_key_below_another_may_be_mappings(tmp_path: Path) -> None:
+    arrivals = [{"kind": "poisson", "rate": 2.0}, {"kind": "poisson", "rate": 3.0}]
+    asked = sweep(tmp_path, parameters={"workload.arrivals": arrivals, "scheduler": ["sarathi"]})
+    check(asked)
+    assert [each["workload.arrivals"] for each in asked.chosen] == arrivals
+
+
 GRIDDED = [(64, 1), (64, 2), (64, "unlimited"), (128, 1), (128, 2), (128, "unlimited")]
 
 

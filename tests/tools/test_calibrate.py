@@ -12,63 +12,52 @@ import pytest
 from evenflow.errors import UsageError
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import model
-from tools.calibrate import (
-    FILES,
-    Efficiencies,
-    Times,
-    bundled,
-    draw_l20,
-    fit,
-    l20_table,
-    layers,
-    main,
-    read_layers,
-    read_lengths,
-    soft_fit,
-    whole_model,
-)
+from tools import calibrate
 from tools.published_facts import published_facts
 
 L20, A40, LLAMA = gpu("L20"), gpu("A40"), model("Llama2-70B")
-MADE = Efficiencies(0.7, 0.8, 5e-5)
+MADE = calibrate.Efficiencies(0.7, 0.8, 5e-5)
 NONE = np.zeros(0)
 
 # -- whole models on L20 --------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def profiles(shared: Path) -> list[Times]:
-    return [read_lengths(shared / "profiles" / file, model(name)) for name, file in FILES.items()]
+def profiles(shared: Path) -> list[calibrate.Times]:
+    return [
+        calibrate.read_lengths(shared / "profiles" / file, model(name))
+        for name, file in calibrate.FILES.items()
+    ]
 
 
 @pytest.mark.long
-def test_each_model_predicts_the_other_within_the_bound(profiles: list[Times]) -> None:
+def test_each_model_predicts_the_other_within_the_bound(profiles: list[calibrate.Times]) -> None:
     for known, unknown in (profiles, profiles[::-1]):
-        off = unknown.errors(L20, fit([known], L20))
+        off = unknown.errors(L20, calibrate.fit([known], L20))
         assert off.mean <= 0.02
         assert off.p95 <= 0.05
 
 
 @pytest.mark.long
-def test_the_bundled_efficiencies_are_the_fit_on_both(profiles: list[Times]) -> None:
-    assert fit(profiles, L20) == pytest.approx(bundled(L20), rel=2e-3)
+def test_the_bundled_efficiencies_are_the_fit_on_both(profiles: list[calibrate.Times]) -> None:
+    assert calibrate.fit(profiles, L20) == pytest.approx(calibrate.bundled(L20), rel=2e-3)
     for profile in profiles:
-        assert profile.errors(L20, bundled(L20)).mean <= 0.018
+        assert profile.errors(L20, calibrate.bundled(L20)).mean <= 0.018
 
 
 @pytest.mark.pictures
-def test_the_figure_and_the_table_are_made(profiles: list[Times], tmp_path: Path) -> None:
+def test_the_figure_and_the_table_are_made(profiles: list[calibrate.Times], tmp_path: Path) -> None:
     short = [each._replace(sizes=each.sizes[::64], seconds=each.seconds[::64]) for each in profiles]
-    draw_l20(short, L20, tmp_path / "figure.png")
+    calibrate.draw_l20(short, L20, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
-    assert len(l20_table(short, L20).splitlines()) == 2 + 3 * 2
+    assert len(calibrate.l20_table(short, L20).splitlines()) == 2 + 3 * 2
 
 
 def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "words.csv"
     path.write_text("a,b\nc,d\n", encoding="utf-8")
     with pytest.raises(UsageError, match=r"words\.csv: not a table of length and time"):
-        read_lengths(path, model("Qwen2.5-32B"))
+        calibrate.read_lengths(path, model("Qwen2.5-32B"))
 
 
 def test_published_facts_hit_where_the_documentation_says_so() -> None:
@@ -118,7 +107,7 @@ def write_file(path: Path, times_ms: dict[tuple[int, int], tuple[float, ...]]) -
 
 
 def test_a_file_is_the_four_operators_of_a_layer_by_size(tmp_path: Path) -> None:
-    times = read_layers(write_file(tmp_path / "mlp.csv", PUBLISHED_MS), LLAMA)
+    times = calibrate.read_layers(write_file(tmp_path / "mlp.csv", PUBLISHED_MS), LLAMA)
     found = dict(zip(times.sizes, times.seconds, strict=True))
     assert found == pytest.approx({size: sum(ms) / 1e3 for size, ms in PUBLISHED_MS.items()})
 
@@ -126,12 +115,12 @@ def test_a_file_is_the_four_operators_of_a_layer_by_size(tmp_path: Path) -> None
 def test_the_bundled_efficiencies_are_near_published_rows() -> None:
     """5.1 % on average, where docs/costs-errors.md has 4.1 % on the whole file."""
     seconds = np.array([sum(times) / 1e3 for times in PUBLISHED_MS.values()])
-    times = layers(LLAMA, list(PUBLISHED_MS), seconds)
-    assert times.errors(A40, bundled(A40)).mean == pytest.approx(0.051, abs=0.001)
+    times = calibrate.layers(LLAMA, list(PUBLISHED_MS), seconds)
+    assert times.errors(A40, calibrate.bundled(A40)).mean == pytest.approx(0.051, abs=0.001)
 
 
 def test_the_command_prints_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["vidur", str(write_file(tmp_path / "mlp.csv", PUBLISHED_MS))])
+    calibrate.main(["vidur", str(write_file(tmp_path / "mlp.csv", PUBLISHED_MS))])
     printed = capsys.readouterr().out
     assert "16 sizes" in printed
     assert "| A40 | bundled | 0.7360 | 0.7640 | 28.0 us | 5.05% |" in printed
@@ -140,7 +129,7 @@ def test_the_command_prints_both(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_file_without_the_operators_is_one_line(tmp_path: Path) -> None:
     zeros = {(1, 1): (0.0, 1.0, 1.0, 1.0)}
     with pytest.raises(UsageError, match="no number of tokens has all of linear_qkv"):
-        read_layers(write_file(tmp_path / "mlp.csv", zeros), LLAMA)
+        calibrate.read_layers(write_file(tmp_path / "mlp.csv", zeros), LLAMA)
 
 
 # -- fits -----------------------------------------------------------------------------------------
@@ -148,11 +137,11 @@ def test_a_file_without_the_operators_is_one_line(tmp_path: Path) -> None:
 
 def test_a_fit_finds_the_efficiencies_that_made_the_times() -> None:
     lengths = [*range(1, 128, 16), *range(128, 2048, 64)]
-    on_l20 = whole_model(model("Qwen2.5-7B"), lengths, NONE)
+    on_l20 = calibrate.whole_model(model("Qwen2.5-7B"), lengths, NONE)
     made = on_l20._replace(seconds=on_l20.predicted(L20, MADE))
-    assert fit([made], L20) == pytest.approx(MADE, rel=1e-4)
+    assert calibrate.fit([made], L20) == pytest.approx(MADE, rel=1e-4)
     sizes = [(tokens, ranks) for tokens in (1, 16, 64, 128, 256, 512, 2048) for ranks in (1, 4)]
-    on_a40 = layers(LLAMA, sizes, NONE)
+    on_a40 = calibrate.layers(LLAMA, sizes, NONE)
     made = on_a40._replace(seconds=on_a40.predicted(A40, MADE))
-    assert soft_fit([made], A40) == pytest.approx(MADE, rel=1e-3)
+    assert calibrate.soft_fit([made], A40) == pytest.approx(MADE, rel=1e-3)
     assert made.errors(A40, MADE).mean < 1e-9

@@ -16,18 +16,9 @@ from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
 from evenflow.sim import simulate
 from evenflow.study.advice import changes
-from evenflow.traces import sample_trace
+from evenflow.traces import predict, sample_trace
 from evenflow.traces.formats import reader_of
 from evenflow.traces.lines import Source
-from evenflow.traces.predict import (
-    LengthClasses,
-    accumulated_error,
-    load_classifier,
-    make_predictor,
-    save_classifier,
-    train,
-    with_predictions,
-)
 from evenflow.traces.trace import Ints, Trace, read_trace
 from evenflow.types import Request
 from tests.command_line import done, refusal
@@ -53,7 +44,7 @@ def spoken(count: int = 200) -> Trace:
 
 
 def test_classes_are_the_percentile_ranges_and_their_means() -> None:
-    classes = LengthClasses.of(OUTPUTS)
+    classes = predict.LengthClasses.of(OUTPUTS)
     assert classes.edges.tolist() == [250.75, 500.5, 750.25, 990.01]
     assert classes.class_of(np.array([1, 250, 251, 500, 501, 750, 751, 990, 991])).tolist() == [
         0, 0, 1, 1, 2, 2, 3, 3, 4,
@@ -62,7 +53,7 @@ def test_classes_are_the_percentile_ranges_and_their_means() -> None:
 
 
 def test_a_class_begins_at_its_percentile() -> None:
-    classes = LengthClasses.of(np.array([10, 10, 20, 20, 30]))
+    classes = predict.LengthClasses.of(np.array([10, 10, 20, 20, 30]))
     assert classes.edges.tolist()[:3] == [10, 20, 20]
     assert classes.class_of(np.array([9, 10, 20, 30])).tolist() == [0, 1, 3, 4]
     assert classes.means[0] == 18, "no output is below the smallest: the mean of all stands in"
@@ -71,10 +62,10 @@ def test_a_class_begins_at_its_percentile() -> None:
 def test_accumulated_error_is_that_of_group_totals() -> None:
     true = np.full(64, 100)
     rng = np.random.default_rng(0)
-    always_over = accumulated_error(np.full(64, 110), true, rng)
+    always_over = predict.accumulated_error(np.full(64, 110), true, rng)
     assert always_over == pytest.approx(dict.fromkeys([2, 4, 8, 16, 32, 64], 0.1))
     by_turns = np.where(np.arange(64) % 2, 150, 50)
-    errors = accumulated_error(by_turns, true, rng)
+    errors = predict.accumulated_error(by_turns, true, rng)
     assert errors[64] == 0
     assert errors[2] > errors[16] > errors[64], "errors cancel in larger groups"
 
@@ -84,35 +75,39 @@ def test_accumulated_error_is_that_of_group_totals() -> None:
 
 def test_the_oracle_and_the_mean() -> None:
     prompts = np.ones_like(OUTPUTS)
-    assert (make_predictor("oracle").predict(prompts, OUTPUTS, None) == OUTPUTS).all()
-    assert set(make_predictor({"kind": "mean"}).predict(prompts, OUTPUTS, None)) == {500}
+    assert (predict.make_predictor("oracle").predict(prompts, OUTPUTS, None) == OUTPUTS).all()
+    assert set(predict.make_predictor({"kind": "mean"}).predict(prompts, OUTPUTS, None)) == {500}
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.52, 1.0])
 def test_noisy_names_the_right_class_as_often_as_asked(accuracy: float) -> None:
     outputs = sample_trace("tdpipe-sharegpt-sample", 20_000).output_tokens
     spec = {"kind": "noisy", "accuracy": accuracy, "seed": 3}
-    predicted = make_predictor(spec).predict(outputs, outputs, None)
-    classes = LengthClasses.of(outputs)
+    predicted = predict.make_predictor(spec).predict(outputs, outputs, None)
+    classes = predict.LengthClasses.of(outputs)
     right = (classes.class_of(predicted) == classes.class_of(outputs)).mean()
     assert right == pytest.approx(accuracy, abs=0.01)
-    again = make_predictor(spec).predict(outputs, outputs, None)
+    again = predict.make_predictor(spec).predict(outputs, outputs, None)
     assert (predicted == again).all()
-    other = make_predictor(spec | {"seed": 4}).predict(outputs, outputs, None)
+    other = predict.make_predictor(spec | {"seed": 4}).predict(outputs, outputs, None)
     assert accuracy == 1 or (predicted != other).any()
 
 
 def test_a_noisy_total_is_near_the_true_one() -> None:
     outputs = sample_trace("sharegpt-sample", 20_000).output_tokens
-    predicted = make_predictor({"kind": "noisy", "accuracy": 0.0}).predict(outputs, outputs, None)
+    predicted = predict.make_predictor({"kind": "noisy", "accuracy": 0.0}).predict(
+        outputs, outputs, None
+    )
     assert predicted.sum() / outputs.sum() == pytest.approx(1, abs=0.1)
     alike = np.full(50, 7)
-    assert (make_predictor("noisy").predict(alike, alike, None) == 7).all(), "no other class"
+    assert (predict.make_predictor("noisy").predict(alike, alike, None) == 7).all(), (
+        "no other class"
+    )
 
 
 def test_requests_are_filled_in_and_otherwise_unchanged() -> None:
     requests = [Request(7, 1.5, 30, 9), Request(8, 2.5, 40, 11)]
-    filled = with_predictions(requests, make_predictor("oracle"))
+    filled = predict.with_predictions(requests, predict.make_predictor("oracle"))
     assert filled == [Request(7, 1.5, 30, 9, 9), Request(8, 2.5, 40, 11, 11)]
 
 
@@ -133,7 +128,7 @@ def test_requests_are_filled_in_and_otherwise_unchanged() -> None:
 )
 def test_a_bad_predictor_is_one_clear_line(spec: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        make_predictor(spec)
+        predict.make_predictor(spec)
 
 
 # -- the classifier -------------------------------------------------------------------------------
@@ -142,13 +137,13 @@ def test_a_bad_predictor_is_one_clear_line(spec: object, message: str) -> None:
 def test_a_classifier_learns_which_word_comes_first(tmp_path: Path) -> None:
     pytest.importorskip("torch").set_num_threads(1)  # several wait for each other on a busy machine
     trace = spoken()
-    classifier, report = train(trace)
+    classifier, report = predict.train(trace)
     assert report["requests"] == {"train": 120, "test": 40}
     assert report["classifier"]["class_accuracy"] > report["largest_class_share"] + 0.3
     assert report["classifier"]["accumulated_error"][32] < 0.2
     assert report["seconds_per_prompt_token"] == classifier.per_token_s > 0
-    save_classifier(classifier, tmp_path / "model")
-    loaded = make_predictor({"kind": "classifier", "path": str(tmp_path / "model")})
+    predict.save_classifier(classifier, tmp_path / "model")
+    loaded = predict.make_predictor({"kind": "classifier", "path": str(tmp_path / "model")})
     assert loaded.per_token_s == classifier.per_token_s
     asked = (trace.prompt_tokens, trace.output_tokens)
     assert (loaded.predict(*asked, trace.texts) == classifier.predict(*asked, trace.texts)).all()
@@ -182,7 +177,7 @@ def test_what_cannot_be_trained_on(count: int, texts: bool, message: str) -> Non
     pytest.importorskip("torch")
     words = ["same"] * count if texts else None
     with pytest.raises(UsageError, match=message):
-        train(of_lengths(np.arange(1, count + 1), np.full(count, 5), words))
+        predict.train(of_lengths(np.arange(1, count + 1), np.full(count, 5), words))
 
 
 # -- its file -------------------------------------------------------------------------------------
@@ -226,7 +221,7 @@ def test_a_file_that_is_not_right_is_refused(
 ) -> None:
     path = store(tmp_path / "model", told, bias, **more)
     with pytest.raises(UsageError, match=message):
-        load_classifier(path)
+        predict.load_classifier(path)
 
 
 class Trap:
@@ -240,7 +235,7 @@ def test_an_untrusted_file_is_refused_and_never_run(content: bytes, tmp_path: Pa
     path = tmp_path / "model.pkl"
     path.write_bytes(content)
     with pytest.raises(UsageError, match="not a file of evenflow traces predict; refused"):
-        load_classifier(path)
+        predict.load_classifier(path)
 
 
 # -- in a run -------------------------------------------------------------------------------------
@@ -328,7 +323,7 @@ def test_the_command_trains_and_stores(tmp_path: Path, monkeypatch: pytest.Monke
     told = done("traces", "predict", "talk.json", "--tokenizer", "tokenizer.json", "--out", "model")
     report = json.loads(told)
     assert report["requests"] == {"train": 36, "test": 12}
-    assert load_classifier(Path("model")).trained_on["trace"] == "talk.json"
+    assert predict.load_classifier(Path("model")).trained_on["trace"] == "talk.json"
     Path("few.csv").write_text("num_prefill_tokens,num_decode_tokens\n1,2\n")
     told = refusal("traces", "predict", "few.csv")
     assert told == "trace few.csv: 1 requests; training needs 50 or more"

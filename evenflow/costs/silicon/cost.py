@@ -21,6 +21,7 @@ from evenflow.costs.silicon.points import (
     bits_of,
     chunk_times,
     expert_times,
+    experts_of,
     from_memory,
     measured_kv_heads,
     memory_bytes_per_s,
@@ -39,7 +40,6 @@ from evenflow.costs.silicon.tables import (
     Wanted,
     data_folder,
     load_tables,
-    read_experts,
 )
 from evenflow.costs.tables import (
     Attending,
@@ -224,7 +224,7 @@ def _tables(
             products[quantization] = (tables.quantized, narrow)
         tables = replace(tables, **read_latent(base, framework, version, kv_dtype, products))
     if kind.num_experts:
-        experts = read_experts(base, framework, version, shape_of(kind), wanted)
+        experts = experts_of(base, framework, version, shape_of(kind), wanted)
         tables = replace(tables, experts=experts)
     bits = 16 if kind.format is None else kind.format.bits
     key_bytes = kind.kv_bytes_per_token(1, kind.num_kv_heads)

@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from evenflow.costs.roofline import active_experts, pairs
 from evenflow.costs.silicon.tables import (
     DTYPE,
@@ -22,12 +24,15 @@ from evenflow.costs.silicon.tables import (
     Heads,
     Products,
     SiliconTables,
+    Wanted,
     each_product,
     latent_files,
     latent_products,
     latent_steps,
+    read_experts,
 )
 from evenflow.costs.tables import Curve, Surface
+from evenflow.errors import UsageError
 from evenflow.specs.gpu import GpuSpec
 from evenflow.specs.modelspec import Split
 from evenflow.specs.precision import FORMATS
@@ -323,6 +328,38 @@ def least_s(shape: ExpertShape, tokens: int, split: Split, bits: float, peak: Pe
     active = active_experts(tokens, shape.num_experts, shape.experts_per_token) / split.ranks
     moved = active * one * bits / 8 + 4 * pairs * shape.hidden_size
     return max(2 * pairs * one / peak.flops_per_s, moved / peak.bytes_per_s)
+
+
+AWAKE = {1: 3.2, 2: 5.1, 4: 8.2, 8: 13, 16: 19.2, 32: 25.4, 48: 28.5, 64: 30, 96: 31.4, 128: 31.8}
+"""Tokens -> experts of DeepSeek-V3 awake on the busiest of 8 ranks (docs/costs-errors.md)."""
+
+
+def experts_of(
+    base: Path, framework: str, version: str | None, shape: ExpertShape, wanted: Wanted
+) -> ExpertLayer:
+    """Read the experts nearest to a shape, under the load that is wanted."""
+    if wanted.load != "counted":
+        return read_experts(base, framework, version, shape, wanted)
+    if (shape.num_experts, shape.experts_per_token) != (256, 8):
+        raise UsageError("costs.expert_load: counted is of 256 experts, 8 a token")
+    power, even = (
+        read_experts(base, framework, version, shape, wanted._replace(load=load))
+        for load in ("power_law_1.01", "balanced")
+    )
+    return counted(power, even)
+
+
+def counted(power: ExpertLayer, even: ExpertLayer) -> ExpertLayer:
+    """Return experts that take no less than to read those awake on the busiest of 8 ranks.
+
+    Spread evenly, a token more wakes an expert more on each. Other splits are the power law's.
+    """
+    sizes = sorted(even.times[1, 8])
+    awake = np.interp(sizes, list(AWAKE), list(AWAKE.values()))
+    least_s = np.interp(awake, sizes, [even.times[1, 8][size] for size in sizes])
+    least = dict(zip(sizes, least_s.tolist(), strict=True))
+    spread = {tokens: max(s, least[tokens]) for tokens, s in power.times[1, 8].items()}
+    return power._replace(times={**power.times, (1, 8): spread})
 
 
 def expert_times(

@@ -1,0 +1,87 @@
+"""Stretches of decodes: a run that coasts says what one says that asks about every micro-batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenflow.results.run import TALLY, RunResult
+from evenflow.schedulers.sarathi import Sarathi
+from evenflow.sim import World, simulate_replicas
+from evenflow.types import Plan, Request, View
+from tests.amounts import many
+from tests.worlds import assert_same, small_world, worlds
+
+ROUTERS = st.sampled_from(["round_robin", "least_outstanding", "prefix_affinity"])
+
+
+def run(world: World, **options: Any) -> tuple[list[RunResult], list[tuple[float, list[int]]]]:
+    """Return what happened, and which requests finished when, as a watch of the run sees it."""
+    seen: list[tuple[float, list[int]]] = []
+
+    def watch(finished: list[Any], _: object, now_s: float) -> None:
+        seen.append((now_s, [seq.request.request_id for seq in finished]))
+
+    return simulate_replicas(world, watch=watch, **options), seen
+
+
+def light(result: RunResult) -> RunResult:
+    """Return what is left of a result of which the micro-batches are not kept."""
+    columns = ["scheduled_s", "prefill_tokens", "decode_tokens", "sampled_rows", "free_pages"]
+    columns += ["kv_tokens", "available_s", "start_s", "end_s", "wait_s", "wait_reason"]
+    none: Any = {name: getattr(result, name)[:0] for name in columns}
+    return replace(result, kept_tally=result.tally, **none)
+
+
+@settings(max_examples=many(1000), deadline=None)
+@given(worlds(), st.integers(1, 3), ROUTERS)
+def test_a_run_that_coasts_is_the_run_in_which_each_micro_batch_is_asked_for(
+    world: World, replicas: int, router: Any
+) -> None:
+    world = replace(world, replicas=replicas, router=router)
+    results, seen = run(world, whole=False)
+    wholes, seen_too = run(world)
+    assert seen == seen_too
+    for result, whole in zip(results, map(light, wholes), strict=True):
+        for name in TALLY:
+            kept, made = getattr(result.kept_tally, name), getattr(whole.kept_tally, name)
+            assert kept.tobytes() == made.tobytes(), name
+        assert_same(replace(result, kept_tally=None), replace(whole, kept_tally=None))
+
+
+asked: list[int] = []
+
+
+class Own(Sarathi):
+    """Sarathi's policy of a user, which notes the decodes that it is asked about."""
+
+    def schedule(self, view: View) -> Plan:
+        asked.append(view.ready_decodes)
+        return super().schedule(view)
+
+
+class Coasting(Own):
+    """The same of one who says when it sends a group as it is."""
+
+    def sends_whole(self, decodes: int, running: int, depth: int) -> bool:
+        return super().sends_whole(decodes, running, depth)
+
+
+@pytest.mark.parametrize(
+    ("policy", "ready"),
+    [
+        (Own, [0, 1, 1, 1, 1, 1, 1]),  # a subclass answers for itself
+        (Coasting, [0, 1]),
+    ],
+)
+def test_only_a_policy_that_says_so_itself_is_not_asked_about_a_stretch(
+    policy: type[Own], ready: list[int]
+) -> None:
+    asked.clear()
+    world = small_world([Request(0, 0.0, 10, 7)], make_scheduler=policy)
+    (result,) = simulate_replicas(world, whole=False)
+    assert (asked, result.completion_s.tolist()) == (ready, [7.0])

@@ -117,9 +117,9 @@ class VLLMV1(Policy):
     """Most requests that are admitted at a time."""
     watermark: Fraction = 0.0
     """The share of the pages that an admission leaves free."""
-    async_scheduling: Literal[False, "v1", "v2"] = False
+    async_scheduling: Literal[False, "v1", "v2"] = "v2"
     """Which model runner schedules a decode again before its last token is there; v1 does so on one
-    stage only.
+    stage only; false: none, what vLLM had before 0.14 and --no-async-scheduling asks for.
     """
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """The request that is first, and preempted last: by arrival, or by the lowest `priority`."""

@@ -11,12 +11,43 @@ from hypothesis import strategies as st
 
 from evenflow.results.run import TALLY, RunResult
 from evenflow.schedulers.sarathi import Sarathi
-from evenflow.sim import World, simulate_replicas
+from evenflow.sim import World, runtimes, simulate_replicas
 from evenflow.types import Plan, Request, View
 from tests.amounts import many
-from tests.worlds import assert_same, small_world, worlds
+from tests.worlds import LINKS, MAX_MODEL_LEN, assert_same, requests, small_world, worlds
 
+POLICIES: list[tuple[str, dict[str, object]]] = [
+    ("sarathi", {"token_budget": 48}),
+    ("sarathi", {"token_budget": 32, "mode": "chunked_only"}),
+    ("token_throttling", {"max_prefill": 64, "min_prefill": 8}),
+    ("token_throttling", {"max_prefill": 64, "use_ut": False, "reserve": "adaptive"}),
+    ("token_throttling", {"max_prefill": 64, "coupled": True, "max_batch_rows": 3}),
+    ("vllm", {"max_num_seqs": 6}),
+    ("vllm", {"max_num_batched_tokens": 150, "max_batch_rows": 3}),
+    ("vllm_v1", {"max_num_batched_tokens": 64, "max_num_seqs": 16}),
+    ("vllm_balanced", {"share": "decodes", "max_num_batched_tokens": 64, "max_num_seqs": 7}),
+]
 ROUTERS = st.sampled_from(["round_robin", "least_outstanding", "prefix_affinity"])
+
+
+@st.composite
+def coasting(draw: st.DrawFn) -> World:
+    """Worlds that coast, of all such policies: with few pages, and returns at one instant."""
+    depth = draw(st.integers(1, 5))
+    sizes = {"times_s": draw(st.sampled_from([(0.005, 0.0001), (0.005, 0.0)])), "depth": depth}
+    return small_world(
+        draw(requests()),
+        *draw(st.sampled_from(POLICIES)),
+        **sizes,
+        max_model_len=MAX_MODEL_LEN,
+        total_pages=draw(st.sampled_from([16, 20, 32, 400])),
+        max_in_flight=draw(st.sampled_from([depth, depth, None])),
+        dispatch=draw(st.sampled_from(["stage0", "stage0", "eager"])),
+        overheads=runtimes()[draw(st.sampled_from(["ideal", "ideal", "vllm", "gllm"]))].stages,
+        link=draw(st.sampled_from(LINKS)),
+        prefix_cache=draw(st.booleans()),
+        concurrency=draw(st.sampled_from([None, None, 3])),
+    )
 
 
 def run(world: World, **options: Any) -> tuple[list[RunResult], list[tuple[float, list[int]]]]:
@@ -38,7 +69,7 @@ def light(result: RunResult) -> RunResult:
 
 
 @settings(max_examples=many(1000), deadline=None)
-@given(worlds(), st.integers(1, 3), ROUTERS)
+@given(coasting() | worlds(), st.integers(1, 3), ROUTERS)
 def test_a_run_that_coasts_is_the_run_in_which_each_micro_batch_is_asked_for(
     world: World, replicas: int, router: Any
 ) -> None:

@@ -88,7 +88,7 @@ class Coast:
             kv.tokens += size
             batch.batch_id = queues.batches
             batch.slot = group.slot = queues.batches % queues.num_slots
-            batch.scheduled_s = now_s
+            batch.scheduled_s = batch.chosen_s = now_s
             batch.decode_context = group.context
             batch.num_active = len(queues.admitted)
             batch.free_pages = pool.free_pages

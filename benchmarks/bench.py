@@ -43,6 +43,7 @@ PEER = "import dynamo._core, sys; dynamo._core.run_mocker_trace_replay([sys.argv
 POLICIES = {"token_throttling": 4, "sarathi": 4, "vllm": 4, "vllm_v1": 1}
 """Policies that are compared with DynoSim, and on how many stages."""
 
+IN_STEP = {"vllm_v1": ", async_scheduling: false"}  # as DynoSim schedules
 GOALS = {"token_throttling": 0.5, "sarathi": 0.9, "vllm": 1.0, "vllm_v1": 1.0}
 ONE = "stages=4", "workload.requests=1"
 OUT = "OUT"
@@ -136,7 +137,7 @@ def policies(bench: Bench) -> Iterator[Line]:
         return spread([requests / each for each in seconds], "{:,.0f}")
 
     for policy, stages in POLICIES.items():
-        keys = f"scheduler={policy}", f"stages={stages}"
+        keys = f"scheduler={{name: {policy}{IN_STEP.get(policy, '')}}}", f"stages={stages}"
         commands = {
             build: [*bench.simulate(build, *keys), "--save", "requests"] for build in bench.builds
         }

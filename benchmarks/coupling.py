@@ -49,7 +49,12 @@ def config_of(workers: dict[str, Any], folder: Path) -> RunConfig:
         "stages": 2,
         "costs": {"kind": "affine", "base_s": 0.02, "per_token_s": 0.0},
         "kv": {"pages": 4000},
-        "scheduler": {"name": "vllm_balanced", "max_num_seqs": 64, "max_num_batched_tokens": 64},
+        "scheduler": {
+            "name": "vllm_balanced",
+            "max_num_seqs": 64,
+            "max_num_batched_tokens": 64,
+            "async_scheduling": False,
+        },
         "workload": {"trace": str(folder / "trace.csv"), "arrivals": "offline"},
         "max_model_len": 4096,
         "workers": workers,

@@ -26,7 +26,8 @@ costs: {kind: affine, base_s: 0.02, per_token_s: 0.0}
 kv: {pages: 40000}
 max_model_len: 1000
 workers: emulated
-scheduler: {name: vllm_balanced, max_num_seqs: 2000, max_num_batched_tokens: 4000}
+scheduler:
+  {name: vllm_balanced, max_num_seqs: 2000, max_num_batched_tokens: 4000, async_scheduling: false}
 """
 METRICS = ("p50_itl_ms", "p90_itl_ms", "p99_itl_ms", "mean_ttft_ms", "mean_e2el_ms")
 

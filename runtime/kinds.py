@@ -15,6 +15,7 @@ from evenflow.config.run import RunConfig
 from evenflow.config.workers import EmulatedWorkers, SamplingConfig, TorchWorkers, VllmWorkers
 from evenflow.config.yaml_file import find
 from evenflow.core.world import World
+from evenflow.engines.ahead import IN_STEP
 from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError, require_package
 from evenflow.profiler.machine import device_name, driver_version
@@ -174,8 +175,7 @@ def check_all_is_known(world: World) -> None:
     if EngineRules.of(world.make_scheduler()).ahead:
         raise UsageError(
             "scheduler: its decodes run ahead of their last token, which only emulated workers "
-            "serve, and torch's for sglang on one stage; async_scheduling: off (vllm_v1) or "
-            "overlap: false (sglang) is right"
+            f"serve, and torch's for sglang on one stage; {IN_STEP}"
         )
 
 

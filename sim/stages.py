@@ -274,7 +274,7 @@ class StageProcesses:
             return now_s + overheads.host_s(batch)
         if overheads.holds == "nothing":
             began_s, ended_s = self._last_s
-            begin_s = batch.scheduled_s if batch.scheduled_s > ended_s else began_s
+            begin_s = batch.chosen_s if batch.scheduled_s > ended_s else began_s
             self._host_free_s = max(self._host_free_s, begin_s) + overheads.host_s(batch)
             return max(now_s, self._host_free_s)
         return now_s

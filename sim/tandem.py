@@ -89,7 +89,7 @@ class Tandem:
         scheduled_s = batch.scheduled_s
         at_s = scheduled_s
         if self._hosts:
-            at_s, free_s[0] = self._by_host(scheduled_s, overheads.host_s(batch))
+            at_s, free_s[0] = self._by_host(batch, overheads.host_s(batch))
         inputs_s = overheads.inputs_s(batch) if prepares else 0.0
         times: list[float] = []
         for stage, seconds in enumerate(stage_seconds):
@@ -118,14 +118,15 @@ class Tandem:
         self._started_s = times[1]
         return times
 
-    def _by_host(self, scheduled_s: float, spent_s: float) -> tuple[float, float]:
+    def _by_host(self, batch: MicroBatch, spent_s: float) -> tuple[float, float]:
         """Return when stage 0 has a micro-batch, and from when on it may compute it."""
         free_s, holds = self._stage_free_s[0], self._overheads.holds
+        scheduled_s = batch.scheduled_s
         if holds == "stage0":
             return scheduled_s, max(scheduled_s, free_s) + spent_s
         begin_s = scheduled_s
-        if holds == "nothing" and scheduled_s <= free_s:
-            begin_s = self._started_s
+        if holds == "nothing":
+            begin_s = self._started_s if scheduled_s <= free_s else batch.chosen_s
         self._host_free_s = max(self._host_free_s, begin_s) + spent_s
         if holds == "nothing":
             return scheduled_s, max(free_s, self._host_free_s)

@@ -39,6 +39,9 @@ MORE = {
 }
 """What no system of the papers is: the example it is made from, and its keys."""
 
+IN_STEP = "vllm_v1", "vllm_balanced"
+"""Systems whose decodes run ahead of their tokens, which torch workers do not serve."""
+
 STAGES_S = "costs={kind: affine, base_s: 0.02, per_token_s: 1.0e-5}"
 OFTEN = [f"{0.2 * i:.1f},{100 + 37 * i % 200},{10 + 7 * i % 20}" for i in range(20)]
 """The trace of a validation: five requests a second, each some seconds long."""
@@ -61,6 +64,7 @@ class Row:
         if kind == "torch":
             self.keys += [f"model={folder}", "workers.dtype=float32", "kv.pages=400"]
             self.keys += ["max_model_len=256"]
+            self.keys += ["scheduler.async_scheduling=false"] * (name in IN_STEP)
         self.found = [name, kind]
         self.wrong = False
 

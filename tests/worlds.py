@@ -33,15 +33,17 @@ POLICIES: list[tuple[str, dict[str, object]]] = [
     ("orca", {"max_num_seqs": 5}),
     ("vllm", {"max_num_seqs": 6}),
     ("vllm", {"max_num_batched_tokens": 150, "max_batch_rows": 3}),
-    ("vllm_v1", {"max_num_batched_tokens": 48, "max_num_seqs": 40}),
-    ("vllm_v1", {"max_num_batched_tokens": 64, "max_num_seqs": 5, "watermark": 0.05}),
-    (
-        "vllm_v1",
-        {"max_num_batched_tokens": 64, "max_num_seqs": 9, "long_prefill_token_threshold": 20},
+    *(
+        (name, {"async_scheduling": False, "max_num_batched_tokens": tokens, **params})
+        for name, tokens, params in (
+            ("vllm_v1", 48, {"max_num_seqs": 40}),
+            ("vllm_v1", 64, {"max_num_seqs": 5, "watermark": 0.05}),
+            ("vllm_v1", 64, {"max_num_seqs": 9, "long_prefill_token_threshold": 20}),
+            ("vllm_balanced", 48, {"max_num_seqs": 40}),
+            ("vllm_balanced", 64, {"share": "decodes", "max_num_seqs": 7}),
+            ("vllm_balanced", 64, {"share": "tokens", "max_num_seqs": 16}),
+        )
     ),
-    ("vllm_balanced", {"max_num_batched_tokens": 48, "max_num_seqs": 40}),
-    ("vllm_balanced", {"share": "decodes", "max_num_batched_tokens": 64, "max_num_seqs": 7}),
-    ("vllm_balanced", {"share": "tokens", "max_num_batched_tokens": 64, "max_num_seqs": 16}),
     ("sarathi", {"token_budget": 48}),
     ("sarathi", {"token_budget": 64, "max_batch_rows": 3, "max_num_seqs": 7}),
     ("sarathi", {"token_budget": 32, "mode": "chunked_only"}),

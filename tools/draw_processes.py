@@ -27,7 +27,7 @@ SHARED = Path(os.environ.get("EVENFLOW_SHARED", ROOT.parent / "shared"))
 POLICIES = {
     "token_throttling": {"name": "token_throttling"},
     "sarathi": {"name": "sarathi", "token_budget": 2048},
-    "vllm_v1": {"name": "vllm_v1", "max_num_batched_tokens": 2048},
+    "vllm_v1": {"name": "vllm_v1", "async_scheduling": False},
 }
 FACTORS = (1.0, 1.25, 1.5, 2.0)
 FLEETS = (2, 3, 4, 6, 8)
@@ -126,7 +126,7 @@ def fleet(count: int, processes: list[Any] | None = None) -> SimulatedRun:
         "model": "Llama-3.1-8B",
         "gpu": "L20",
         "stages": 1,
-        "scheduler": {"name": "vllm_v1"},
+        "scheduler": POLICIES["vllm_v1"],
         "replicas": {"count": count, "router": "least_outstanding"},
         "workload": {"trace": str(SHARED / "traces" / "AzureLLMInferenceTrace_code.csv")},
     }

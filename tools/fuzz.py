@@ -467,6 +467,7 @@ def _with(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 LINK = {"bandwidth_gb_s": 1.0, "latency_us": 500.0}
 SLOW_LINK = {"bandwidth_gb_s": 0.05, "latency_us": 0.0}
 POOL = {"stages": 1, "pages": 24}
+IN_STEP = {"name": "vllm_v1", "async_scheduling": False}
 TURNS = {"name": "vllm_v1", "max_num_batched_tokens": 64, "max_num_seqs": 12}
 SCHEDULERS: list[dict[str, Any]] = [
     *({"name": name} for name in sorted(POLICIES)),
@@ -476,12 +477,12 @@ SCHEDULERS: list[dict[str, Any]] = [
         for params in SGLANG
         for more in ({}, {"overlap": False})
     ),
-    *({**TURNS, "async_scheduling": mode} for mode in ("v1", "v2")),
+    *({**TURNS, "async_scheduling": mode} for mode in (False, "v1")),
     {**TURNS, "scheduling_policy": "priority"},
     {**TURNS, "long_prefill_token_threshold": 9, "scheduler_reserve_full_isl": False},
     *({"name": name, "transfer_link": SLOW_LINK} for name in POOLED),
     {"name": "distserve", "prefill": POOL, "decode": {"stages": 1, "pages": 40}},
-    {"name": "splitwise", "mixed": {"borrow_tokens": 60}, "prefill": {"scheduler": "vllm_v1"}},
+    {"name": "splitwise", "mixed": {"borrow_tokens": 60}, "prefill": {"scheduler": IN_STEP}},
     *({"name": "distserve", "decode": {"scheduler": name}} for name in ("td_pipe", "sglang")),
 ]
 CHOICES: Mapping[str, tuple[Any, ...]] = {
@@ -596,7 +597,7 @@ def _pairs(drawn: Drawn) -> set[Any]:
 def _world(drawn: Drawn) -> dict[str, Any]:
     values = {key: CHOICES[key][number] for key, number in drawn.items()}
     policy = values["scheduler"]
-    in_turns = policy["name"] == "sglang" or "async_scheduling" in policy
+    in_turns = policy["name"] in ("sglang", "vllm_v1", "vllm_balanced")
     for key in [*values, *(["turns"] if in_turns else [])]:
         values = NEEDED.get(key, {}) | values
     world = copy.deepcopy(PLAIN)

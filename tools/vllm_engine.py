@@ -106,7 +106,11 @@ class Answer(Future):  # type: ignore[type-arg]
 
 
 class EmulatedExecutor(Executor):  # type: ignore[misc]
-    """Stages in a row, each of which takes `base_s + per_token_s` x tokens a micro-batch."""
+    """Stages in a row, each of which takes `base_s + per_token_s` x tokens a micro-batch.
+
+    Stage 0 waits for the tokens that were sampled as many steps ago as there are stages, as in
+    `vllm.v1.worker.gpu.pp_utils.PPHandler`.
+    """
 
     supports_pp = True
     setting: Setting
@@ -115,6 +119,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
     def _init_executor(self) -> None:
         self.free_s = [0.0] * self.parallel_config.pipeline_parallel_size
         self.last: deque[Answer] = deque(maxlen=1)
+        self.tokens_s: deque[float] = deque(maxlen=len(self.free_s))  # of the last steps
 
     def get_kv_cache_specs(self) -> list[dict[str, FullAttentionSpec]]:
         spec = FullAttentionSpec(
@@ -150,6 +155,8 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
         at_s = CLOCK.now_s
         if tokens:
             takes_s = self.setting.base_s + self.setting.per_token_s * sum(tokens.values())
+            if len(self.tokens_s) == len(self.free_s):
+                at_s = max(at_s, self.tokens_s[0])
             for stage, free_s in enumerate(self.free_s):
                 self.free_s[stage] = at_s = max(at_s, free_s) + takes_s
         requests = [self.scheduler.requests[request_id] for request_id in tokens]
@@ -161,6 +168,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
                 for request in requests
             ],
         )
+        self.tokens_s.append(at_s if any(output.sampled_token_ids) else 0.0)
         self.last.append(Answer(at_s, output))
         return self.last[0]
 

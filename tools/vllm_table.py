@@ -32,9 +32,10 @@ SHAPE = ROOT / "examples" / "validate" / "small-llama" / "config.json"
 STOCK = "vLLM 0.32.0 by itself"
 BUDGET = 256
 CALIBRATED = 160
+IN_STEP = f"max_num_batched_tokens: {BUDGET}, async_scheduling: false"
 POLICIES = {
-    STOCK: f"{{name: vllm_v1, max_num_batched_tokens: {BUDGET}}}",
-    "vllm_balanced": f"{{name: vllm_balanced, share: decodes, max_num_batched_tokens: {BUDGET}}}",
+    STOCK: f"{{name: vllm_v1, {IN_STEP}}}",
+    "vllm_balanced": f"{{name: vllm_balanced, share: decodes, {IN_STEP}}}",
     "sarathi": f"{{name: sarathi, token_budget: {BUDGET}}}",
     "token_throttling": f"{{name: token_throttling, max_prefill: {BUDGET}, min_prefill: 16}}",
     "td_pipe": "{name: td_pipe}",

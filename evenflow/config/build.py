@@ -141,7 +141,7 @@ def _build_pools(
     built = {}
     for name, part in runs_of_pools(config, given).items():
         try:
-            built[name] = _build_world(part, requests, beside, texts)
+            built[name] = _build_world(part, requests, beside, texts, in_step=True)
         except UsageError as error:
             raise UsageError(f"scheduler {config.scheduler.name}: {name} pool: {error}") from None
         requests = list(built[name].world.requests)
@@ -170,6 +170,7 @@ def _build_world(
     make_scheduler: MakeScheduler | None = None,
     *,
     before: Sequence[list[Request]] = (),
+    in_step: bool = False,
 ) -> Built:
     """Return the world of pipelines with one policy."""
     hardware = _hardware(config, beside)
@@ -180,7 +181,8 @@ def _build_world(
     most = given_pages * config.kv.page_tokens if spec is None else spec.max_position_embeddings
     max_model_len = config.max_model_len or min(most, MOST_MODEL_LEN)
     alike = made.on_ranks(costs, groups)
-    make = _scheduler_maker(config, alike, max_model_len, make_scheduler)
+    facts = {"max_model_len": max_model_len, "in_step": in_step or config.in_step}
+    make = _scheduler_maker(config, alike, facts, make_scheduler)
     scheduler = make()
     placed = _with_room_for(scheduler, hardware.placed, config)
     pages = given_pages or hardware._replace(placed=placed).deployment.kv_pages()
@@ -379,12 +381,15 @@ def _balanced(config: RunConfig, hardware: Hardware) -> tuple[int, ...]:
 
 
 def _scheduler_maker(
-    config: RunConfig, costs: StageCost, max_model_len: int, make_scheduler: MakeScheduler | None
+    config: RunConfig,
+    costs: StageCost,
+    facts: Mapping[str, Any],
+    make_scheduler: MakeScheduler | None,
 ) -> Callable[[], Scheduler]:
     name, params = config.scheduler.name, config.scheduler.params
     make_scheduler = make_scheduler or partial(create, name, params)
     facts = {
-        "max_model_len": max_model_len,
+        **facts,
         "depth": config.num_stages,
         "data_parallel": config.data_parallel,
         "page_tokens": config.kv.page_tokens,

@@ -291,6 +291,14 @@ class RunConfig(Keys):
         return {"name": self.runtime, "source": source, **asdict(charged)}
 
     @property
+    def in_step(self) -> bool:
+        """Whether decodes have to wait for their last token, whatever a policy asks for."""
+        asks_again = self.dispatch in ("stage0", "eager")
+        several = self.virtual_engines is True or self.virtual_engines > 1
+        is_other = self.kv.swap or self.speculative is not None or self.workers.kind != "emulated"
+        return asks_again or several or is_other
+
+    @property
     def wires(self) -> links.Wires:
         """Links between the GPUs: as given, else as in the machine, else as in the GPU's machine.
 

@@ -61,8 +61,8 @@ class MicroBatch:
     `decode_context` tokens before this step, summed. `sampled_rows` tokens need logits: decode
     tokens and last chunks. `output_tokens` come out at the end. `free_pages` are left when it was
     scheduled, `kv_tokens` slots filled in the others, its own included, and `num_active` requests
-    admitted. No other micro-batch in flight has its `slot`. `charged` is the work that costs time
-    where that differs from the above.
+    admitted. No other micro-batch in flight has its `slot`. The host may work on it from `chosen_s`
+    on, before it is sent. `charged` is the work that costs time where that differs from the above.
 
     NOTE: no dataclass, whose constructor mypyc does not compile.
     """
@@ -82,7 +82,7 @@ class MicroBatch:
         kv_tokens: int = 0,
     ) -> None:
         self.batch_id = batch_id
-        self.scheduled_s = scheduled_s
+        self.scheduled_s = self.chosen_s = scheduled_s
         self.chunks = chunks
         self.decodes = decodes
         self.prefill_tokens = prefill_tokens

@@ -4,6 +4,21 @@ from __future__ import annotations
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.decodes import DecodeGroup, Sequence
+from evenflow.errors import UsageError
+
+IN_STEP = (
+    "async_scheduling: false (vllm_v1), overlap: false (sglang) or disable_overlap_scheduler: true "
+    "(trtllm) is right"
+)
+"""How policies of engines wait for a decode's last token before they send it again."""
+
+
+def runs_ahead(policy: str) -> UsageError:
+    """Return the error of a policy whose decodes run ahead where they cannot."""
+    return UsageError(
+        f"policy {policy} lets decodes run ahead, which goes with dispatch: engine_loop, without "
+        f"swap, speculative and pools, and with its own prefix_cache; else {IN_STEP}"
+    )
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

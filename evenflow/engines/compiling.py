@@ -74,8 +74,8 @@ class CompilingCost(Modified):
 
     `products`: of each stage. Start-up compiles all kernels of decodes, and those of `at_start`
     tokens. Of groups that step together each compiles apart. `known`: the kernels of a run, by
-    group and stage; None: nothing is to compile. Known error: drafts, and decodes of more than 128
-    tokens, need kernels of their own, which are taken as there.
+    group and stage; None: nothing is to compile. Known error: kernels that only drafts need, or
+    only decodes of more than 128 tokens, count as there.
     """
 
     products: Sequence[frozenset[Product]]

@@ -12,8 +12,8 @@ from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
 from evenflow.core.replay import Call, RecordingBatcher
 from evenflow.core.request import Request
+from evenflow.engines.ahead import runs_ahead
 from evenflow.engines.queues import EngineQueues
-from evenflow.errors import UsageError
 
 
 class Handover(NamedTuple):
@@ -52,11 +52,7 @@ class PoolBatcher(Batcher):
         if isinstance(self.queues, EngineQueues):
             self.queues.keeps_pages = keeps_pages
             if self.queues.ahead and keeps_pages:
-                raise UsageError(
-                    f"policy {self.policy_name} lets decodes run ahead, which goes with dispatch: "
-                    "engine_loop, without swap, speculative and pools, and with its own "
-                    "prefix_cache"
-                )
+                raise runs_ahead(self.policy_name)
 
     def _keep(self, seq: Sequence, held_tokens: int) -> None:
         self.moving[seq.request.request_id] = seq

@@ -59,8 +59,10 @@ class EngineLoop(Loop):
     the oldest answer; what arrives meanwhile is seen after it. With more slots than stages, what is
     chosen last is only sent then (SGLang's `pp_async_batch_depth`), and in a pipeline of slots with
     speculation, decodes alone are, too: each stage needs what was accepted before it verifies more
-    (its `SGLANG_ENABLE_PP_SPEC`). Where the policy's rules wait for stage 0, what is chosen is
-    sent, and the loop goes on, once stage 0 is free.
+    (its `SGLANG_ENABLE_PP_SPEC`). Where decodes run ahead of a round of stages, so does what is
+    chosen after an oldest answer with tokens, which stage 0 needs (vLLM's `PPHandler`). Where the
+    policy's rules wait for stage 0, what is chosen is sent, and the loop goes on, once stage 0 is
+    free.
     """
 
     asks_again: ClassVar[bool] = False
@@ -89,6 +91,7 @@ class EngineLoop(Loop):
         self._looks = Looks(rules.looks_every, slots or 1) if rules.looks_every > 1 else None
         self._sends_late = slots > engine.depth
         self._verifies_late = slots > 1 and queues.decoding.row_tokens > 1
+        self._needs_tokens = rules.ahead == "round" and engine.depth > 1
         self._unsent: MicroBatch | None = None
         self._waits_first = rules.waits_first
         self._holds = False  # until stage 0 is free
@@ -166,9 +169,10 @@ class EngineLoop(Loop):
     @property
     def _is_late(self) -> bool:
         """Whether what was chosen is only sent once the oldest answer is back."""
-        batch = self._unsent
+        batch, oldest = self._unsent, self._answers[0]
         verifies = self._verifies_late and batch is not None and not batch.prefill_tokens
-        return self._sends_late or verifies
+        needs_tokens = self._needs_tokens and oldest is not None and oldest.sampled_rows > 0
+        return self._sends_late or verifies or needs_tokens
 
     @property
     def _preemptions(self) -> int:
@@ -191,6 +195,8 @@ class EngineLoop(Loop):
         batch, self._unsent = self._unsent, None
         if batch is not None:
             batch.scheduled_s = now_s
+            if not self._needs_tokens:
+                batch.chosen_s = now_s
             self._pipeline.submit(batch)
 
     def _await_stage0(self, now_s: float) -> bool:

@@ -455,8 +455,8 @@ def _require_no_turns(name: str, engine: PoolBatcher) -> None:
     if rules.ahead is not None or rules.slotted:
         raise UsageError(
             f"{name} pool: policy {engine.policy_name} counts the questions that it is asked, "
-            "and a pool is asked none while KV moves; sarathi, or vllm_v1 without "
-            "async_scheduling, is right"
+            "and a pool is asked none while KV moves; sarathi, or vllm_v1 with "
+            "async_scheduling: false, is right"
         )
 
 

@@ -10,6 +10,7 @@ from evenflow.core.kv import KvCache, PagePool
 from evenflow.core.queues import Queues
 from evenflow.core.rules import Rules, rules_of
 from evenflow.core.scheduling import View
+from evenflow.engines.ahead import runs_ahead
 from evenflow.engines.append_only import AppendOnlyCache
 from evenflow.engines.queues import EngineQueues
 from evenflow.engines.radix import RadixCache
@@ -106,10 +107,7 @@ class EngineRules(Rules):
         known_early = kv.keeps and not isinstance(kv.pool, RadixCache | AppendOnlyCache)
         out_of_place = asks_again or known_early or decoding is not ONE_TOKEN
         if self.ahead is not None and out_of_place:
-            raise UsageError(
-                f"policy {policy} lets decodes run ahead, which goes with dispatch: "
-                "engine_loop, without swap, speculative and pools, and with its own prefix_cache"
-            )
+            raise runs_ahead(policy)
         if (self.slotted or self.waits_first) and asks_again:
             what = "gives slots their turn" if self.slotted else "waits for stage 0"
             raise UsageError(f"policy {policy} {what}, which goes with dispatch: engine_loop")

@@ -35,8 +35,10 @@ POOLED = ("distserve", "splitwise")
 ESTIMATES = ("token_budget_for", "prefill_s", "decode_s")
 """Constructor parameters that take a callable over the cost model (`evenflow.costs.estimates`)."""
 
-GIVEN = ("depth", "data_parallel", "page_tokens", *ESTIMATES)
-"""Constructor parameters that a user cannot set; `depth` is the number of stages."""
+GIVEN = ("depth", "data_parallel", "page_tokens", "in_step", *ESTIMATES)
+"""Constructor parameters that a user cannot set; `depth` is the number of stages, `in_step` whether
+decodes have to wait for their last token (`RunConfig.in_step`).
+"""
 
 FACTS = ("max_model_len", *GIVEN)
 """Constructor parameters that the deployment fills in when the user did not."""

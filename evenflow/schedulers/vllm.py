@@ -117,9 +117,10 @@ class VLLMV1(Policy):
     """Most requests that are admitted at a time."""
     watermark: Fraction = 0.0
     """The share of the pages that an admission leaves free."""
-    async_scheduling: Literal[False, "v1", "v2"] = False
+    async_scheduling: Literal[False, "v1", "v2"] | None = None
     """Which model runner schedules a decode again before its last token is there; v1 does so on one
-    stage only.
+    stage only; false: none, what vLLM had before 0.14 and --no-async-scheduling asks for; null: v2
+    where decodes can run ahead here, else false.
     """
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """The request that is first, and preempted last: by arrival, or by the lowest `priority`."""
@@ -138,11 +139,14 @@ class VLLMV1(Policy):
     """Whose rules: in 0.32 no more decodes go in a micro-batch if the least urgent lacks a page."""
     depth: int = 1
     data_parallel: int = 1
+    in_step: bool = False
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
             limits = f"{self.max_num_batched_tokens} is less than max_num_seqs {self.max_num_seqs}"
             raise ValueError(f"max_num_batched_tokens {limits}: a decode of each has to fit")
+        if self.async_scheduling is None:
+            self.async_scheduling = False if self.in_step else "v2"
         if self.async_scheduling == "v1" and self.depth > 1:
             raise ValueError(f"async_scheduling v1 is for one stage, not {self.depth}; v2 is right")
         has_cadence = self.version != "0.32" or self.data_parallel > 1

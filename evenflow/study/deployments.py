@@ -370,7 +370,8 @@ def _machines(config: RunConfig) -> int | None:
 def _policy(engine: EngineCommand, config: RunConfig) -> tuple[list[str], list[str]]:
     """Return the flags of a run's policy, or of the engine's own with the same budget."""
     name, own = config.scheduler.name, next(iter(engine.policies))
-    given = {**defaults(name), **config.scheduler.params}
+    waits = {"async_scheduling": False} if config.in_step else {}
+    given = {**defaults(name), **waits, **config.scheduler.params}
     left_out = []
     if name not in engine.policies:
         left_out.append(f"the policy {name}; this is {engine.name}'s own with the same budget")

@@ -334,7 +334,18 @@ def run_cases(
         }
         for key, case in runs.items()
     }
-    return study.run(configs, columns, function(measure, "outcome"), args)
+    made = function(measure, "outcome")
+    _require_args(measure, made, next(iter(args.values())))
+    return study.run(configs, columns, made, args)
+
+
+def _require_args(name: str, measure: Callable[..., Any], args: Mapping[str, Any]) -> None:
+    """Raise UsageError unless a measure takes these arguments, and needs no other."""
+    _, *takes = inspect.signature(measure).parameters.values()
+    needs = {each.name for each in takes if each.default is each.empty}
+    if not needs <= args.keys() <= {each.name for each in takes}:
+        given = f"{', '.join(args) or 'none'}; it takes {', '.join(each.name for each in takes)}"
+        raise UsageError(f"args: measure {name} needs {', '.join(needs) or 'none'}, not {given}")
 
 
 def exploded(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

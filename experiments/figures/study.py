@@ -62,7 +62,7 @@ class Drawing(Shown):
     @property
     def _rows(self) -> pd.DataFrame:
         table = self.table if self.shown is None else self.table.filter(items=list(self.shown))
-        return table.drop_duplicates()
+        return table[~table.astype(str).duplicated()]  # a cell may be a list
 
     def told(self) -> Iterator[str | Table]:
         table = self._rows

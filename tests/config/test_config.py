@@ -284,8 +284,8 @@ def test_the_digest_is_that_of_the_meaning(run_yaml: Path) -> None:
     [
         ("sglang", EngineLoop),
         ("trtllm", EngineLoop),
-        ("{name: vllm_v1, async_scheduling: v2}", EngineLoop),
-        ("vllm_v1", Loop),
+        ("vllm_v1", EngineLoop),
+        ("{name: vllm_v1, async_scheduling: false}", Loop),
         ("sarathi", Loop),
     ],
 )

@@ -147,13 +147,9 @@ def test_a_pool_is_one_engine() -> None:
         PooledWorld((), pool(10), replace(pool(10), virtual_engines=2))
 
 
-@pytest.mark.parametrize(
-    ("policy", "params"), [("sglang", {}), ("vllm_v1", {"async_scheduling": "v2"})]
-)
-def test_a_policy_that_counts_questions_is_no_pool_s(
-    policy: str, params: dict[str, object]
-) -> None:
-    decode = small_world([], policy, params, loop=EngineLoop, max_in_flight=2)
+@pytest.mark.parametrize("policy", ["sglang", "vllm_v1"])
+def test_a_policy_that_counts_questions_is_no_pool_s(policy: str) -> None:
+    decode = small_world([], policy, loop=EngineLoop, max_in_flight=2)
     with pytest.raises(UsageError, match=r"decode pool: policy \w+ counts the questions"):
         simulate(PooledWorld((), pool(10), decode))
 

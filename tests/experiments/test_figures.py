@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.yaml_file import Document
@@ -399,6 +400,12 @@ def test_every_study_is_a_sweep_or_a_figure_that_can_be_made(path: Path) -> None
         assert callable(maker(load_plan(path)))
 
 
+def test_rows_with_lists_are_shown_once() -> None:
+    """`measure: stalls` and `micro_batches` keep lists, and a row for each seed."""
+    table = pd.DataFrame({"rate": [1, 1, 2], "tokens": [[3], [3], [3]]})
+    assert next(iter(Drawing(Figure(), table).told())) == "2 rows: rate, tokens"
+
+
 def test_a_figure_may_be_like_another(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(MINE)
     plot = "plot: {height: 3}"
@@ -426,6 +433,11 @@ def test_a_figure_may_be_like_another(tmp_path: Path) -> None:
         ("source: my own", "source: my own\nlike: nothing", "nothing.yaml: no such file"),
         ("panels: [{kind", "panels: 3 #", "panels"),
         ("vary: [budget]", "vary: [budget]\nmeasure: none", "none: no such function"),
+        (
+            "vary: [budget]",
+            "vary: [budget]\nmeasure: micro_batches",
+            "args: measure micro_batches needs columns, not none; it takes columns, first, batches",
+        ),
         ("plot:", "claims: {sarathi-tiles: {take: gain}}\nplot:", 'did you mean "sarathi-tile"?'),
         ("plot:", "claims: {x: {tke: gain}}\nplot:", 'unknown key "claims.x.tke"; did you mean'),
     ],

@@ -94,6 +94,7 @@ def test_a_prompt_that_is_preempted_as_it_ends_is_computed_again() -> None:
     few = {"times_s": (0.005, 1e-4), "total_pages": 9, "max_model_len": 256}
     vllm = {"max_num_batched_tokens": 150, "max_num_seqs": 256, "max_batch_rows": 3}
     chunks = {"max_num_batched_tokens": 64, "max_num_seqs": 5, "watermark": 0.05}
+    chunks["async_scheduling"] = False
     world = PooledWorld(
         requests,
         small_world([], "vllm", vllm, depth=2, max_in_flight=None, **few),

@@ -55,7 +55,7 @@ SCHEDULERS: Mapping[str, tuple[str, tuple[str, ...], Mapping[str, Any]]] = {
     ),
     "vllm_balanced": (
         "vllm_balanced",
-        ("max_num_batched_tokens", "max_num_seqs", "watermark", "share"),
+        ("max_num_batched_tokens", "max_num_seqs", "watermark", "async_scheduling", "share"),
         {},
     ),
 }

@@ -112,7 +112,7 @@ class PlainVllm:
         """Ask once, and take the oldest answer back unless there is room and work for more."""
         if self.waiting or self.running:
             batch = self.schedule()
-            self.queue.append((self.travel(batch), batch))
+            self.queue.append((self.travel(batch, self.tokens_s()), batch))
             if len(self.queue) < self.setting.places:
                 return
         end_s, batch = self.queue.pop(0)
@@ -121,14 +121,21 @@ class PlainVllm:
             row.in_flight -= 1
             self.take_back(row, answers, stale)
 
-    def travel(self, batch: Sent) -> float:
+    def tokens_s(self) -> float:
+        """When stage 0 has the tokens of the answer that is as many back as there are stages."""
+        depth = self.setting.depth
+        if depth == 1 or len(self.queue) < depth:
+            return self.now_s
+        end_s, batch = self.queue[-depth]
+        return max(self.now_s, end_s if any(answers for _, _, answers, _ in batch) else 0.0)
+
+    def travel(self, batch: Sent, at_s: float) -> float:
         if not batch:
             return self.now_s
         prefill = sum(n for row, n, _, _ in batch if row.computed <= row.goal)
         total = sum(n for _, n, _, _ in batch)
-        self.sent.append((self.now_s, prefill, total - prefill, len(self.free)))
+        self.sent.append((at_s, prefill, total - prefill, len(self.free)))
         takes_s = self.setting.base_s + self.setting.per_token_s * total
-        at_s = self.now_s
         for stage, free_s in enumerate(self.stage_free_s):
             self.stage_free_s[stage] = at_s = max(at_s, free_s) + takes_s
         return at_s

@@ -96,7 +96,7 @@ def test_an_eager_policy_is_asked_as_often_as_in_the_simulation() -> None:
     ("name", "params", "depth"),
     [
         ("sglang", {"chunked_prefill_size": 64}, 1),
-        ("vllm_v1", {"async_scheduling": "v2", "max_num_batched_tokens": 64, "max_num_seqs": 9}, 2),
+        ("vllm_v1", {"max_num_batched_tokens": 64, "max_num_seqs": 9}, 2),
     ],
 )
 def test_decodes_run_ahead_as_in_the_simulation(

@@ -50,7 +50,9 @@ def world_of(name: str = "sarathi", requests: Sequence[Request] = REQUESTS) -> W
     sizes = {"depth": DEPTH, "total_pages": PAGES, "max_model_len": PAGES * 16}
     world = small_world(requests, name, costs=COSTS, **sizes)
     rules = EngineRules.of(world.make_scheduler())
-    return replace(world, loop=EngineLoop) if rules.slotted or rules.waits_first else world
+    if not rules.in_turns:
+        return world
+    return replace(world, loop=EngineLoop, max_in_flight=rules.cap(DEPTH))
 
 
 def driver_of(

@@ -88,10 +88,11 @@ def test_greedy_tokens_are_those_of_transformers(
         assert batcher.queues.preemptions
 
 
+IN_STEP = {"async_scheduling": False}
 SHARING: list[tuple[str, dict[str, Any], int | None, type[Loop]]] = [
     ("sarathi", {"token_budget": 6}, None, Loop),
     ("token_throttling", {"max_prefill": 16, "min_prefill": 4, "kv_thresh": 0.0}, None, Loop),
-    ("vllm_v1", {"max_num_batched_tokens": 12, "max_num_seqs": 8}, None, EngineLoop),
+    ("vllm_v1", {**IN_STEP, "max_num_batched_tokens": 12, "max_num_seqs": 8}, None, EngineLoop),
     ("sglang", {"overlap": False, "chunked_prefill_size": 12}, None, EngineLoop),
     ("sglang", {"chunked_prefill_size": 12}, 2, EngineLoop),
 ]

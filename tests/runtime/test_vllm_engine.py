@@ -82,8 +82,8 @@ def stock(folder: Path) -> dict[int, list[int]]:
         ("sarathi, token_budget: 64", [], False),
         ("sarathi, token_budget: 64", ["stages=2", TIGHT], True),
         ("token_throttling, max_prefill: 64", ["stages=2"], False),
-        ("vllm_v1", [TIGHT], True),
-        ("vllm_v1", ["stages=2", TIGHT], True),
+        ("vllm_v1, async_scheduling: false", [TIGHT], True),
+        ("vllm_v1, async_scheduling: false", ["stages=2", TIGHT], True),
         ("tests.worlds:NamesDecodes, token_budget: 64", ["stages=2", TIGHT], True),
     ],
 )

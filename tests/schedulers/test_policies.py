@@ -35,11 +35,11 @@ DEFAULTS = {
     "orca": "max_num_seqs=128 max_model_len=None max_batch_rows=None",
     "vllm": "max_num_batched_tokens=None max_num_seqs=256 watermark=0.01 max_batch_rows=None "
     "max_model_len=None",
-    "vllm_v1": "max_num_batched_tokens=2048 max_num_seqs=256 watermark=0.0 async_scheduling=False "
+    "vllm_v1": "max_num_batched_tokens=2048 max_num_seqs=256 watermark=0.0 async_scheduling=None "
     "scheduling_policy='fcfs' prefill_schedule_interval=1 long_prefill_token_threshold=0 "
     "enable_chunked_prefill=True scheduler_reserve_full_isl=True version='0.33'",
     "vllm_balanced": "max_num_batched_tokens=2048 max_num_seqs=256 watermark=0.0 "
-    "async_scheduling=False scheduling_policy='fcfs' prefill_schedule_interval=1 "
+    "async_scheduling=None scheduling_policy='fcfs' prefill_schedule_interval=1 "
     "long_prefill_token_threshold=0 enable_chunked_prefill=True scheduler_reserve_full_isl=True "
     "version='0.33' share='seats'",
     "sarathi": "token_budget=512 max_num_seqs=256 watermark=0.01 mode='hybrid' "

@@ -11,14 +11,17 @@ from evenflow.config.run import load_config
 from evenflow.core.kv import KvCache, PagePool
 from evenflow.core.replay import RecordingBatcher, decision_of, replay
 from evenflow.core.scheduling import View
+from evenflow.engines.loop import EngineLoop
 from evenflow.engines.rules import EngineRules
 from evenflow.engines.speculation import Speculation
 from evenflow.engines.swap import SwapCache
 from evenflow.errors import PolicyError, UsageError
+from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import create
+from evenflow.sim import simulate
 from evenflow.types import Plan, Prefill, Request, Rules
 from tests.places import ROOT
-from tests.worlds import engine_of, send
+from tests.worlds import engine_of, send, small_world
 
 
 def test_a_share_of_the_pages_is_left_free_but_not_by_what_runs_alone() -> None:
@@ -52,12 +55,15 @@ def test_a_prompt_that_never_fits_into_a_micro_batch_is_refused(
     assert serving.add(Request(0, 0.0, 65, 9)) == refused
 
 
+IN_STEP = {"async_scheduling": False}
+
+
 # -- V1 ------------------------------------------------------------------------------------------
 
 
 def test_a_prompt_under_way_preempts_itself_and_nothing_is_sent() -> None:
     """A step that is empty for want of pages is an answer: the next one admits again."""
-    policy = create("vllm_v1", {"max_num_batched_tokens": 16, "max_num_seqs": 8})
+    policy = create("vllm_v1", {**IN_STEP, "max_num_batched_tokens": 16, "max_num_seqs": 8})
     batcher = engine_of(policy, 3, [(16, 2)], asks_again=False)
     batcher.complete(send(batcher, 0.0), 1.0)
     decode = send(batcher, 1.0)
@@ -84,8 +90,25 @@ def test_as_many_are_in_flight_as_in_vllm(mode: str, stages: int, places: int) -
     assert world.max_in_flight == places
 
 
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_a_request_alone_gets_a_token_when_the_last_one_crossed_all_stages(stages: int) -> None:
+    """Ahead or not: stage 0 needs the token before the next; the host works meanwhile."""
+    hidden = RuntimeOverheads(schedule_s=0.008, holds="nothing")
+    world = small_world(
+        [Request(0, 0.0, 16, 9)],
+        "vllm_v1",
+        depth=stages,
+        times_s=(0.01, 0.0),
+        max_in_flight=stages + 1,
+        loop=EngineLoop,
+        overheads=hidden,
+    )
+    ends_s = [simulate(world, pipeline=how).completion_s for how in ("recurrence", "processes")]
+    assert ends_s == [pytest.approx(0.008 + 9 * stages * 0.01)] * 2
+
+
 def test_what_decodes_that_run_ahead_do_not_go_with() -> None:
-    policy = create("vllm_v1", {"async_scheduling": "v2"})
+    policy = create("vllm_v1", {})
     for kv, asks_again in ((KvCache(PagePool(8)), True), (SwapCache(PagePool(8)), False)):
         with pytest.raises(UsageError, match="run ahead, which goes with dispatch: engine_loop"):
             engine_of(policy, kv, depth=1, asks_again=asks_again)
@@ -106,7 +129,7 @@ def test_who_preempts_itself_ends_the_decodes_in_0_32_only(
     version: str, decodes: tuple[int, ...]
 ) -> None:
     """Two prompts fill two pages; the less urgent, which started first, lacks the next one."""
-    policy = create("vllm_v1", {"scheduling_policy": "priority", "version": version})
+    policy = create("vllm_v1", {**IN_STEP, "scheduling_policy": "priority", "version": version})
     batcher = engine_of(policy, 2, depth=2, asks_again=False)
     prompts = []
     for number, priority in enumerate((5, 0)):
@@ -131,7 +154,7 @@ def test_prompts_go_every_third_micro_batch_unless_some_are_left_over(
 ) -> None:
     """Since the last that had any; with data parallelism one micro-batch in three."""
     params = {"prefill_schedule_interval": 3, "max_num_batched_tokens": 17, "max_num_seqs": 8}
-    policy = create("vllm_v1", params, data_parallel=groups)
+    policy = create("vllm_v1", {**IN_STEP, **params}, data_parallel=groups)
     batcher = engine_of(policy, 100, [(16, 99)], asks_again=False)
     arrivals, found = {1: [1], 4: [2, 3]}, []
     for step in range(11):
@@ -146,7 +169,7 @@ def test_prompts_go_every_third_micro_batch_unless_some_are_left_over(
 def test_who_was_passed_over_for_an_output_in_flight_is_not_left_over() -> None:
     """Request 1 is preempted in flight; request 2 goes past it, and its rest is held back."""
     params = {"prefill_schedule_interval": 2, "max_num_batched_tokens": 16, "max_num_seqs": 8}
-    policy, sizes = create("vllm_v1", params), [(16, 99), (16, 99)]
+    policy, sizes = create("vllm_v1", {**IN_STEP, **params}), [(16, 99), (16, 99)]
     batcher = engine_of(policy, 9, sizes, max_in_flight=4, asks_again=False)
     prompt, _ = send(batcher, 0.0), send(batcher, 0.0)
     others = batcher.pool.allocate(7)

@@ -421,7 +421,8 @@ def test_an_engine_that_dies_is_served_as_it_is_simulated_and_its_journal_replay
     policy: str,
 ) -> None:
     asked = [Request(number, 0.3 * number, 40, 2 + 3 * number) for number in range(8)]
-    world = small_world(asked, policy, depth=3, times_s=(0.1, 0.01), total_pages=30)
+    params = {"async_scheduling": False} if policy == "vllm_v1" else {}
+    world = small_world(asked, policy, params, depth=3, times_s=(0.1, 0.01), total_pages=30)
     again = 5.4321, lambda w: w.replicas[0].fail(0.5)
     ends = 18.3456, lambda w: w.replicas[0].fail(0.5, reject=True)
     dies = at(1.2345, lambda w: w.replicas[0].fail(2.0), *again, *ends)

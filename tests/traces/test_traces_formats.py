@@ -311,7 +311,7 @@ def test_a_priority_of_a_trace_reaches_the_policy_by_arrival(tmp_path: Path) -> 
     rows = "arrived_at,num_prefill_tokens,num_decode_tokens,priority\n2.0,7,3,-1\n1.0,5,4,\n"
     requests = make_requests(loaded(tmp_path, rows), Replay())
     assert [request.priority for request in requests] == [0, -1]
-    policy = create("vllm_v1", {"scheduling_policy": "priority"})
+    policy = create("vllm_v1", {"scheduling_policy": "priority", "async_scheduling": False})
     batcher = Batcher(policy, PagePool(4, 16), depth=1, max_in_flight=1, max_model_len=99)
     for request in requests:
         batcher.add(request)

@@ -24,8 +24,8 @@ POLICIES: list[tuple[str, dict[str, object]]] = [
     ("token_throttling", {"max_prefill": 64, "coupled": True, "max_batch_rows": 3}),
     ("vllm", {"max_num_seqs": 6}),
     ("vllm", {"max_num_batched_tokens": 150, "max_batch_rows": 3}),
-    ("vllm_v1", {"max_num_batched_tokens": 64, "max_num_seqs": 16}),
-    ("vllm_balanced", {"share": "decodes", "max_num_batched_tokens": 64, "max_num_seqs": 7}),
+    ("vllm_v1", {"max_num_batched_tokens": 64, "async_scheduling": False, "max_num_seqs": 16}),
+    ("vllm_balanced", {"share": "decodes", "async_scheduling": False, "max_num_seqs": 7}),
 ]
 ROUTERS = st.sampled_from(["round_robin", "least_outstanding", "prefix_affinity"])
 

@@ -26,7 +26,9 @@ Stages = Callable[[SimClock, World, Recorder], Tandem | StageProcesses]
 """Makes the stages of a pipeline."""
 
 Watch = Callable[[list[Sequence], "SimDriver", float], None]
-"""Sees the sequences that finish, where and when; it may end the run by raising an error."""
+"""Sees the sequences that finish, where and when; it may end the run by raising an error.
+
+What finishes at one instant in several pipelines it sees in any order."""
 
 BLOCK_BYTES = 1 << 23
 """How much is recorded of micro-batches until it becomes columns, with the requests that ended."""

@@ -350,14 +350,19 @@ def _facts(config: RunConfig, length: int | None) -> dict[str, Any]:
         "page": config.kv.page_tokens,
         "length": length or config.max_model_len,
         "nodes": None if unlike else nodes,
-        "prefix_cache": None if config.kv.prefix_cache else False,
-        "expert_parallel": config.expert_parallel or None,
+        "prefix_cache": config.kv.prefix_cache,
+        "expert_parallel": config.expert_parallel if _has_experts(config) else None,
         "unlike_nodes": unlike or None,
         "enforce_eager": config.enforce_eager or None,
         "kv_dtype": config.kv_dtype,
         "speculative": None if config.speculative is None else True,
     }
     return {fact: value for fact, value in facts.items() if value is not None}
+
+
+def _has_experts(config: RunConfig) -> bool:
+    spec = models().get(config.model or "")
+    return config.expert_parallel or (spec is not None and spec.num_experts > 0)
 
 
 def _machines(config: RunConfig) -> int | None:

@@ -228,6 +228,18 @@ def test_launch_lines_say_what_an_engine_can_express() -> None:
     )
     assert "--chunked-prefill-size 512 --max-running-requests 256 --enable-mixed-chunk" in sglang
     assert "--maxp 512 --maxd 256 --schedule-method chunked_prefill" in gllm
+    assert "prefix" not in gllm
+    mixture = {"model": "Qwen3-30B-A3B", "gpu": "H200", "tensor_parallel": 2}
+    for given, said in ((True, False), (False, True)):  # on by default there
+        line = next(
+            each
+            for each in launched(expert_parallel=given, **mixture).splitlines()
+            if "gllm" in each
+        )
+        assert ("--disable-ep" in line) is said
+    cached = launched(kv={"prefix_cache": True})
+    assert cached.count("prefix") == 1
+    assert "--enable-prefix-caching" in cached
     assert trtllm == (
         "TensorRT-LLM x 3: trtllm-serve meta-llama/Llama-3.1-8B --tp_size 1 --pp_size 1 "
         "--max_seq_len 8192 --max_batch_size 2048 --max_num_tokens 512 --extra_llm_api_options "
@@ -241,7 +253,7 @@ def test_launch_lines_say_what_they_leave_out() -> None:
         scheduler={"name": "token_throttling", "max_prefill": 700}, stages=[17, 15]
     )
     assert "VLLM_PP_LAYER_PARTITION=17,15 vllm serve" in throttled
-    assert "--maxp 700 --minp 32 --iterp 8 --schedule-method token_throttling" in throttled
+    assert "--maxp 700 --minp 32 --iterp 8 --kvthresh 0.05 --schedule-method" in throttled
     assert throttled.count("not said: the policy token_throttling; this is") == 3
     assert "--assigned-layers 17,15" in throttled
     own = launched(scheduler={"name": "sglang", "chunked_prefill_size": None, "overlap": False})

@@ -181,8 +181,8 @@ def _build_world(
     most = given_pages * config.kv.page_tokens if spec is None else spec.max_position_embeddings
     max_model_len = config.max_model_len or min(most, MOST_MODEL_LEN)
     alike = made.on_ranks(costs, groups)
-    facts = {"max_model_len": max_model_len, "in_step": in_step or config.in_step}
-    make = _scheduler_maker(config, alike, facts, make_scheduler)
+    waits = in_step or config.in_step
+    make = _scheduler_maker(config, alike, max_model_len, make_scheduler, in_step=waits)
     scheduler = make()
     placed = _with_room_for(scheduler, hardware.placed, config)
     pages = given_pages or hardware._replace(placed=placed).deployment.kv_pages()
@@ -383,13 +383,16 @@ def _balanced(config: RunConfig, hardware: Hardware) -> tuple[int, ...]:
 def _scheduler_maker(
     config: RunConfig,
     costs: StageCost,
-    facts: Mapping[str, Any],
+    max_model_len: int,
     make_scheduler: MakeScheduler | None,
+    *,
+    in_step: bool,
 ) -> Callable[[], Scheduler]:
     name, params = config.scheduler.name, config.scheduler.params
     make_scheduler = make_scheduler or partial(create, name, params)
     facts = {
-        **facts,
+        "max_model_len": max_model_len,
+        "in_step": in_step,
         "depth": config.num_stages,
         "data_parallel": config.data_parallel,
         "page_tokens": config.kv.page_tokens,

@@ -242,10 +242,11 @@ def test_an_order_that_there_is_not_is_refused_in_a_plan_and_by_the_view(order: 
     serving = three_decodes(Plan(decodes=1, order=order))
     with pytest.raises(PolicyError, match=right):
         serving.next(1.0)
+    compiled = "str object expected"  # mypyc's words for what is no text
     for asked in (serving.view.ready, serving.view.decode_pages):
-        with pytest.raises(ValueError, match="is none of arrival, first_returned,"):
+        with pytest.raises((ValueError, TypeError), match=f"is none of arrival, first|{compiled}"):
             asked(1, order)
-    with pytest.raises(ValueError, match="is none of latest_arrived, last_returned, most_pages"):
+    with pytest.raises((ValueError, TypeError), match=f"is none of latest_arrived|{compiled}"):
         serving.view.victim(order)
 
 

@@ -37,7 +37,7 @@ FEW = 50
 """Of fewer requests nearly nothing follows for others."""
 
 SATURATED = 0.95
-"""Stages that compute for more of the time are within 5 % of what they can do."""
+"""Stages that compute for more of the time may be within 5 % of what they can do."""
 
 TOLD_SHARE = 0.1
 """A run says so when more of its predicted time was extrapolated or filled in."""
@@ -215,13 +215,18 @@ def _memories(sides: Sides) -> Iterator[str]:
 def _saturated(sides: Sides) -> Iterator[str]:
     arriving = {name: side for name, side in sides.items() if "overloaded" in side.summary}
     shares = {name: side.summary.get("busy_share", 0.0) for name, side in arriving.items()}
-    near = [name for name, share in shares.items() if share > SATURATED]
+    near = [name for name, share in shares.items() if share > SATURATED and _waits(sides[name])]
     if near:
         yield (
             f"within 5 % of saturation with {listed(near)} (stages compute "
-            f"{percent(max(shares.values()), 0, sign=False)} of the time): latencies follow from "
-            "the last per cents"
+            f"{percent(max(shares.values()), 0, sign=False)} of the time, half of the requests "
+            "wait for longer than a step): latencies follow from the last per cents"
         )
+
+
+def _waits(side: Side) -> bool:
+    """Say whether half of the requests wait for longer than a step: decodes keep stages busy."""
+    return bool(side.summary.get("median_queue_ms", 0.0) > side.summary.get("mean_itl_ms", 0.0))
 
 
 def _extrapolated(sides: Sides) -> Iterator[str]:

@@ -37,7 +37,12 @@ from tests.command_line import evenflow, rows_of
 
 
 def side(
-    completed: int = 500, busy: float = 0.8, share: float = 0.0, commit: str = "a", **config: Any
+    completed: int = 500,
+    busy: float = 0.8,
+    share: float = 0.0,
+    commit: str = "a",
+    queue_ms: float = 40.0,
+    **config: Any,
 ) -> Side:
     provenance = {
         "config": config,
@@ -45,7 +50,8 @@ def side(
         "evenflow_version": "0.1.0",
         "git_commit": commit,
     }
-    return Side({"completed": completed, "busy_share": busy, "overloaded": 0}, provenance)
+    told = {"completed": completed, "busy_share": busy, "overloaded": 0}
+    return Side({**told, "median_queue_ms": queue_ms, "mean_itl_ms": 20.0}, provenance)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +60,12 @@ def side(
         ({}, {"completed": 499}, "not as many requests were completed: 500 with a, 499 with b"),
         ({}, {"kv": {"prefix_cache": True}}, "prefix caches are on with b, and not with a"),
         ({}, {"workload": {"after": [{}]}}, "prefix caches are warm with b, and not with a"),
-        ({}, {"busy": 0.97}, "within 5 % of saturation with b (stages compute 97% of the time)"),
+        (
+            {},
+            {"busy": 0.97},
+            "within 5 % of saturation with b (stages compute 97% of the time, half",
+        ),
+        ({}, {"busy": 0.97, "queue_ms": 19.0}, None),
         ({}, {"share": 0.3}, "30% of the time predicted with b rests on no measurement"),
         ({}, {"commit": "b"}, "made by other versions of evenflow: 0.1.0 (commit a) and 0.1.0 (co"),
         (

@@ -48,7 +48,7 @@ Tokenizer = Annotated[
 
 
 def schedulers_command() -> None:
-    """List the policies with their parameters; `evenflow systems` those of the papers."""
+    """List policies and parameters; `evenflow systems` lists the papers' systems."""
     from evenflow.config.pools import catalogue
     from evenflow.report.tables import print_table
 

@@ -29,7 +29,7 @@ from evenflow.specs.memory import MemoryName
 
 
 class AttentionDpConfig(Keys):
-    """Waiting of prompts for those of the other groups, in the words of TensorRT-LLM's options."""
+    """Waiting of prompts for prompts of other groups, by TensorRT-LLM's options."""
 
     enable_balance: bool = False
     """Whether they wait until all groups have one, so that fewer steps are as slow as a prompt."""

@@ -296,3 +296,25 @@ def test_a_policy_that_goes_with_one_loop_only_has_it(
     world = build(config, [], run_yaml.parent).world
     assert isinstance(world, World)
     assert (world.loop, world.dispatch) == (loop, "stage0")
+
+
+@pytest.mark.parametrize(
+    ("keys", "mode"),
+    [
+        ([], "v2"),
+        (["virtual_engines=1"], "v2"),
+        (["dispatch=engine_loop"], "v2"),
+        (["dispatch=eager"], False),
+        (["dispatch=stage0"], False),
+        (["virtual_engines=2"], False),
+        (["virtual_engines=true"], False),
+        (["kv={swap: true, host_link: {bandwidth_gb_s: 20}}"], False),
+    ],
+)
+def test_vllm_v1_runs_ahead_unless_chosen_or_its_decodes_cannot(
+    run_yaml: Path, keys: list[str], mode: object
+) -> None:
+    config = load_config(run_yaml, ["scheduler=vllm_v1", *keys])
+    assert config.in_step is (mode is False)
+    policy = build(config, [], run_yaml.parent).world.make_scheduler()
+    assert policy.async_scheduling == mode

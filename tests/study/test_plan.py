@@ -262,6 +262,7 @@ def test_launch_lines_say_what_they_leave_out() -> None:
     assert "--no-async-scheduling" in launched(
         scheduler={"name": "vllm_v1", "async_scheduling": False}
     )
+    assert "--no-async-scheduling" in launched(scheduler="vllm_v1", dispatch="stage0")
     own = launched(scheduler={"name": "vllm_v1", "watermark": 0.5}, kv_dtype="fp8", dtype="fp8")
     assert "not said: watermark 0.5" in own
     assert "--kv-cache-dtype fp8 " in own

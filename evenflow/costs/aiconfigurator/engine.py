@@ -229,7 +229,7 @@ def _is_mlp(op: str) -> bool:
 
 
 def _sum(ops: Iterable[Op], wanted: Callable[[str], bool]) -> tuple[float, float]:
-    """Return the seconds of some operators, and those of them without a measurement."""
+    """Return seconds of operators, and which operators lack a measurement."""
     found = [(ms / 1e3, source) for name, ms, source in ops if wanted(name)]
     unmeasured = (seconds for seconds, source in found if source not in MEASURED)
     return math.fsum(seconds for seconds, _ in found), math.fsum(unmeasured)

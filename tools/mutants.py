@@ -55,7 +55,7 @@ FIRST = {
 """The tests that notice most of what changes in a module, by its name; else those of its limits."""
 THEN = (
     "batcher kv limits policies metrics slo kv_memory balance td_pipe token_throttling gllm_code "
-    "vllm sglang speculation disaggregated graphs timeline config",
+    "vllm sglang speculation disaggregated timeline config",
     "plain closed_forms plain_pools runtime_driver prefix_cache engine_journals",
     "abort_properties kv_properties invariants bubbles_properties ends counterfactual replicas "
     "data_parallel",
@@ -306,10 +306,6 @@ def main() -> int:
     os.environ |= {"CI": "true", "HYPOTHESIS_PROFILE": "mutants", "OPENBLAS_NUM_THREADS": "1"}
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.chdir(ROOT)
-    told = {name for names in (*FIRST.values(), *THEN) for name in names.split()}
-    if lost := sorted(name for name in told if not any(ROOT.glob(f"tests/**/test_{name}.py"))):
-        print(f"error: no tests of these names: {', '.join(lost)}", file=sys.stderr)
-        return 2
     for name in LIBRARIES:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder, results.open("a", encoding="utf-8") as file:

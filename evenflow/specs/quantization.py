@@ -42,7 +42,7 @@ WEIGHT_ONLY = {
 
 STAND_INS = (
     (r'load_in_8bit": true', "int8_wo"),
-    (r'load_in_4bit": true|bits": [1-4]\b|int[1-4](?!\d)', "int4_wo"),
+    (r'load_in_4bit": true|bits": [1-4]\b|int[1-4](?!\d)|w4a\d+_awq', "int4_wo"),
     (r"mxfp4|e8m0", "mxfp4"),
     (r"fp4", "nvfp4"),
     (r"fp8|float8", "fp8"),
@@ -58,6 +58,9 @@ MODULES = {
     "mlp": re.compile(r"(mlp|shared_experts?)(\.(gate|up|down|gate_up)_proj)?[.*$]*$"),
 }
 """The matrices of a layer as the lists of what is left out name them, one of them or all."""
+
+LEFT_OUT = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
+"""Keys of the lists of what stays in the model's own dtype, by method."""
 
 ROUTED = re.compile(r"\bexperts\b")
 APART = re.compile(r"experts?\b|lm_head")
@@ -158,7 +161,7 @@ def plain_parts(said: object, layers: int) -> dict[str, bool]:
 
 def _layers_left_out(said: dict[str, Any], part: str, layers: int) -> int:
     """Return the number of layers that leave a part out by name; all, where no number is given."""
-    lists = [said.get(key) for key in ("ignore", "modules_to_not_convert", "exclude_modules")]
+    lists = map(said.get, LEFT_OUT)
     names = [str(name) for names in lists if isinstance(names, list) for name in names]
     found = [name for name in names if MODULES[part].search(name) and "vis" not in name]
     numbers = {number[0] if (number := re.findall(r"\d+", name)) else "" for name in found}
@@ -283,6 +286,7 @@ METHODS: dict[str, Callable[[dict[str, Any]], str]] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
     "mxfp4": lambda _: "mxfp4",
+    "mxfp8": lambda _: "mxfp8",
     "modelopt": _modelopt,
     "modelopt_fp4": _modelopt,
     "awq": _integers,

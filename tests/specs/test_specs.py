@@ -368,6 +368,7 @@ MLP, SELF = {"targets": ["re:.*mlp.*"]}, {"targets": ["re:.*self_attn.*"]}
         (grouped((8, "float", 8, {"strategy": "block"})), "fp8_block"),
         (grouped((8, "float", 8, {"strategy": "group", "group_size": 32})), "mxfp8"),
         ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "mxfp8"),
+        ({"quant_method": "mxfp8", "weight_block_size": [1, 32]}, "mxfp8"),
         (grouped((8, "float", None, {})), "fp8_wo"),
         (grouped((8, "float", 8, MLP), (8, "float", 8, SELF)), "fp8"),
     ],
@@ -384,7 +385,7 @@ UNREAD: list[tuple[Any, str, str]] = [
     (grouped((8, "float", 8, {"strategy": "group", "group_size": 64})), "8 bits of float", "fp8"),
     (grouped((8, "float", 8, {}), sparsity_config={"sparsity_structure": "2:4"}), "'2:4'", "fp8"),
     ({"quant_method": "fp8", "weight_block_size": [1, 32]}, "blocks of [1, 32]", "fp8_block"),
-    ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ' is none of", "bfloat16"),
+    ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ' is none of", "int4_wo"),
     ({"quant_method": "gptq", "bits": 4, "dynamic": {"x": {}}}, '"dynamic" has formats', "int4_wo"),
     ({"quant_method": "auto-round", "bits": 4, "data_type": "fp"}, "bits of fp", "int4_wo"),
     (
@@ -488,6 +489,7 @@ FP8 = {"quant_method": "fp8"}
     [
         (FP8, (False, False)),
         (FP8 | {"ignore": ["re:.*self_attn.*"]}, (True, False)),
+        (FP8 | {"ignored_layers": ["model.layers.*.self_attn"]}, (True, False)),
         (FP8 | {"ignore": ["model.layers.0.self_attn", *FIRST[:3]]}, (False, False)),
         (FP8 | {"ignore": ["re:.*mlp", "re:.*self_attn.o_proj"]}, (True, True)),
         (FP8 | {"ignore": ["*.linear_attn*", "mlp.shared_experts*"]}, (True, True)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import replace
+from math import inf
 from numbers import Real
 from typing import Any
 
@@ -304,7 +305,7 @@ class Batcher:
         seq = self.served(prefill.request_id)
         if seq is None or seq.decoding:
             what = "is not being served" if seq is None else "decodes"
-            raise self._broken(f"prefills request {prefill.request_id}, which {what}")
+            raise self._broken(f"prefills request {shown(prefill.request_id)}, which {what}")
         if not 1 <= prefill.tokens <= seq.remaining:
             raise self._broken(f"prefills {prefill.tokens} of {seq.remaining} tokens left", seq)
         negative = "" if prefill.hold_tokens >= 0 else f"holds {prefill.hold_tokens} tokens"
@@ -317,7 +318,7 @@ class Batcher:
         seq = self.served(request_id)
         why = "which is not being served" if seq is None else self.queues.may_preempt(seq)
         if seq is None or why:
-            raise self._broken(f"preempts request {request_id}, {why}")
+            raise self._broken(f"preempts request {shown(request_id)}, {why}")
         return seq
 
     def _named(self, decodes: Any) -> tuple[abc.Sequence[Sequence], int]:
@@ -331,19 +332,20 @@ class Batcher:
             seq = self.served(request_id)
             if seq is None or seq in named or seq not in self.queues.ready:
                 why = "is there twice" if seq in named else "is not ready to decode"
-                raise self._broken(f"takes the decode of request {request_id}, which {why}")
+                raise self._broken(f"takes the decode of request {shown(request_id)}, which {why}")
             named[seq] = None
         return tuple(named), 0
 
     def _wait(self, plan: Any) -> None:
         """Record why nothing is sent; StallError if nothing ever would be."""
-        if not isinstance(plan.wake_at_s, Real | None) or isinstance(plan.wake_at_s, bool):
-            raise self._no(plan.wake_at_s, "the time to be asked again", "seconds")
-        queues, idle = self.queues, not self.under_way
+        queues, idle, wake_at_s = self.queues, not self.under_way, plan.wake_at_s
+        is_time = isinstance(wake_at_s, Real) and not isinstance(wake_at_s, bool)
+        if wake_at_s is not None and not (is_time and queues.now_s < wake_at_s < inf):
+            raise self._no(wake_at_s, "the time to be asked again", f"after {queues.now_s:.6g} s")
         waited_at = queues.batches, None if idle else queues.now_s
         self._wakes = self._wakes + 1 if waited_at == self._waited_at else 1
         self._waited_at = waited_at
-        waits = not idle or plan.wake_at_s is not None or not self._asks_again
+        waits = not idle or wake_at_s is not None or not self._asks_again
         if not waits or self._wakes >= MOST_WAKES:
             seq = next(iter(queues.live.values()))
             times = f" when asked {self._wakes} times" if self._wakes > 1 else ""
@@ -355,7 +357,7 @@ class Batcher:
                 f"and not taken: {queues.ready.num_sequences} decodes, {prompts} prompts, with "
                 f"{self.pool.free_pages} of {self.pool.total_pages} pages free"
             )
-        self.wake_at_s = None if plan.wake_at_s is None else float(plan.wake_at_s)
+        self.wake_at_s = None if wake_at_s is None else float(wake_at_s)
         self._answer = "kv" if plan.kv_limited else "policy"
 
     def _no(self, value: object, what: str, right: str) -> PolicyError:

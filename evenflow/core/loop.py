@@ -17,7 +17,6 @@ from evenflow.core.batch import MicroBatch
 from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
 from evenflow.core.request import Request
-from evenflow.errors import PolicyError
 from evenflow.results.recorder import Block, Recorder
 from evenflow.results.run import WAIT_REASONS, RunResult
 
@@ -138,8 +137,6 @@ class Loop:
         if batch is not None:
             self._last_wait = ""
         elif (wake_at_s := engine.wake_at_s) is not None:
-            if not wake_at_s > now_s:
-                raise PolicyError(f"a policy asks at {now_s} s to be woken at {wake_at_s} s")
             self._wake(wake_at_s)
         return batch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -219,12 +220,11 @@ def test_the_same_request_twice_is_refused() -> None:
         (Plan([Prefill([0], 1)]), "prefills request [0], which is not being served"),
         (prefill(0, 4, hold=-1), "request 0: holds -1 tokens"),
         (prefill(0, True), "plans True as the tokens to prefill of request 0; a whole number"),
+        (Plan([Prefill("0", 1)]), "prefills request '0', which is not being served"),
         (prefill(False, 4), "prefills request False, which is not being served"),
         (Plan(preempt=[True]), "preempts request True, which is not being served"),
         (Plan(decodes=True), "plans True as the decodes to take; a list of request ids, or"),
-        (Plan(wake_at_s=True), "plans True as the time to be asked again; seconds is right"),
         (prefill(0, 4, hold="all"), "plans 'all' as the tokens to prefill of request 0"),
-        (Plan(wake_at_s="soon"), "plans 'soon' as the time to be asked again; seconds is right"),
         (None, "returned None, not a Plan"),
         (((), 0), "not a Plan"),
     ],
@@ -368,6 +368,14 @@ def test_sending_nothing_with_nothing_in_flight_is_a_stall() -> None:
     patient = batcher(Plan(wake_at_s=3.0, kv_limited=True), asked=[(5, 4, 2)])
     assert patient.next(2.0) is None
     assert (patient.wake_at_s, patient.wait_reason) == (3.0, "kv")
+
+
+@pytest.mark.parametrize("at_s", [2.0, -1.0, float("nan"), float("inf"), True, "soon"])
+def test_a_policy_is_asked_again_at_a_later_time_or_named(at_s: Any) -> None:
+    serving = batcher(Plan(wake_at_s=at_s), asked=[(5, 4, 2)])
+    told = f"policy Scripted plans {at_s!r} as the time to be asked again; after 2 s is right"
+    with pytest.raises(PolicyError, match=re.escape(told)):
+        serving.next(2.0)
 
 
 @pytest.mark.parametrize("comes", ["as a request", "with its KV"])

@@ -2,8 +2,8 @@
 
 Knows the spellings, old and new; not what the numbers are for.
 Of a model of images or sound, only the part that reads text is read (`text_config`). Left unread:
-RoPE scaling, attention sinks, biases but those of queries, keys and values, soft caps,
-and Gemma's norms after a block.
+attention sinks, biases but those of queries, keys and values, soft caps, Gemma's norms after a
+block, and of RoPE scaling all but the length that it gives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from evenflow.errors import UsageError, instead_of, is_count
+from evenflow.errors import MOST, UsageError, instead_of, is_count
 from evenflow.specs.config_json import ConfigJson
 from evenflow.specs.hybrids import READERS, layers_of, unlike_layers
 from evenflow.specs.precision import DTYPE_BYTES
@@ -114,7 +114,7 @@ def read_config(
             "hidden_size": hidden,
             "vocab_size": vocabulary,
             "dtype_bytes": DTYPE_BYTES[_dtype(config)],
-            "max_position_embeddings": config.count("max_position_embeddings", default=2048),
+            "max_position_embeddings": _most_tokens(config),
             "rope_theta": _rope_theta(config),
             "source": str(config.path),
         }
@@ -335,6 +335,25 @@ def _dtype(config: ConfigJson) -> str:
         known = instead_of(name, DTYPE_BYTES)
         raise UsageError(f'{config.path}: "torch_dtype" is {name!r}, not supported; {known}')
     return name
+
+
+def _most_tokens(config: ConfigJson) -> int:
+    """Return the most tokens of a request, as vLLM 0.33 derives them (`_get_and_verify_max_len`).
+
+    RoPE scaling multiplies them, unless they are said to be scaled; yarn says what it multiplies.
+    """
+    most = config.count("max_position_embeddings", "model_max_length", default=2048)
+    scaling = mapping(config.get("rope_scaling", "rope_parameters"))
+    kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
+    if kind in (None, *SCALED) or factor is None or _family(config).name == "gemma3":
+        return most
+    original = scaling.get("original_max_position_embeddings") if kind == "yarn" else None
+    length = config.number(original or most, "original_max_position_embeddings")
+    return int(min(length * config.number(factor, "factor"), MOST))
+
+
+SCALED = ("longrope", "su", "llama3")
+"""Kinds of RoPE scaling whose "max_position_embeddings" are the scaled ones."""
 
 
 def _rope_theta(config: ConfigJson) -> float:

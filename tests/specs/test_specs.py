@@ -513,6 +513,36 @@ def test_parts_that_stay_plain_have_the_bytes_of_the_models_dtype(tmp_path: Path
     assert plain.layer_bytes(2) - whole.layer_bytes(2) == attention // 2 - 2 * 4
 
 
+@pytest.mark.parametrize(
+    ("said", "tokens"),
+    [
+        ({}, 4096),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2}}, 8192),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 4096),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 40.0,
+                    "original_max_position_embeddings": 2048,
+                }
+            },
+            81920,
+        ),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 4096),
+        ({"rope_scaling": {"type": "su", "factor": 32.0}}, 4096),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}, 4096),
+        ({"max_position_embeddings": None, "model_max_length": 1048576}, 1048576),
+    ],
+)
+def test_requests_may_be_as_long_as_rope_scaling_allows(
+    tmp_path: Path, said: dict[str, Any], tokens: int
+) -> None:
+    file = written(tmp_path, QWEN | {"max_position_embeddings": 4096} | said)
+    assert model(file).max_position_embeddings == tokens
+
+
 def test_a_quantisation_that_stands_beside_the_config_is_read(tmp_path: Path) -> None:
     written(tmp_path, {"quantization": {"quant_algo": "NVFP4"}}, "hf_quant_config.json")
     assert read(tmp_path, QWEN).quantization == "nvfp4"

@@ -171,6 +171,14 @@ class VLLMV1(Policy):
             ahead=AHEAD[self.async_scheduling],
         )
 
+    def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
+        """Return why a request of these lengths would never be served, or None."""
+        tokens = prompt_tokens + output_tokens  # of which a preemption leaves one prompt
+        if self.enable_chunked_prefill or tokens <= self.max_num_batched_tokens:
+            return None
+        limit = f"max_num_batched_tokens {self.max_num_batched_tokens}, and chunked prefill is off"
+        return f"{tokens} tokens exceed {limit}"
+
     def limits(self, view: View) -> tuple[int, int]:
         """Return how many decodes, and how many tokens, a micro-batch may have now."""
         return self.max_num_batched_tokens, self.max_num_batched_tokens
@@ -330,6 +338,11 @@ class VLLMBalanced(VLLMV1):
     """What of a micro-batch is shared out over the stages: the requests that may be admitted, the
     decodes, or all tokens.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.share == "tokens" and not self.enable_chunked_prefill:
+            raise ValueError("share tokens cuts prompts; enable_chunked_prefill false goes without")
 
     def limits(self, view: View) -> tuple[int, int]:
         decodes, tokens = super().limits(view)

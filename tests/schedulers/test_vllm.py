@@ -124,6 +124,11 @@ def test_a_policy_of_0_32_has_no_prefill_cadence() -> None:
         create("vllm_v1", {"version": "0.32", "prefill_schedule_interval": 2})
 
 
+def test_a_share_of_the_tokens_cuts_prompts() -> None:
+    with pytest.raises(UsageError, match="share tokens cuts prompts; enable_chunked_prefill"):
+        create("vllm_balanced", {"share": "tokens", "enable_chunked_prefill": False})
+
+
 @pytest.mark.parametrize(("version", "decodes"), [("0.32", ()), ("0.33", (1,))])
 def test_who_preempts_itself_ends_the_decodes_in_0_32_only(
     version: str, decodes: tuple[int, ...]

@@ -71,13 +71,15 @@ class HttpConnection(H11Protocol):
 
 async def body_of(request: Request) -> bytes:
     """Return a request's body; HTTPException for one that is too long or takes too long."""
-    body = bytearray()
+    body, too_long = bytearray(), f"the body has more than {MOST_BODY_BYTES} bytes"
+    if int(request.headers.get("content-length", 0)) > MOST_BODY_BYTES:
+        raise HTTPException(413, too_long)
     try:
         async with asyncio.timeout(BODY_LIMIT_S):
             async for part in request.stream():
                 body += part
                 if len(body) > MOST_BODY_BYTES:
-                    raise HTTPException(413, f"the body has more than {MOST_BODY_BYTES} bytes")
+                    raise HTTPException(413, too_long)
     except TimeoutError:
         raise HTTPException(408, f"the body took longer than {BODY_LIMIT_S:g} s") from None
     except ClientDisconnect:

@@ -45,6 +45,9 @@ def make_app(answers: Answers) -> Starlette:
 
     def answering(kind: type[CompletionBody]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
+            form = request.headers.get("content-type", "none").partition(";")[0].strip().lower()
+            if form != "application/json":  # of which browsers ask first, for another site's page
+                raise HTTPException(415, f"content-type is {form}; application/json is right")
             body = kind.model_validate_json(await body_of(request))
             if body.model not in (None, serving.model):
                 message = f"model: no {body.model}; the model here is {serving.model}"

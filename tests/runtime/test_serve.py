@@ -268,6 +268,30 @@ def test_a_body_that_is_none(server: Server, content: bytes, status: int) -> Non
 
 
 @pytest.mark.parametrize(
+    ("form", "status"),
+    [
+        *(("application/json", 200), ("Application/JSON; charset=utf-8", 200)),
+        *(("text/plain", 415), ("application/x-www-form-urlencoded", 415), (None, 415)),
+    ],
+)
+def test_a_page_of_another_site_cannot_post_as_a_form(
+    server: Server, form: str | None, status: int
+) -> None:
+    headers = {} if form is None else {"content-type": form}
+    content = b'{"prompt": [1], "max_tokens": 1}'
+    answer = server.http.post("/v1/completions", content=content, headers=headers)
+    assert answer.status_code == status
+    assert status == 200 or "application/json is right" in answer.json()["error"]["message"]
+
+
+def test_a_body_that_is_announced_too_long_is_not_waited_for(server: Server) -> None:
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port), timeout=20) as client:
+        client.sendall(BEGUN + b"content-length: 99999999999\r\n\r\n{")
+        assert b" 413 " in client.recv(4096).splitlines()[0]
+
+
+@pytest.mark.parametrize(
     ("host", "status"),
     [
         *(("evil.example", 400), ("evil.example:80", 400), ("10.0.0.1", 400), ("[::1", 400)),

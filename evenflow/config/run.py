@@ -66,6 +66,7 @@ Dtype = Literal[
     "int8",
     "int8_wo",
     "int4_wo",
+    "int4_wo_32",
     "nvfp4",
     "nvfp4_wo",
     "mxfp4",

@@ -39,6 +39,7 @@ FORMATS = {
     "int8": Format(8, 4, (0, 1), "int8"),
     "int8_wo": Format(8, 2, (0, 1), "16-bit"),
     "int4_wo": Format(4, 2.5, (128, 1), "16-bit"),
+    "int4_wo_32": Format(4, 2, (32, 1), "16-bit"),
     "nvfp4": Format(4, 1, (16, 1), "fp4"),
     "nvfp4_wo": Format(4, 1, (16, 1), "16-bit"),
     "mxfp4": Format(4, 1, (32, 1), "fp4"),
@@ -46,8 +47,8 @@ FORMATS = {
 }
 """As engines store them (vLLM 0.24): with a scale a matrix and one of its inputs (`fp8`), a block
 (`fp8_block`), a column (`int8`, whose inputs are too, `int8_wo`, `fp8_wo`), 128 values, with a
-4-bit zero (`int4_wo`: AWQ, GPTQ), 16 (`nvfp4`) or 32 (`mxfp8`, `mxfp4`). `_wo`: inputs stay in
-16 bits."""
+4-bit zero (`int4_wo`: AWQ, GPTQ), 32 without (`int4_wo_32`: Kimi-K2.5), 16 (`nvfp4`) or 32
+(`mxfp8`, `mxfp4`). `_wo`: inputs stay in 16 bits."""
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a value in a model's own dtype."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, is_count
 from evenflow.specs.precision import FORMATS
 
 INTEGERS = {"4": "int4_wo", "8": "int8_wo"}
@@ -223,7 +223,13 @@ def _integers(said: dict[str, Any]) -> str:
     bits = said.get("bits")
     if str(bits) not in INTEGERS or not kind.startswith("int") or inputs != 16:
         raise _UnreadError(f"{bits!r} bits of {kind}, where 4 or 8 bits of int are read")
-    return INTEGERS[str(bits)]
+    return _integer(bits, said.get("group_size"))
+
+
+def _integer(bits: object, group_size: object) -> str:
+    """Return the format of integers that are widened as they are read."""
+    is_fine = str(bits) == "4" and is_count(group_size, 32)
+    return "int4_wo_32" if is_fine else INTEGERS[str(bits)]
 
 
 def _compressed(said: dict[str, Any]) -> str:
@@ -259,7 +265,7 @@ def _group(group: dict[str, Any], said: dict[str, Any]) -> str:
     if of_inputs:
         words += f" with inputs in {of_inputs[1]} bits of {of_inputs[0]}"
     if kind == "int" and not of_inputs and str(bits) in INTEGERS:
-        return INTEGERS[str(bits)]
+        return _integer(bits, weights.get("group_size"))
     if (kind, bits) == ("int", 8) and of_inputs == ("int", 8):
         return "int8"
     layout = str(group.get("format") or said.get("format"))

@@ -51,7 +51,7 @@ def test_of_a_model_that_also_sees_the_text_is_read(tmp_path: Path) -> None:
     seeing = {"model_type": "kimi_k25", "quantization_config": packed, "vision_config": {}}
     spec = read(tmp_path, seeing | {"text_config": text})
     assert spec == read(tmp_path, text | {"quantization_config": packed})
-    assert (spec.quantization, spec.plain_attention, spec.plain_mlp) == ("int4_wo", True, False)
+    assert (spec.quantization, spec.plain_attention, spec.plain_mlp) == ("int4_wo_32", True, False)
     packed["ignore"] = ["lm_head", "model.layers.0.self_attn.kv_b_proj"]
     assert not read(tmp_path, seeing | {"text_config": text}).plain_attention
 

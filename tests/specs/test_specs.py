@@ -359,6 +359,11 @@ MLP, SELF = {"targets": ["re:.*mlp.*"]}, {"targets": ["re:.*self_attn.*"]}
         ({"quant_method": "gptq", "bits": 8}, "int8_wo"),
         ({"quant_method": "auto-round", "bits": 4, "data_type": "int"}, "int4_wo"),
         (grouped((4, "int", None, {})), "int4_wo"),
+        (grouped((4, "int", None, {"group_size": 32})), "int4_wo_32"),
+        (grouped((4, "int", None, {"group_size": 128})), "int4_wo"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "int4_wo_32"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, "int4_wo"),
+        ({"quant_method": "awq", "bits": 8, "group_size": 32}, "int8_wo"),
         (grouped((8, "int", 8, {})), "int8"),
         (grouped((4, "float", 4, {"group_size": 16})), "nvfp4"),
         (grouped((4, "float", None, {"group_size": 16})), "nvfp4_wo"),
@@ -511,6 +516,15 @@ def test_parts_that_stay_plain_have_the_bytes_of_the_models_dtype(tmp_path: Path
     attention = 5120 * (5120 + 2 * 1024) + 5120 * 5120
     assert plain.layer_bytes() - whole.layer_bytes() == attention - 2 * 4
     assert plain.layer_bytes(2) - whole.layer_bytes(2) == attention // 2 - 2 * 4
+
+
+def test_kimi_k2_5_takes_what_its_checkpoint_takes() -> None:
+    """555 GiB: huggingface.co/gratex/Kimi-K2.6-REAM-25 of Kimi-K2.6, whose text has K2.5's shapes;
+    sight is 0.9 GiB of it."""
+    spec = model("Kimi-K2.6")
+    layers = sum(count * kind.layer_bytes() for kind, count in spec.kinds().items())
+    held = layers + 2 * 2 * spec.embedding_parameters
+    assert held / GIB == pytest.approx(554, rel=0.003)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ PRODUCTS = {
     "int8": "sq",
     "int8_wo": "int8_wo",
     "int4_wo": "int4_wo",
+    "int4_wo_32": "int4_wo",
     "nvfp4": "nvfp4",
     "nvfp4_wo": "nvfp4_wo",
 }
@@ -51,6 +52,7 @@ EXPERTS = {
     "fp8": "fp8",
     "fp8_block": "fp8_block",
     "int4_wo": "int4_wo",
+    "int4_wo_32": "int4_wo",
     "nvfp4": "nvfp4",
     "nvfp4_wo": "nvfp4_wo",
     "mxfp4": "w4a16_mxfp4",

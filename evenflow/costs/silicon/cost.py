@@ -200,7 +200,7 @@ def _tables(
             framework,
             version,
             head_dim=MEASURED_HEAD if kind.kv_lora_rank else kind.head_dim,
-            quantization=quantization,
+            quantization=quantization.removesuffix("_32"),  # groups of 128 were measured
             kv_dtype=kv_dtype,
             window=window,
         )

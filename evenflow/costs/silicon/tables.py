@@ -454,7 +454,11 @@ Load = Literal["balanced", "power_law_1.01", "power_law_1.2", "counted"]
 """How tokens are spread over experts: evenly, with the stated exponent of a power law, or as was
 counted in DeepSeek-V3 (`evenflow.costs.silicon.points.counted`)."""
 
-NAMES = {"mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4"), "fp8": ("fp8", "fp8_block")}
+NAMES = {
+    "mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4"),
+    "fp8": ("fp8", "fp8_block"),
+    "int4_wo_32": ("int4_wo",),
+}
 """Format -> what the tables call it, best first; others go by their own name."""
 
 

@@ -301,6 +301,8 @@ def array_items(source: Source) -> Iterator[object]:
     while True:
         text, place = text_to_come(source, text, place)
         if text[place : place + 1] == "]":
+            if more := (text[place + 1 :] + stream.read(CHUNK_CHARACTERS)).strip():
+                raise source.error(f"goes on after its JSON array: {shown(more[:20])}")
             return
         try:
             item, place = decoder.raw_decode(text, place)

@@ -500,6 +500,7 @@ TALK = [{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "va
         ('[{"input_token_length": 3, "output_token_length": -1}]', "entry 1: output_token_length"),
         ('[{"input_token_length": 3, "output_token_length": 1}', 'truncated JSON; expected "]"'),
         ('[{"input_token_length": 3, "output_tok', "entry 1: not valid JSON, or truncated"),
+        ('[{"input_token_length": 3, "output_token_length": 1}][]', "goes on after its JSON array"),
     ],
 )
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])

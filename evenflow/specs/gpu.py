@@ -213,8 +213,10 @@ def _begun_or_nearest(wanted: str, known: Iterable[str]) -> str:
 
 def _instead_of_gpu(wanted: str, known: Iterable[str]) -> str:
     """Return what to write instead: a GPU of the same chip, or a mapping of other values."""
-    alike = {name.lower(): name for name in known if _chip(name) and _chip(name) == _chip(wanted)}
-    given = wanted.lower()
+    given, chip = wanted.lower(), _chip(wanted)
+    alike = {name.lower(): name for name in known if chip and _chip(name) == chip}
+    form = FORM.search(given)
+    alike = {low: name for low, name in alike.items() if not form or form[0] in low}
     hint = ""
     if len(alike) > 1 and all(name.startswith(given) for name in alike):
         hint = f"there are {', '.join(alike.values())}; "
@@ -226,6 +228,10 @@ def _instead_of_gpu(wanted: str, known: Iterable[str]) -> str:
         f"{hint}any other is a mapping, gpu: {{name: {wanted}, {keys}}}; known: "
         f"{', '.join(sorted(known))}"
     )
+
+
+FORM = re.compile(r"pcie|nvl(?!72)")
+"""Word of a card whose peaks are not those of its chip's SXM card."""
 
 
 def _chip(name: str) -> str:

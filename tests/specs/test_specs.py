@@ -636,13 +636,15 @@ def test_a_mapping_changes_a_known_gpu_or_makes_a_new_one() -> None:
 
 
 OTHERS = ("MI325X", "P100", "K80", "GB20", "A30", "L40", "H2000", "B100", "RTX-5090", "4090")
-"""GPUs of other chips than the table's, whatever their names are like."""
+OTHERS += ("H100-PCIe", "H100 NVL", "H200-NVL", "NVIDIA H100 PCIe")
+"""GPUs of other chips or peaks than the table's, whatever their names are like."""
 
 
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ("H100-PCIe", 'unknown gpu "H100-PCIe"; did you mean "H100"?'),
+        ("A100-PCIE-80GB", 'unknown gpu "A100-PCIE-80GB"; did you mean "A100-80G-PCIe"?'),
+        ("GB200-NVL72", 'unknown gpu "GB200-NVL72"; did you mean "GB200"?'),
         ("a100", 'unknown gpu "a100"; there are A100-40G, A100-80G, A100-80G-PCIe'),
         ("A100-40GB", 'unknown gpu "A100-40GB"; did you mean "A100-40G"? any other is a mapping'),
         ("rtx 4090", 'unknown gpu "rtx 4090"; did you mean "RTX-4090"?'),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.files import load_tokenizer
@@ -155,9 +155,14 @@ def elapsed(column: str, value: object) -> float:
     return time
 
 
-EPOCHS = ((1e11, 10**9), (1e14, 10**6), (1e17, 10**3), (math.inf, 1))
-"""The number below which a time is in seconds, ms, us or ns, and the nanoseconds of that unit. So
-times since 1970 are recognised for the next thousand years; a smaller number is of seconds."""
+EPOCHS = ((1e11, "s", 10**9), (1e14, "ms", 10**6), (1e17, "us", 10**3), (math.inf, "ns", 1))
+"""The number below which a time is in a unit, the unit and its nanoseconds. So times since 1970 are
+recognised for the next thousand years; a smaller number is of seconds."""
+
+
+def unit_of(time: float) -> tuple[str, int]:
+    """Return the unit that the size of a time implies, and its nanoseconds."""
+    return next((unit, factor) for most, unit, factor in EPOCHS if time < most)
 
 
 def moment(column: str, value: object) -> Ticks:
@@ -165,8 +170,7 @@ def moment(column: str, value: object) -> Ticks:
     if math.isnan(number(value)):
         return timestamp(column, value)
     time = elapsed(column, value)
-    factor = next(factor for most, factor in EPOCHS if time < most)
-    whole_time = int(time)
+    whole_time, (_, factor) = int(time), unit_of(time)
     return whole_time * factor + round((time - whole_time) * factor)
 
 
@@ -222,9 +226,11 @@ class TraceTable(NamedTuple):
     def rows(self, source: lines.Source) -> Iterator[Row]:
         """Yield the file's rows. Raises UsageError naming the line and the column that is wrong."""
         optional = [name for name in (self.time, self.blocks, MAX_NEW, PRIORITY) if name]
+        unit = ""
         for place, record in lines.records_of(source, self.columns, optional):
             try:
                 row = self._row(record)
+                unit = self._unit(record, unit)
             except ValueError as error:
                 source.refuse(str(error), place)
                 row = Row(None, 0, 0, UNREADABLE)
@@ -247,6 +253,17 @@ class TraceTable(NamedTuple):
             least = f"at least the {row.output_tokens} tokens of {self.output}"
             raise unlike(MAX_NEW, row.max_new, least)
         return row
+
+    def _unit(self, record: Any, before: str) -> str:
+        """Return the unit that a time's size implies, or `before`; ValueError where they differ."""
+        time = number(lines.value_of(record, self.time))
+        if self.unit in UNITS or math.isnan(time):
+            return before
+        unit, _ = unit_of(time)
+        if before not in ("", unit):
+            told = f"{unit} since 1970 by its size, and a time before is of {before}"
+            raise ValueError(f"{self.time} is {time:g}, {told}; give time_unit")
+        return unit
 
     def _time(self, value: object) -> Ticks | None:
         """Return a row's time; None where the file need not have one and does not."""

@@ -399,6 +399,14 @@ def test_a_unit_that_makes_a_strange_rate_is_doubted(tmp_path: Path) -> None:
     assert loaded(tmp_path, text, time_unit="ms").doubts == ()
 
 
+def test_times_of_two_units_by_their_size_are_refused(tmp_path: Path) -> None:
+    """Nanoseconds from 0, of which those beyond 100 s are as large as ms since 1970."""
+    text = "time,prompt_tokens,output_tokens\n0,1,1\n50000000000,1,1\n150000000000,1,1\n"
+    with refused("line 4: time is 1.5e+11, ms since 1970 by its size, and a time before is of s"):
+        loaded(tmp_path, text)
+    assert times_of(loaded(tmp_path, text, time_unit="ns")) == [0.0, 50.0, 150.0]
+
+
 def test_bad_rows_are_skipped_counted_and_the_first_five_named(tmp_path: Path) -> None:
     bad = ["1,,5", "2,10", "3,10,-1", "later,10,5", "5,1.5,5", "6,x,5"]
     text = "arrival_s,prompt_tokens,output_tokens\n0,10,5\n" + "\n".join(bad) + "\n7,20,6\n"

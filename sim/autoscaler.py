@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from simpy import Event
 
+from evenflow.errors import UsageError
 from evenflow.keys import NonNegative, Positive
 from evenflow.sim.processes import ProcessWorld
 
@@ -45,22 +46,29 @@ def autoscaler(
     """Let replicas follow the requests in the system, `target` of them a replica.
 
     Looked at every `sync_s`. Up at once, by at most four or to twice as many; down to the highest
-    wish of the last `stabilization_s`. A replica takes requests `start_s` after it is asked for,
-    and its hours count from then on until it is drained.
+    wish of the last `stabilization_s`, first by replicas still starting. A replica takes
+    requests `start_s` after it is asked for, and its hours count from then on until it is drained.
     """
+    if min_replicas > max_replicas:
+        raise UsageError(
+            f"process autoscaler: min_replicas {min_replicas} is more than max_replicas "
+            f"{max_replicas}"
+        )
     wishes: deque[int] = deque(maxlen=max(ceil(stabilization_s / sync_s), 1))
-    starting, hours = 0, 0.0
+    starting: list[Event] = []
+    hours = 0.0
 
     def start() -> Generator[Event, Any, None]:
-        nonlocal starting
-        yield world.env.timeout(start_s)
-        starting -= 1
-        world.replicas.add()
+        starting.append(ready := world.env.timeout(start_s))
+        yield ready
+        if ready in starting:
+            starting.remove(ready)
+            world.replicas.add()
 
     while True:
         yield world.env.timeout(sync_s)
         serving = world.replicas.open
-        current = len(serving) + starting
+        current = len(serving) + len(starting)
         hours += current * sync_s / 3600
         load = world.queue.waiting + world.queue.running
         wish = desired(current, load / current, target, tolerance)
@@ -70,7 +78,7 @@ def autoscaler(
             words = f"{load} requests ask for {wish} replicas of {current}"
             world.log("scale", f"{words}; {hours:.2f} replica-hours so far")
         for _ in range(wish - current):
-            starting += 1
             world.env.process(start())
-        for number in serving[max(wishes) - starting :] if max(wishes) < current else ():
+        del starting[max(max(wishes) - len(serving), 0) :]
+        for number in serving[max(wishes) :]:
             world.replicas.drain(number)

@@ -349,6 +349,22 @@ def test_a_fleet_follows_its_requests_up_at_once_and_down_after_the_window() -> 
     assert changes[:8] == [("add", 35.0)] * 4 + [("add", 50.0)] * 3 + [("drain", 495.0)]
 
 
+def test_of_a_fleet_that_shrinks_those_that_are_starting_go_first() -> None:
+    """8 requests ask for 4 replicas at 1 s, and are done before those serve, at 21 s."""
+    asked = [Request(number, 0.0, 8, 2) for number in range(8)] + [Request(8, 30.0, 8, 2)]
+    world = small_world(asked, "vllm")
+    fleet = partial(autoscaler, target=2.0, max_replicas=4, start_s=20.0, sync_s=1.0)
+    result, *others = simulate_replicas(world, processes=[partial(fleet, stabilization_s=0.0)])
+    assert (result.status, others) == (["completed"] * 9, [])
+    assert [mark.kind for mark in result.marks or ()] == ["scale", "scale"]
+
+
+def test_a_fleet_of_no_size_is_refused() -> None:
+    fleet = partial(autoscaler, target=2.0, min_replicas=3, max_replicas=2, start_s=1.0)
+    with pytest.raises(UsageError, match="min_replicas 3 is more than max_replicas 2"):
+        simulate_replicas(small_world([Request(0, 0.0, 8, 2)]), processes=[fleet])
+
+
 def test_a_fleet_never_leaves_its_bounds() -> None:
     asked = [Request(number, 0.7 * number, 8, 30) for number in range(200)]
     world = small_world(asked, "vllm", {"max_num_seqs": 4}, replicas=2)

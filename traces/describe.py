@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.files import write_whole
+from evenflow.files import require_new, write_whole
 from evenflow.traces.trace import Floats, Ints, Trace
 
 ROUNDING = 1e-6
@@ -161,8 +161,9 @@ def convert(trace: Trace, out_path: str | Path) -> Path:
 
     Columns `arrived_at` (seconds, only where there are times), `num_prefill_tokens`,
     `num_decode_tokens`; reading it back gives the same trace. Raises UsageError for a path that
-    cannot be written.
+    cannot be written, and for one where a file is.
     """
+    require_new(Path(out_path))
     names = ["num_prefill_tokens", "num_decode_tokens"]
     columns = [trace.prompt_tokens.tolist(), trace.output_tokens.tolist()]
     if trace.arrival_s is not None:

@@ -309,8 +309,10 @@ def predict_command(
 ) -> None:
     """Train a predictor of output lengths on a trace; print how good it is, as JSON."""
     from evenflow.traces import load_trace
-    from evenflow.traces.predict import save_classifier, train
+    from evenflow.traces.predict import load_classifier, save_classifier, train
 
+    if out is not None and out.exists():
+        load_classifier(out)  # a file that is none stays
     trace = load_trace(file, format=format_, tokenizer=tokenizer, keep_text=True, seed=seed)
     classifier, report = train(trace, seed)
     if out is not None:

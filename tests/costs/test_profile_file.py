@@ -40,6 +40,15 @@ def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
     assert (tmp_path / name).read_bytes() == (tmp_path / f"again-{name}").read_bytes()
 
 
+def test_a_profile_takes_a_profile_s_place_and_no_other_file_s(written: Path) -> None:
+    write_profile(written, profile())
+    assert read_profile(written) == profile()
+    written.write_text("precious")
+    with pytest.raises(UsageError, match="not a profile file"):
+        write_profile(written, profile())
+    assert written.read_text() == "precious"
+
+
 def test_the_documented_example_is_a_profile(tmp_path: Path) -> None:
     document = (ROOT / "docs" / "profiling.md").read_text("utf-8")
     example = re.findall(r"```\n(# evenflow-profile.*?)```", document, re.DOTALL)[0]

@@ -224,14 +224,18 @@ def test_a_converted_trace_reads_back_the_same(tmp_path: Path, name: str) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
 
 
+def test_a_trace_takes_no_other_file_s_place(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("precious")
+    with refused("mine.csv: is there already; name another file"):
+        convert(sample_trace("arxiv-sample", 5), tmp_path / "mine.csv")
+    assert (tmp_path / "mine.csv").read_text() == "precious"
+
+
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     trace = sample_trace("arxiv-sample", 5)
     with refused("no/out.csv: cannot be written: No such file"):
         convert(trace, tmp_path / "no" / "out.csv")
-    (tmp_path / "folder").mkdir()
-    with refused("cannot be written"):
-        convert(trace, tmp_path / "folder")
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- samples ---------------------------------------------------------------------------------------

@@ -222,11 +222,16 @@ def write_profile(path: str | Path, profile: Profile) -> None:
 
 
 def require_writable(target: Path) -> None:
-    """Raise UsageError unless a profile can be put there, before the time is taken to make one."""
+    """Raise UsageError unless a profile can be put there, before the time is taken to make one.
+
+    It may take another profile's place, and no other file's.
+    """
     if not target.parent.is_dir():
         raise UsageError(f"{target}: there is no folder {target.parent}")
     if target.is_dir():
         raise UsageError(f"{target}: is a folder; the name of a file is right")
+    if target.exists():
+        read_profile(target)
 
 
 def read_profile(path: str | Path) -> Profile:

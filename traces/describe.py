@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -160,16 +161,20 @@ def convert(trace: Trace, out_path: str | Path) -> Path:
     """Write a trace as a Vidur csv, whole or not at all, and return the path.
 
     Columns `arrived_at` (seconds, only where there are times), `num_prefill_tokens`,
-    `num_decode_tokens`; reading it back gives the same trace. Raises UsageError for a path that
-    cannot be written, and for one where a file is.
+    `num_decode_tokens`, and `max_new` and `priority` where the trace has them; reading it back
+    gives the same trace, but for texts and prefixes. Raises UsageError for a path that cannot be
+    written, and for one where a file is.
     """
-    require_new(Path(out_path))
-    names = ["num_prefill_tokens", "num_decode_tokens"]
-    columns = [trace.prompt_tokens.tolist(), trace.output_tokens.tolist()]
-    if trace.arrival_s is not None:
-        names.insert(0, "arrived_at")
-        columns.insert(0, trace.arrival_s.tolist())
-    path, text = Path(out_path), io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([names, *zip(*columns, strict=True)])
+    require_new(path := Path(out_path))
+    columns: dict[str, Iterable[Any] | None] = {
+        "arrived_at": trace.arrival_s,
+        "num_prefill_tokens": trace.prompt_tokens,
+        "num_decode_tokens": trace.output_tokens,
+        "max_new": trace.max_new,
+        "priority": trace.priority,
+    }
+    there = {name: list(each) for name, each in columns.items() if each is not None}
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([there, *zip(*there.values(), strict=True)])
     write_whole(path, text.getvalue())
     return path

@@ -293,6 +293,8 @@ def convert_command(
     from evenflow.traces.describe import convert
 
     echo(convert(trace, out))
+    if trace.prefixes is not None:
+        echo("left out: which prompts begin alike (hash_ids)", err=True)
     for reason, count in trace.dropped.items():
         echo(f"dropped: {count} rows: {reason}", err=True)
 

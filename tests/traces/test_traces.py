@@ -224,6 +224,14 @@ def test_a_converted_trace_reads_back_the_same(tmp_path: Path, name: str) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
 
 
+def test_what_clients_allow_and_ask_first_is_converted_too(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(
+        "arrival_s,prompt_tokens,output_tokens,max_new,priority\n0,1,5,,0\n1,2,5,9,-3\n"
+    )
+    back = load_trace(convert(load_trace(tmp_path / "log.csv"), tmp_path / "out.csv"))
+    assert (back.max_new, back.priority) == ([None, 9], [0, -3])
+
+
 def test_a_trace_takes_no_other_file_s_place(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("precious")
     with refused("mine.csv: is there already; name another file"):

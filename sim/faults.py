@@ -93,8 +93,11 @@ def outage(
     `mtbf_s`: seconds between the failures of one stage on average, exponential while it is up. What
     is in flight and all KV are lost; requests are computed again or, with `reject`, end.
     """
-    dying = [_dies(world, replica, mtbf_s, restart_s, reject) for replica in world.replicas]
-    yield world.env.all_of([world.env.process(each) for each in dying])
+    dying: list[Event] = []
+    while True:
+        added = [_dies(world, r, mtbf_s, restart_s, reject) for r in world.replicas[len(dying) :]]
+        dying += map(world.env.process, added)
+        yield world.env.any_of([world.replicas.added, *dying])
 
 
 def _dies(

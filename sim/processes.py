@@ -112,8 +112,9 @@ class ReplicaHandle:
 
 
 class Joined(NamedTuple):
-    """Ends that processes join: the source of requests, and the place of marks."""
+    """Ends that processes join: their clock, the source of requests, and the place of marks."""
 
+    env: Environment
     source: ArrivalSource
     log: Callable[[str, str], None]
 
@@ -122,7 +123,9 @@ class Fleet(Sequence["ReplicaHandle"]):
     """All pipelines, drained and removed ones too."""
 
     def __init__(self, started: Sequence[Replica], start: Callable[[], Replica], joined: Joined):
-        self._start, self._source, self._log = start, joined.source, joined.log
+        self._start, (self._env, self._source, self._log) = start, joined
+        self.added = self._env.event()
+        """Event of the next pipeline that is added."""
         self._named = len(started) > 1
         self._open: dict[int, Replica] = {}
         self._all: list[ReplicaHandle] = []
@@ -153,6 +156,8 @@ class Fleet(Sequence["ReplicaHandle"]):
         self._source.join(replica)
         handle = self._add(replica)
         self._log("add", f"replica {len(self) - 1} takes requests")
+        added, self.added = self.added, self._env.event()
+        added.succeed()
         return handle
 
     def drain(self, number: int) -> None:
@@ -237,7 +242,7 @@ class Processes:
         self._replicas = replicas
         self.marks: list[Mark] = []
         self._places: list[Callable[[], str]] = []
-        handles = Fleet(replicas, start, Joined(source, self._log))
+        handles = Fleet(replicas, start, Joined(env, source, self._log))
         for process, rng in zip(made, streams(seed, len(made)), strict=True):
             env.process(self._guarded(process, ProcessWorld(env, rng, handles, self._log)))
 

@@ -359,6 +359,22 @@ def test_of_a_fleet_that_shrinks_those_that_are_starting_go_first() -> None:
     assert [mark.kind for mark in result.marks or ()] == ["scale", "scale"]
 
 
+def test_a_pipeline_that_is_added_dies_too() -> None:
+    """One is added at 5 s to one that dies every second on average, down for none."""
+
+    def grows(world: Any) -> Iterator[Any]:
+        yield world.env.timeout(5.0)
+        world.replicas.add()
+
+    asked = [Request(number, 0.5 * number, 1, 1) for number in range(60)]
+    world = small_world(asked, times_s=(0.01, 0.0))
+    dies = partial(outage, mtbf_s=1.0, restart_s=0.0)
+    marks = simulate_replicas(world, processes=[grows, dies])[0].marks or ()
+    deaths = [mark for mark in marks if mark.text.startswith("replica 1 dies")]
+    assert 15 < len(deaths) < 40
+    assert deaths[0].time_s > 5.0
+
+
 def test_a_fleet_of_no_size_is_refused() -> None:
     fleet = partial(autoscaler, target=2.0, min_replicas=3, max_replicas=2, start_s=1.0)
     with pytest.raises(UsageError, match="min_replicas 3 is more than max_replicas 2"):

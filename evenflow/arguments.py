@@ -52,7 +52,7 @@ def _of_kind(kind: Any, value: Any, name: str) -> Any:
     except RecursionError:
         raise UsageError(f"{name} is nested too deep, or holds itself") from None
     text = shortened(" ".join(shown(value).split()), 80)
-    raise UsageError(f"{name} should be {either(kind)}, not {text}")
+    raise UsageError(f"{name} should be {either(kind).rstrip(',')}, not {text}")
 
 
 def plain(value: Any) -> Any:

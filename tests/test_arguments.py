@@ -95,6 +95,7 @@ HOLDS_ITSELF["kv"] = HOLDS_ITSELF
         (lambda: ef.capacity(RUN, {"p99_itl_ms": 9}, replications=1.5), "should be a whole number"),
         (lambda: ef.capacity(RUN, {"p99_itl_ms": 9}, workers=0), "it must be a whole number, 1 or"),
         (lambda: ef.plan(RUN, {"p99_itl_ms": 9}, 1, price="x"), "price should be a number or None"),
+        (lambda: ef.plan(RUN, gpus=1, slo=5), "a text or a list, each a text, not 5"),
         (lambda: ef.figures({"mine": 3}), "names should be a list, each a text, or a mapping"),
         (lambda: ef.calibrate(RUN, []), "results: none are given; a file of a benchmark"),
         (

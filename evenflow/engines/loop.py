@@ -170,6 +170,8 @@ class EngineLoop(Loop):
     def _is_late(self) -> bool:
         """Whether what was chosen is only sent once the oldest answer is back."""
         batch, oldest = self._unsent, self._answers[0]
+        if batch is oldest:  # in the only place
+            return False
         verifies = self._verifies_late and batch is not None and not batch.prefill_tokens
         needs_tokens = self._needs_tokens and oldest is not None and oldest.sampled_rows > 0
         return self._sends_late or verifies or needs_tokens

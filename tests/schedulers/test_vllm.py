@@ -107,6 +107,13 @@ def test_a_request_alone_gets_a_token_when_the_last_one_crossed_all_stages(stage
     assert ends_s == [pytest.approx(0.008 + 9 * stages * 0.01)] * 2
 
 
+def test_a_loop_of_one_place_sends_what_it_chose() -> None:
+    """A second a stage: the prompt's token is back at 2 s, the others each 2 s later."""
+    one = {"depth": 2, "max_in_flight": 1, "loop": EngineLoop}
+    world = small_world([Request(0, 0.0, 16, 3)], "vllm_v1", **one)
+    assert simulate(world).returned_s.tolist() == [2.0, 4.0, 6.0]
+
+
 def test_what_decodes_that_run_ahead_do_not_go_with() -> None:
     policy = create("vllm_v1", {})
     for kv, asks_again in ((KvCache(PagePool(8)), True), (SwapCache(PagePool(8)), False)):

@@ -16,6 +16,7 @@ from simpy import Event
 from evenflow.core.request import Request
 from evenflow.core.routing import Router, router_of
 from evenflow.core.world import World
+from evenflow.errors import StallError
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.sim.clock import Instant, SimClock
 
@@ -45,9 +46,14 @@ def serve(
     overheads: RuntimeOverheads,
     router: Router = "round_robin",
 ) -> None:
-    """Let a world's requests in, by front ends if there are any, and run until nothing is left."""
+    """Let a world's requests in, by front ends if there are any, and run until nothing is left.
+
+    StallError where requests are left, and nothing is to happen any more.
+    """
     let_in(clock, world, pipelines, overheads, router)
     clock.env.run()
+    if left := sum(pipeline.outstanding for pipeline in pipelines):
+        raise StallError(f"{left} requests wait for ever: nothing is in flight, and nothing comes")
 
 
 def let_in(

@@ -15,7 +15,7 @@ from evenflow.engines.loop import EngineLoop
 from evenflow.engines.rules import EngineRules
 from evenflow.engines.speculation import Speculation
 from evenflow.engines.swap import SwapCache
-from evenflow.errors import PolicyError, UsageError
+from evenflow.errors import PolicyError, StallError, UsageError
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import create
 from evenflow.sim import simulate
@@ -112,6 +112,20 @@ def test_a_loop_of_one_place_sends_what_it_chose() -> None:
     one = {"depth": 2, "max_in_flight": 1, "loop": EngineLoop}
     world = small_world([Request(0, 0.0, 16, 3)], "vllm_v1", **one)
     assert simulate(world).returned_s.tolist() == [2.0, 4.0, 6.0]
+
+
+class NeverSends(EngineLoop):
+    """A loop that waits for the return of what it has not sent."""
+
+    @property
+    def _is_late(self) -> bool:
+        return True
+
+
+def test_a_run_that_leaves_requests_behind_is_a_stall() -> None:
+    world = small_world([Request(0, 0.0, 16, 3)], max_in_flight=1, loop=NeverSends)
+    with pytest.raises(StallError, match="1 requests wait for ever: nothing is in flight"):
+        simulate(world)
 
 
 def test_what_decodes_that_run_ahead_do_not_go_with() -> None:

@@ -198,11 +198,10 @@ class VLLMV1(Policy):
     def _go_on(
         self, view: EngineView, most: int, tokens: int
     ) -> Generator[Plan | Action, None, int]:
-        """Schedule running requests in their order, preempting the last or the least urgent while
-        one lacks pages; return how many tokens are left.
+        """Schedule running requests in their order; return how many tokens are left.
 
-        If the preempted request is the one that lacks a page, the rest waits, by priority only in
-        version 0.32.
+        While one lacks pages, the last or the least urgent is preempted. If that is the one that
+        lacks them, the rest waits, by priority only in version 0.32.
         """
         victims: Victim = "lowest_priority" if self.rules.by_priority else "latest_admitted"
         stops = self.version == "0.32" or not self.rules.by_priority

@@ -70,7 +70,9 @@ test-gllm: .venv-test/installed
 	.venv-test/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
 		--dest "$$folder" gllm-rt==0.0.6.post1 && \
 	.venv-test/bin/python -m zipfile -e "$$folder"/gllm_rt-*.whl "$$folder" && \
-	.venv-test/bin/python -m tools.gllm_package --package "$$folder"
+	.venv-test/bin/python -m tools.gllm_package --package "$$folder" && \
+	.venv-test/bin/python -m tools.launch_plans "$$folder/plans" && \
+	PYTHONPATH="$$folder" .venv-test/bin/python -m tools.launch_check gllm "$$folder/plans"
 
 # The committed recordings are made again, then random ones are made and replayed.
 test-sglang: .venv-test/installed .venv-sglang/installed
@@ -105,7 +107,7 @@ test-serve-long: .venv-test/installed
 
 # vLLM's own engine core without a model, in an environment of its own; any difference fails. Then
 # real vLLM with our policies in it: its tokens are those of vLLM by itself. 200 launch lines of random
-# plans are taken by vLLM's parser and configuration, here and in `make test-sglang`.
+# plans are taken by the engine's own parser, here and in `make test-sglang` and `make test-gllm`.
 test-vllm: .venv-test/installed .venv-vllm/installed
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	.venv-vllm/bin/python -m tools.vllm_record --out "$$folder" && \

@@ -1,7 +1,8 @@
 """Launch lines of `tools.launch_plans`, as an engine's own parser and rules take them.
 
 `python -m tools.launch_check vllm FILE` and `... sglang FILE` each run in an environment with that
-engine (`make test-vllm`, `make test-sglang`); exit status 1 with the lines that would not start.
+engine (`make test-vllm`, `make test-sglang`); `... gllm FILE` with gLLM's unpacked package on
+the path (`make test-gllm`). Exit status 1 with the lines that would not start.
 No GPU is here: what an engine checks of one is left out.
 """
 
@@ -11,16 +12,17 @@ import argparse
 import json
 import os
 import re
+import runpy
 import shlex
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 Plan = dict[str, Any]
 NODE = {
@@ -110,9 +112,38 @@ def sglang(plan: Plan, model: str) -> None:
     _divided(plan, config.num_hidden_layers, get_pp_indices)
 
 
+class Started(Exception):  # noqa: N818
+    """An engine would be made now."""
+
+
+def gllm(plan: Plan, model: str) -> None:
+    """Raise unless gLLM takes a line: its server's parser, and the layers; all else is stood in."""
+    engine = MagicMock(side_effect=Started)
+    _, words = words_of(plan, "gLLM", model)
+    stand_ins = {**dict.fromkeys(BESIDE_GLLM, MagicMock()), "gllm.async_llm_engine": MagicMock()}
+    stand_ins["gllm.async_llm_engine"].PipeAsyncLLM = engine
+    with (
+        patch.dict(sys.modules, stand_ins),
+        patch.object(sys, "argv", ["gllm", "--model-path", *words]),
+        suppress(Started),
+    ):
+        runpy.run_module("gllm.entrypoints.api_server", run_name="__main__")
+    given = engine.call_args.kwargs
+    even = [sum(plan["layers"]) // given["pp_size"]] * given["pp_size"]
+    said = given["assigned_layers"]
+    if (list(map(int, said.split(","))) if said else even) != plan["layers"]:
+        raise ValueError(f"layers are {said or even}, not {plan['layers']}")
+
+
+BESIDE_GLLM = (
+    *("fastapi", "fastapi.responses", "logger", "uvicorn", "gllm.llm_engine", "gllm.utils"),
+    *(f"gllm.entrypoints.{name}" for name in ("protocol", "serving_chat", "serving_completions")),
+)
+"""What gLLM's server imports besides its engine."""
+
 QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 
-CHECKS: dict[str, Callable[[Plan, str], None]] = {"vllm": vllm, "sglang": sglang}
+CHECKS: dict[str, Callable[[Plan, str], None]] = {"vllm": vllm, "sglang": sglang, "gllm": gllm}
 
 
 def failure(check: Callable[[Plan, str], None], plan: Plan, folder: Path) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from evenflow.config.build import build, model_of
 from evenflow.config.run import RunConfig, configured
 from evenflow.config.yaml_file import Document
+from evenflow.core.world import World
 from evenflow.errors import UsageError
 from evenflow.specs.gpu import gpus
 from evenflow.specs.model import models
@@ -138,10 +139,13 @@ def plans(seeds: Iterator[tuple[int, Random]], wanted: int) -> Iterator[dict[str
         keys = keys_of(random)
         config = configured(Document("plan", keys, {}))
         try:
-            facts = build(config, [], Path()).deployment
+            built = build(config, [], Path())
         except UsageError:
             continue
-        yield {"keys": keys, **_facts(config, facts)}
+        assert isinstance(built.world, World)
+        if built.world.total_pages == 1:  # vLLM keeps one empty
+            continue
+        yield {"keys": keys, **_facts(config, built.deployment)}
         wanted -= 1
         if not wanted:
             return

@@ -49,7 +49,7 @@ def setting_of(rng: random.Random) -> Setting:
     longest, chunked = min(1024, (blocks - 1) * block_size), rng.random() < 0.8
     budget = rng.choice([16, 48, 128, 256, 2048])
     policy = rng.choice(["fcfs", "fcfs", "priority"])
-    chunk = rng.choice([0, 0, 8, 40, 150]) if policy == "fcfs" and chunked else 0
+    chunk = rng.choice([0, 0, 8, 40, 150]) if chunked else 0
     return Setting(
         pp=pp,
         blocks=blocks,

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
 
+from evenflow.core.batch import MicroBatch
 from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
 from evenflow.core.loop import Owner, Pipeline
@@ -16,8 +17,37 @@ from evenflow.engines.receiving import Agreed, ReceivingQueues, act_on
 from evenflow.engines.rules import EngineRules
 from evenflow.results.recorder import Recorder
 
+VAIN_ROUNDS = 4
 
-class PrefillLoop(EngineLoop):
+
+class RingLoop(EngineLoop):
+    """A loop whose stages agree round a ring, and which turns on while it waits for KV.
+
+    Turns in vain take no time, but prompts are looked up in them. After `VAIN_ROUNDS` of all slots
+    since the last micro-batch or arrival only time brings more, as in the recordings.
+    """
+
+    _vain_turns = 0
+
+    def _add(self, request: Request) -> str | None:
+        self._vain_turns = -1
+        return super()._add(request)
+
+    def _next(self, now_s: float) -> MicroBatch | None:
+        batch = super()._next(now_s)
+        self._vain_turns = self._vain_turns + 1 if batch is None else 0
+        return batch
+
+    def _is_held_up(self, preemptions: int) -> bool:
+        queues = self.engines[0].queues
+        assert isinstance(queues, EngineQueues)
+        vain = self._vain_turns >= VAIN_ROUNDS * len(queues.slots)
+        if vain:
+            self._vain_turns = -1
+        return vain
+
+
+class PrefillLoop(RingLoop):
     """Compute prompts for another server, and end a request once all stages agree.
 
     Source: SGLang 0.5.23's `event_loop_pp_disagg_prefill`. One token of each request is computed
@@ -82,10 +112,8 @@ class PrefillLoop(EngineLoop):
         return super()._fill_place(now_s)
 
     def _is_held_up(self, preemptions: int) -> bool:
-        """Say whether all rounds are over, and KV is on its way still."""
-        if not self._queues.leaving:
-            return super()._is_held_up(preemptions)
-        return not any(self._rounds)
+        """Say whether KV is on its way, for which turns have been in vain."""
+        return bool(self._queues.leaving) and super()._is_held_up(preemptions)
 
     def _take_oldest(self, now_s: float) -> bool:
         """Take back the oldest answer, then act on the round that comes back with it."""
@@ -118,7 +146,7 @@ class PrefillLoop(EngineLoop):
         return super().outstanding + len(self._came) + rounds + len(self._queues.leaving)
 
 
-class DecodeLoop(EngineLoop):
+class DecodeLoop(RingLoop):
     """Decode what another server has computed, once all stages agree on pages and on KV.
 
     Source: SGLang 0.5.23's `event_loop_pp_disagg_decode`. In each turn rank 0 lists retracted
@@ -144,15 +172,11 @@ class DecodeLoop(EngineLoop):
         queues.transfer_s = transfer_s
         self._rounds: deque[Agreed] = deque(maxlen=self.engines[0].depth)
         self._seen_by: dict[Sequence, int] = {}  # slot, of retracted requests
-        self._idle_turns = 0
 
     def _fill_place(self, now_s: float) -> bool:
         """Begin a round, then ask; what ends with its first token is over."""
         self._rounds.append(self._listed(now_s))
-        self._idle_turns += 1
         more = super()._fill_place(now_s)
-        if self._queues.last is not None:
-            self._idle_turns = 0
         if self._queues.ended:
             self._finished(self._queues.ended, now_s)
             self._queues.ended = []
@@ -169,13 +193,6 @@ class DecodeLoop(EngineLoop):
             [seq.request.request_id for seq in queues.waiting if not seq.epoch],
             [seq.request.request_id for seq, at_s in queues.arriving.items() if at_s <= now_s],
         )
-
-    def _is_held_up(self, preemptions: int) -> bool:
-        """Say whether turns have been in vain for so long that only time brings more."""
-        vain = self._idle_turns >= 4 * len(self._queues.slots)
-        if vain:
-            self._idle_turns = -1
-        return vain
 
     def _take_oldest(self, now_s: float) -> bool:
         """Act on the round that is back, then take back the oldest answer."""

@@ -136,7 +136,10 @@ class EngineLoop(Loop):
                 return False
             self._answers.append(batch)
         elif not self._answers:
+            queues = self.engines[0].queues
             self._next(now_s)  # in vain: the engine is idle, and its journal says so
+            while isinstance(queues, EngineQueues) and queues.slot < len(queues.slots) - 1:
+                self._next(now_s)  # a round of the slots ends before the next begins
             return self._idle()
         self._waits = len(self._answers) >= self._num_places or not live
         if self._waits_first:

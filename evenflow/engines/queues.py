@@ -226,12 +226,28 @@ class EngineQueues(Queues):
         """Take a sequence out of the queue: it runs from now on."""
         super().admit(seq)
         self.promised_pages += self.most_pages(seq)
-        if self.by_priority or self.by_admission:  # the first to run is the first to decode
+        if self.by_admission:  # the first to run is the first to decode
             self.number(seq)
 
     def most_pages(self, seq: Sequence) -> int:
         """Return the pages of a sequence with its prompt and all the output that is allowed."""
         return self.kv.pool.pages_for(seq.request.prompt_tokens + seq.request.output_limit)
+
+    def take_pages(self, seq: Sequence, tokens: int) -> None:
+        """Give a running sequence pages for its next `tokens`, and make full ones findable."""
+        pool, known = self.kv.pool, seq.computed + tokens
+        if not seq.decoding:
+            seq.pages += pool.allocate(max(pool.pages_for(known) - len(seq.pages), 0))
+        else:
+            group = seq.group
+            known = group.context_of(seq) + tokens - self.late_tokens()[seq.request.request_id]
+            due = group.due_pages()
+            if seq in due and group.stride == 1:
+                group.page_at[group.tick] = [seq]
+                group.grow(pool.allocate(1), pool.page_tokens)
+                if len(due) > 1:
+                    group.page_at[group.tick] = [other for other in due if other is not seq]
+        self.kv.publish(seq, known)
 
     def publish_chunk(self, seq: Sequence, stop: int, *, last: bool) -> None:
         """Make the full pages of a chunk findable: now, or with the next question."""

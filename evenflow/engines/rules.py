@@ -31,8 +31,8 @@ class EngineRules(Rules):
     with the one after it, once all is computed again. `preempted_last`: preempted requests wait
     last, not first; with `by_arrival`, where they were. `newest_first`: rows are in the order in
     which their prompts ended, the last first. `by_priority`: requests wait by `Request.priority`,
-    then by arrival, preempted or not; with it, or `by_admission`, the order "arrival" is that in
-    which they began to run.
+    then by arrival, preempted or not. `by_admission`: the order "arrival" is that in which they
+    began to run.
     `cuts`: a prefill may end before all of the prompt, or after a preemption of the output, is
     computed, with which no model would write the same. `cache`: a prefix cache is a `PrefixCache`,
     an `AppendOnlyCache` whose pages are found as soon as decodes fill them, or a `RadixCache`;

@@ -41,6 +41,23 @@ class Upkeep(Action):
         batcher.pool.make_room(self.empty_pages)
 
 
+@dataclass(frozen=True)
+class Take(Action):
+    """Requests get pages for their next tokens, and content in full ones, computed or not.
+
+    Source: vLLM, which may preempt what it has scheduled in the same step.
+    """
+
+    tokens: abc.Mapping[int, int]
+    """Of each request."""
+
+    def apply(self, batcher: Batcher) -> None:
+        """Carry it out on the Batcher."""
+        assert isinstance(batcher.queues, EngineQueues)
+        for request_id, tokens in self.tokens.items():
+            batcher.queues.take_pages(batcher.preemptible(request_id), tokens)
+
+
 def reorder(queues: Queues, request_ids: abc.Iterable[int]) -> None:
     """Put the waiting sequences into another order; ValueError unless it names all of them."""
     waiting = [queues.live[request_id] for request_id in request_ids]

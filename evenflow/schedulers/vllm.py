@@ -10,14 +10,16 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import PagePool
-from evenflow.core.scheduling import Plan, Prefill, View
+from evenflow.core.scheduling import Action, Plan, Prefill, Victim, View
 from evenflow.engines.rules import EngineRules
+from evenflow.engines.upkeep import Take
 from evenflow.engines.view import EnginePrompt, EngineView
 from evenflow.keys import Count
 from evenflow.schedulers.admission import UNLIMITED, Room, decodes_only
@@ -153,11 +155,10 @@ class VLLMV1(Policy):
         if self.prefill_schedule_interval > 1 and not has_cadence:
             interval = f"{self.prefill_schedule_interval} does nothing in version 0.32"
             raise ValueError(f"prefill_schedule_interval {interval} on one engine; 1 is right")
-        by_priority, limit = self.scheduling_policy == "priority", self.long_prefill_token_threshold
-        if limit and by_priority:
-            raise ValueError(f"long_prefill_token_threshold {limit} goes with fcfs, not priority")
+        by_priority = self.scheduling_policy == "priority"
+        self._mixes = by_priority or self.long_prefill_token_threshold > 0
         in_turns = self.prefill_schedule_interval > 1 or self.data_parallel > 1
-        self._is_plain = not (in_turns or by_priority or limit or self.async_scheduling)
+        self._is_plain = not (in_turns or self._mixes or self.async_scheduling)
         self._limit = UNLIMITED
         self._prefilled = -self.prefill_schedule_interval  # the last micro-batch that did
         self._behind = self._holds = False
@@ -167,7 +168,7 @@ class VLLMV1(Policy):
             delivers=True,
             cache="append_only",
             by_priority=by_priority,
-            by_admission=limit > 0,
+            by_admission=True,
             ahead=AHEAD[self.async_scheduling],
         )
 
@@ -186,105 +187,67 @@ class VLLMV1(Policy):
     def sends_whole(self, decodes: int, running: int, depth: int) -> bool:
         return self._is_plain and decodes <= self.max_num_batched_tokens
 
-    def schedule(self, view: EngineView) -> Iterator[Plan]:
+    def schedule(self, view: EngineView) -> Iterator[Plan | Action]:
         preemptions = view.preemptions
         cadence = self.prefill_schedule_interval
         since = view.sent + 1 - self._prefilled
         early = (view.asked - 1) % cadence > 0 if self.data_parallel > 1 else since < cadence
         self._holds = early and not self._behind and view.running > len(view.partials)
         most, tokens = self.limits(view)
-        go_on = self._most_urgent if self.rules.by_priority else self._first_come
         if self.long_prefill_token_threshold:
             alone = len(view.lined_up) + view.running == 1
             self._limit = UNLIMITED if alone else self.long_prefill_token_threshold
-            go_on = self._in_order
-        tokens = yield from go_on(view, min(most, tokens), tokens)
+        tokens = yield from self._go_on(view, min(most, tokens), tokens)
         if view.preemptions == preemptions:
             yield from self._admit(view, tokens)
             if cadence > 1 and not self._holds:
                 self._behind = any(number not in self._skipped for number, _ in view.lined_up)
 
-    def _first_come(self, view: EngineView, most: int, tokens: int) -> Generator[Plan, None, int]:
-        """Schedule running requests, preempting the last; return how many tokens are left."""
-        preemptions, decodes = view.preemptions, min(view.ready_decodes, most)
-        yield decodes_only(decodes, "arrival", "latest_admitted")
-        tokens -= decodes
-        goes_on = tokens > 0 and view.preemptions == preemptions and not self._holds
-        for prompt in view.partials[:goes_on]:  # there is only one, the last that was admitted
-            chunk = min(prompt.remaining, tokens)
-            if view.pages_for(prompt.computed + chunk) - prompt.pages > view.free_pages:
-                yield Plan(preempt=[prompt.request_id])
-                return 0
-            self._prefilled = view.sent + 1
-            yield Plan([Prefill(prompt.request_id, chunk)])
-            tokens -= chunk
-        return tokens
+    def _go_on(
+        self, view: EngineView, most: int, tokens: int
+    ) -> Generator[Plan | Action, None, int]:
+        """Schedule running requests in their order; return how many tokens are left.
 
-    def _in_order(self, view: EngineView, most: int, tokens: int) -> Generator[Plan, None, int]:
-        """Schedule running requests in their order, several prompts among them, preempting the
-        last; return how many tokens are left.
+        While one lacks pages, the last or the least urgent is preempted. If that is the one that
+        lacks them, the rest waits, by priority only in version 0.32.
         """
+        victims: Victim = "lowest_priority" if self.rules.by_priority else "latest_admitted"
+        stops = self.version == "0.32" or not self.rules.by_priority
         pages = partial(view.decode_pages, order="arrival")
-        prefills: list[Prefill] = []
-        decodes = held = 0
+        chunks: dict[int, int] = {}  # tokens of each
+        decodes = 0
         for prompt in [*view.partials, None]:
-            before = view.ready_decodes if prompt is None else view.decodes_before(prompt)
-            wanted = min(before, decodes + tokens, most)
-            while pages(wanted) + held > view.free_pages:
-                yield Plan(preempt=[view.victim("latest_admitted")])
-                wanted = min(wanted, view.ready_decodes)
-            tokens -= wanted - decodes
-            decodes = wanted
-            left = {one.request_id for one in view.partials}
-            if prompt is None or prompt.request_id not in left or not tokens or self._holds:
-                continue
-            chunk = min(prompt.remaining, tokens, self._limit)
-            need = view.pages_for(prompt.computed + chunk) - prompt.pages
-            while pages(decodes) + held + need > view.free_pages:
-                victim = view.victim("latest_admitted")
-                yield Plan(preempt=[victim])
-                if victim == prompt.request_id:
+            number = None if prompt is None else prompt.request_id
+            chunk = 0
+            while number is None or any(number == one.request_id for one in view.partials):
+                budget = tokens - sum(chunks.values())
+                before = view.ready_decodes  # one prompt, which may be the only one, is the last
+                if prompt is not None and self._mixes:
+                    before = view.decodes_before(prompt)
+                decodes = min(before, budget, most)
+                lacking = number
+                if pages(decodes) > view.free_pages:
+                    decodes = bisect_right(range(1, decodes + 1), view.free_pages, key=pages)
+                    lacking, _ = view.ready(decodes + 1, "arrival")[decodes]
+                elif prompt is None or decodes == budget or self._holds:
                     break
-            else:
-                self._prefilled = view.sent + 1
-                prefills.append(Prefill(prompt.request_id, chunk))
-                held, tokens = held + max(need, 0), tokens - chunk
-        yield Plan(prefills, decodes)
-        return tokens
-
-    def _most_urgent(self, view: EngineView, most: int, tokens: int) -> Generator[Plan, None, int]:
-        """Schedule running requests, preempting the least urgent; return how many tokens are left.
-
-        If the preempted request is the one that lacks a page, the rest waits in version 0.32.
-        """
-        pages = partial(view.decode_pages, order="arrival")
-        decodes = min(view.ready_decodes, most)
-        while pages(decodes) > view.free_pages:
-            fitting = bisect_right(range(1, decodes + 1), view.free_pages, key=pages)
-            lacking, _ = view.ready(fitting + 1, "arrival")[fitting]
-            victim = view.victim("lowest_priority")
-            yield Plan(preempt=[victim])
-            if victim == lacking and self.version == "0.32":
-                yield Plan(decodes=fitting)
-                return 0
-            decodes = min(view.ready_decodes, most)
-        tokens -= decodes
-        prefills = []
-        for prompt in view.partials[: tokens > 0 and not self._holds]:
-            chunk = min(prompt.remaining, tokens)
-            need = view.pages_for(prompt.computed + chunk) - prompt.pages
-            while need + pages(decodes) > view.free_pages:
-                victim = view.victim("lowest_priority")
+                else:
+                    chunk = chunk or min(prompt.remaining, budget - decodes, self._limit)
+                    need = view.pages_for(prompt.computed + chunk) - prompt.pages
+                    if pages(decodes) + need <= view.free_pages:
+                        self._prefilled = view.sent + 1
+                        chunks[prompt.request_id] = chunk
+                        yield Take({prompt.request_id: chunk})
+                        break
+                yield Take(dict.fromkeys((one for one, _ in view.ready(decodes, "arrival")), 1))
+                victim = view.victim(victims)
                 yield Plan(preempt=[victim])
-                decodes = min(view.ready_decodes, decodes)
-                if victim == prompt.request_id:
-                    break
-            else:
-                self._prefilled = view.sent + 1
-                prefills.append(Prefill(prompt.request_id, chunk))
-                tokens -= chunk
-        yield Plan(prefills, decodes)
-        return tokens
+                chunks.pop(victim, None)
+                if victim == lacking and stops:
+                    yield Plan(list(starmap(Prefill, chunks.items())), decodes)
+                    return 0
+        yield Plan(list(starmap(Prefill, chunks.items())), decodes)
+        return tokens - decodes - sum(chunks.values())
 
     def _admit(self, view: EngineView, tokens: int) -> Iterator[Plan]:
         while tokens and view.running < self.max_num_seqs:

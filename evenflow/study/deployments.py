@@ -1,9 +1,9 @@
 """Deployments of a run: its layers on GPUs, the policies of engines, commands that start them.
 
 A layout is stages x tensor parallel; a candidate is a layout with a scheduler and its parameters.
-Flags are those of vLLM 0.32 and SGLang 0.5.23, whose own argument parsers took the lines that the
-tests compare with (docs/plan.md), and of gLLM's `cli_args.py` (commit 03cd714) and TensorRT-LLM's
-`serve.py` and `trtllm-bench` (documents of 1.0 and 1.2), read and not run.
+Flags are those of vLLM 0.32, SGLang 0.5.23 and gLLM 0.0.6.post1, whose own argument parsers take
+random lines (`tools/launch_check.py`), and of TensorRT-LLM's `serve.py` and `trtllm-bench`
+(documents of 1.0 and 1.2), read and not run.
 Knows what is possible, not how well it serves; lists what an engine cannot express.
 """
 

@@ -179,10 +179,6 @@ def test_another_policy_may_be_asked(tmp_path: Path) -> None:
         ([CONFIG | {"engine": "vllm 0.31.9"}, *SMALL[1:]], "a journal of vLLM V1 0.31.9; the"),
         ([CONFIG | {"engine": "vllm nightly"}, *SMALL[1:]], "a journal of vLLM V1 nightly; the"),
         ([CONFIG | {"policy": "lottery"}, *SMALL[1:]], "scheduling_policy should be 'fcfs' or"),
-        (
-            [CONFIG | {"long_prefill_token_threshold": 64, "policy": "priority"}, *SMALL[1:]],
-            "long_prefill_token_threshold 64 goes with fcfs, not priority",
-        ),
         ([CONFIG | {"prefix_caching": True}, *SMALL[1:]], "prefix_caching needs the prompts"),
         ([{"kind": "config", "max_concurrent_batches": 1}], "line 1: config without 'blocks'"),
         ([CONFIG, {"kind": "sing"}], "line 2: unknown event 'sing'"),

@@ -276,14 +276,17 @@ def test_launch_lines_of_tensorrt_llm_have_a_file_and_its_benchmark() -> None:
     lines = launched(scheduler=policy, stages=[17, 15], kv_dtype="fp8")
     file = (
         "--extra_llm_api_options <(echo '{enable_chunked_prefill: true, pp_partition: [17, 15], "
-        "kv_cache_config: {tokens_per_block: 16, enable_block_reuse: false, dtype: fp8}}')"
+        "kv_cache_config: {free_gpu_memory_fraction: 0.9, tokens_per_block: 16, "
+        "enable_block_reuse: false, dtype: fp8}}')"
     )
     assert lines.count(f" --max_batch_size 2048 --max_num_tokens 8192 {file}") == 2
     bench = (
         "trtllm-bench --model meta-llama/Llama-3.1-8B throughput --dataset DATASET --tp 1 --pp 2"
     )
     assert f"TensorRT-LLM's benchmark x 3: {bench} --max_seq_len 8192" in lines
-    assert lines.count("not said: version 1.0\n  not said: memory 0.9") == 2
+    assert lines.count("not said: version 1.0\n") == 2
+    assert lines.count("not said: free_gpu_memory_fraction 0.9") == 3  # the others' is of the GPU
+    assert "not said: memory" not in lines
 
 
 def test_launch_lines_say_machines_and_groups_and_what_nobody_says_for_them() -> None:

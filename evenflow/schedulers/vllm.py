@@ -171,6 +171,13 @@ class VLLMV1(Policy):
             ahead=AHEAD[self.async_scheduling],
         )
 
+    def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
+        """Return why a request would never be served whole, once it is preempted, too; or None."""
+        tokens, most = prompt_tokens + output_tokens, self.max_num_batched_tokens
+        if self.enable_chunked_prefill or tokens <= most:
+            return None
+        return f"{tokens} tokens exceed max_num_batched_tokens {most}, and chunked prefill is off"
+
     def limits(self, view: View) -> tuple[int, int]:
         """Return how many decodes, and how many tokens, a micro-batch may have now."""
         return self.max_num_batched_tokens, self.max_num_batched_tokens

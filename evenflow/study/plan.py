@@ -220,8 +220,10 @@ def facts_of(planned: Planned, trial: Trial) -> dict[str, Any]:
         "setting": trial.labels["setting"],
     }
     runs = [record.values for record in trial.records]
-    kept = question.excess(trial) <= 0
-    per_s = fmean(completed_per_s(values, keeps_up=kept) for values in runs)
+    if question.rate is not None and question.excess(trial) <= 0:
+        per_s = trial.served.share * question.rate_of(trial)
+    else:
+        per_s = fmean(map(completed_per_s, runs))
     facts |= costs(price and gpus * price, per_s, runs)
     for each in question.slo:
         facts[each.metric] = trial.mean(each.metric)

@@ -181,7 +181,8 @@ def test_what_breaks_first_is_said_with_its_rate(end: RateFound, words: str) -> 
 def test_a_rate_kept_above_one_that_is_missed_is_nothing_to_rely_on() -> None:
     """Kept at 20 and 22.05 requests/s; at 21 the run ended as it could not keep TPOT."""
     run = {**RUN, "workload": {**RUN["workload"], "arrivals": {"kind": "poisson", "rate": 20}}}
-    ask = Ask(tuple(parse_slo(["p90_ttft_ms=1000", "p90_tpot_ms=60"])), (1,), budgets=(512,))
+    slo = tuple(parse_slo(["p90_ttft_ms=1000", "p90_tpot_ms=60"]))
+    ask = Ask(slo, (1,), price=7.2, budgets=(512,))
     question = prepare(Document("a.yaml", run, {}), Path(), ask)
     labels = {"setting": "PP1, sarathi 512", "replicas": 1, "gpus": 1, "requests": 60}
     values = {"completed": 60, "mean_e2el_ms": 100.0, "p90_ttft_ms": 500.0, "p90_tpot_ms": 55.0}
@@ -195,6 +196,7 @@ def test_a_rate_kept_above_one_that_is_missed_is_nothing_to_rely_on() -> None:
     trials = [at(values), missed, at(values, requests_per_s=22.05)]
     found = Planned(question, trials, kept=trials[:1])
     assert found.table["up_to_requests_per_s"][0] == 20.0
+    assert found.table["dollars_per_million_tokens"][0] == pytest.approx(50.0), "2 tokens each"
     assert sentences(found)[1].endswith("GPUs are 90% busy; it holds up to 20 requests/s.")
     decision = found.decision
     assert decision.breaks == [

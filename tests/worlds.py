@@ -27,6 +27,7 @@ from evenflow.types import MicroBatch, Plan, Prefix, Request, View
 
 MAX_MODEL_LEN = 256
 
+SHORT_CHUNKS = {"long_prefill_token_threshold": 20, "scheduler_reserve_full_isl": False}
 POLICIES: list[tuple[str, dict[str, object]]] = [
     ("static", {"max_num_seqs": 4}),
     ("static", {"max_num_seqs": 4, "padded": True}),
@@ -38,7 +39,7 @@ POLICIES: list[tuple[str, dict[str, object]]] = [
         for name, tokens, params in (
             ("vllm_v1", 48, {"max_num_seqs": 40}),
             ("vllm_v1", 64, {"max_num_seqs": 5, "watermark": 0.05}),
-            ("vllm_v1", 64, {"max_num_seqs": 9, "long_prefill_token_threshold": 20}),
+            ("vllm_v1", 64, {"max_num_seqs": 9, **SHORT_CHUNKS}),
             ("vllm_balanced", 48, {"max_num_seqs": 40}),
             ("vllm_balanced", 64, {"share": "decodes", "max_num_seqs": 7}),
             ("vllm_balanced", 64, {"share": "tokens", "max_num_seqs": 16}),

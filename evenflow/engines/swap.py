@@ -23,8 +23,10 @@ class SwapCache(KvCache):
         self._pages = 0
 
     def look_up(self, holder: Holder, tokens: int) -> None:
-        """Update `kept_tokens` of a waiting holder: its copy, or else cached full pages."""
-        if not holder.swapped_tokens:
+        """Update `kept_tokens` of a waiting holder: of its copy, or else of cached full pages."""
+        if holder.swapped_tokens:
+            holder.kept_tokens = min(holder.swapped_tokens, tokens)
+        else:
             super().look_up(holder, tokens)
 
     def resume(self, holder: Holder) -> None:

@@ -283,7 +283,7 @@ class TokenThrottling(Policy):
     iterations: Count = 8
     """#T: micro-batches over which the waiting prompt tokens are spread."""
     max_prefill: Count = 2048
-    """MaxP: most prompt tokens of a micro-batch."""
+    """MaxP: most prompt tokens of a micro-batch; gLLM 0.0.6 has 8,192."""
     min_prefill: Annotated[int, Field(ge=0)] = 32
     """MinP: fewest prompt tokens of a micro-batch, if that many wait."""
     kv_thresh: Fraction = 0.05

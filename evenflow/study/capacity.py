@@ -183,8 +183,8 @@ class Capacity(Shown):
             each
             for each in self.measured
             for end in (self.searches[_replication(each)],)
-            if end.rate is not None
-            and (bool(each.failed) if each.rate <= end.rate else not each.failed)
+            if end.rate is not None and end.fails_at is not None
+            if (each.rate < end.rate if each.failed else each.rate > end.fails_at)
         ]
 
     def told(self) -> Iterator[str | Table]:
@@ -205,7 +205,9 @@ class Capacity(Shown):
         def value(metric: str) -> float:
             return fmean(run.mean(metric) for run in runs)
 
-        of_each = margins(self.limits, value, self.prediction, _by_replication(self.measured))
+        doubted = self.contradictions
+        sure = _by_replication(each for each in self.measured if each not in doubted)
+        of_each = margins(self.limits, value, self.prediction, sure)
         return DecisionRecord(
             sentences=sentences(self),
             config=question.config,

@@ -6,7 +6,7 @@ The JSON and the page hold the same. Knows trials and limits; no search and no H
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from evenflow.report.words import arrivals_words, listed, metric_words
 from evenflow.runtimes import runtimes
 from evenflow.schedulers import POOLED
 from evenflow.study.deployments import launch_lines, most_tokens
-from evenflow.study.rates import RateFound, TriedRate, keeps
+from evenflow.study.rates import Probe, RateFound, TriedRate, bracket
 from evenflow.study.slo import Condition
 from evenflow.study.trials import Trial
 from evenflow.study.uncertainty import Prediction
@@ -143,7 +143,7 @@ def margins(
     slo: Iterable[Condition],
     value: Callable[[str], float],
     prediction: Prediction | None,
-    searches: Sequence[Sequence[TriedRate]],
+    searches: Sequence[Sequence[Probe]],
 ) -> list[Margin]:
     """Return the margin of each limit; `value` gives the number that it limits.
 
@@ -161,15 +161,23 @@ def margins(
 
 
 def _breaking(
-    condition: Condition, rates: Sequence[TriedRate]
+    condition: Condition, probes: Sequence[Probe]
 ) -> tuple[float | None, float | None, float | None]:
-    """Return the highest rate that keeps a limit below all that miss it, the lowest, its value."""
-    missed = [each for each in rates if not keeps(each.trial, condition)]
-    first = min(missed, key=lambda each: each.rate, default=None)
-    kept = [each.rate for each in rates if first is None or each.rate < first.rate]
-    if first is None:
-        return max(kept, default=None), None, None
-    return max(kept, default=None), first.rate, first.trial.mean(condition.metric)
+    """Return up to which rate one limit is kept, from which it is missed, and its value there.
+
+    A run that ended early says nothing of other limits than the one that it missed.
+    """
+    metric = condition.metric
+    low, high = bracket(
+        [
+            replace(each, failed=(metric,) if metric in each.failed else ())
+            for each in probes
+            if isinstance(each, TriedRate) or metric in each.failed
+        ]
+    )
+    kept_up_to, missed_from = (None if each is None else each.rate for each in (low, high))
+    value = high.trial.mean(metric) if isinstance(high, TriedRate) else None
+    return kept_up_to, missed_from, value
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -195,8 +203,11 @@ def _traffic(margins: Sequence[Margin], end: RateFound) -> Iterator[str]:
     if end.status == "never":
         yield "Less traffic does not help: no rate was found at which all limits hold."
         return
-    if end.status == "too_short" or end.fails_at is None:
+    if end.status == "too_short":
         yield "More traffic: the run is too short to tell which limit breaks first."
+        return
+    if end.fails_at is None:
+        yield f"More traffic: all limits hold at {end.rate:.4g} requests/s, the highest tried."
         return
     at = {
         each.condition.metric: f" ({number(each.missed_value, 3)} of {each.condition.limit:g})"

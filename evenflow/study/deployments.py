@@ -342,11 +342,12 @@ def _facts(config: RunConfig, length: int | None) -> dict[str, Any]:
     """Return the facts of a run that engines need, in the order of their flags."""
     nodes = _machines(config)
     unlike = nodes is not None and config.pipeline_gpus % nodes > 0  # engines have as many on each
+    share = "free_gpu_memory_fraction" if config.memory == "trtllm" else "memory"
     facts = {
         "tensor_parallel": config.tensor_parallel,
         "data_parallel": config.data_parallel if config.data_parallel > 1 else None,
         "stages": config.num_stages,
-        "memory": config.kv.memory_utilization,
+        share: config.kv.memory_utilization,
         "page": config.kv.page_tokens,
         "length": length or config.max_model_len,
         "nodes": None if unlike else nodes,

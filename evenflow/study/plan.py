@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -24,12 +25,11 @@ from evenflow.study import decision
 from evenflow.study.decision import DecisionRecord, Margin, basis, breaks, margins
 from evenflow.study.decision_page import ALTERNATIVES, CHANGES, NEAREST, draw, write_page
 from evenflow.study.deployments import run_yaml
-from evenflow.study.early import MISSED
 from evenflow.study.fair import interval, require_served
 from evenflow.study.plan_prepare import prepare
 from evenflow.study.plan_question import CHANGE, Ask, PlanQuestion, name_of
 from evenflow.study.plan_search import climb, equals, nearest, ranked, remedies, search
-from evenflow.study.rates import Probe, RateFound, TriedRate, rate_found
+from evenflow.study.rates import Probe, RateFound, TriedRate, bracket, rate_found
 from evenflow.study.slo import Condition, completed_per_s, costs, levels_of, service_levels
 from evenflow.study.trials import How, Simulator, Study, Trial, run, table, unfair
 from evenflow.study.uncertainty import METRICS, Prediction, predicted
@@ -94,46 +94,37 @@ class Planned(Shown):
         return configured(self.winner).setup()
 
     @cached_property
-    def at_rates(self) -> list[TriedRate]:
-        """All rates at which points of the plan were simulated to the end, on all requests."""
-        question = self.question
-        whole = [each for each in self.trials if each.labels["requests"] == question.requests]
-        done = [each for each in whole if CHANGE not in each.labels and not each.is_missed]
-        return [] if question.rate is None else list(map(question.tried, done))
+    def probes(self) -> dict[str, list[Probe]]:
+        """The rates at which points were simulated, by the point's name."""
+        found: dict[str, list[Probe]] = defaultdict(list)
+        for trial in self.trials if self.question.rate is not None else ():
+            if (probe := self.question.probe(trial)) is not None:
+                found[name_of(trial)].append(probe)
+        return found
 
     @cached_property
     def rates(self) -> dict[str, float]:
-        """The highest rate at which each point was seen to keep the SLO, in requests/s, by name."""
-        kept = sorted((each for each in self.at_rates if each.passes), key=lambda each: each.rate)
-        return {name_of(each.trial): each.rate for each in kept}
+        """The rate in requests/s up to which each point keeps the SLO, by name."""
+        lows = {name: bracket(probes)[0] for name, probes in self.probes.items()}
+        return {name: low.rate for name, low in lows.items() if low is not None}
 
     @property
     def tried(self) -> list[TriedRate]:
-        """The best point at all rates at which it was simulated."""
-        name = name_of(self.best)
-        return [each for each in self.at_rates if name_of(each.trial) == name]
-
-    @property
-    def missed(self) -> list[Probe]:
-        """The rates at which runs of the best point ended early, with the limit missed."""
-        name, rate_of = name_of(self.best), self.question.rate_of
-        runs = [each for each in self.trials if each.is_missed and name_of(each) == name]
-        limits = [each.records[0].values[MISSED] for each in runs]
-        return [
-            Probe(rate_of(each), (limit,), 0.0, each.labels["requests"])
-            for each, limit in zip(runs, limits, strict=True)
-        ]
+        """The best point at all rates at which it was simulated to the end, on all requests."""
+        probes = self.probes.get(name_of(self.best), ())
+        return [each for each in probes if isinstance(each, TriedRate)]
 
     @property
     def breaking(self) -> RateFound | None:
         """Up to which rate the best point keeps the SLO, and what breaks first above it."""
-        return rate_found([*self.tried, *self.missed]) if self.tried else None
+        return rate_found(self.probes[name_of(self.best)]) if self.tried else None
 
     @property
     def decision(self) -> DecisionRecord:
         """The best point as a record for JSON and the page."""
-        question, best, tried = self.question, self.best, self.tried
-        of_each = margins(question.slo, best.mean, self.prediction, [tried] if tried else [])
+        question, best = self.question, self.best
+        searches = list(filter(None, [self.probes.get(name_of(best))]))
+        of_each = margins(question.slo, best.mean, self.prediction, searches)
         tables = {ALTERNATIVES if self.kept else NEAREST: Table(*rows(self))}
         if self.changed:
             tables[CHANGES] = Table(*change_rows(self))
@@ -148,7 +139,7 @@ class Planned(Shown):
             alternatives=tables,
             basis=list(basis(config, best, self.prediction)),
             launch=launch(self),
-            tried=tried,
+            tried=self.tried,
         )
 
     def told(self) -> Iterator[str | Table]:
@@ -229,8 +220,10 @@ def facts_of(planned: Planned, trial: Trial) -> dict[str, Any]:
         "setting": trial.labels["setting"],
     }
     runs = [record.values for record in trial.records]
-    kept = question.excess(trial) <= 0
-    per_s = fmean(completed_per_s(values, keeps_up=kept) for values in runs)
+    if question.rate is not None and question.excess(trial) <= 0:
+        per_s = trial.served.share * question.rate_of(trial)
+    else:
+        per_s = fmean(map(completed_per_s, runs))
     facts |= costs(price and gpus * price, per_s, runs)
     for each in question.slo:
         facts[each.metric] = trial.mean(each.metric)
@@ -390,10 +383,10 @@ def _how_near(planned: Planned) -> str:
         for each in question.slo
         for of in [Margin(each, trial.mean(each.metric))]
     ]
-    rate = planned.rates.get(name_of(trial))
-    served = trial.served
+    rate, end, served = planned.rates.get(name_of(trial)), planned.breaking, trial.served
     of = f", {served.share * rate:.3g} of them served" if rate and served.failed else ""
-    holds = "" if rate is None else f"; it holds up to {rate:.3g} requests/s{of}"
+    verb = "holds up to" if end and end.status == "found" and end.fails_at else "still holds at"
+    holds = "" if rate is None else f"; it {verb} {rate:.4g} requests/s{of}"
     at = "" if question.rate is None else f"At {question.rate:.3g} requests/s: "
     busy = percent(trial.mean("busy_share"), 0, sign=False)
     words = metric_words(binding(question, trial).metric)

@@ -18,7 +18,8 @@ from evenflow.errors import UsageError
 from evenflow.results.outcome import Served
 from evenflow.study.bounds import Refuted
 from evenflow.study.deployments import Candidate, Layout, budget_key
-from evenflow.study.rates import TriedRate, rate_patch, rounded, tried
+from evenflow.study.early import MISSED
+from evenflow.study.rates import Probe, TriedRate, rate_patch, rounded, tried
 from evenflow.study.slo import (
     KEEPS_UP,
     Condition,
@@ -200,6 +201,19 @@ class PlanQuestion:
         found = tried(trial, self.rate_of(trial), (*self.slo, KEEPS_UP))
         lost = trial.served.failed > self.served.failed
         return replace(found, failed=(*found.failed, "failed")) if lost else found
+
+    def probe(self, trial: Trial) -> Probe | None:
+        """Return what a trial says of its point's rate; None for a part that was kept, a change.
+
+        A part that misses the SLO misses it for the whole.
+        """
+        if CHANGE in trial.labels:
+            return None
+        requests = trial.labels["requests"]
+        if trial.is_missed:
+            limit = trial.records[0].values[MISSED]
+            return Probe(self.rate_of(trial), (limit,), 0.0, requests)
+        return self.tried(trial) if requests == self.requests else None
 
     def point(self, trial: Trial) -> tuple[Setting, int]:
         """Return the setting of a trial, and its number of replicas."""

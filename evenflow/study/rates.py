@@ -138,7 +138,7 @@ def next_rates(
     Doubles from `start` while all pass, halves while all fail, then divides the bracket in equal
     ratios until its ends differ by no more than `tolerance` (0.02: 2 %).
     """
-    low, high = _bracket(probes)
+    low, high = bracket(probes)
     steps = range(1, width + 1)
     if low is None:
         if high is None:
@@ -157,7 +157,7 @@ def next_rates(
 
 def rate_found(probes: Sequence[Probe]) -> RateFound:
     """Return what the probes of an ended search say."""
-    low, high = _bracket(probes)
+    low, high = bracket(probes)
     failed = () if high is None else high.failed
     fails_at = None if high is None else high.rate
     if low is None:
@@ -168,8 +168,11 @@ def rate_found(probes: Sequence[Probe]) -> RateFound:
     return RateFound("found", low.rate, fails_at, failed, enough)
 
 
-def _bracket(probes: Sequence[Probe]) -> tuple[Probe | None, Probe | None]:
-    """Return the highest rate that passes below the lowest that fails, and that one."""
+def bracket(probes: Sequence[Probe]) -> tuple[Probe | None, Probe | None]:
+    """Return the highest rate that passes below the lowest that fails, and that one.
+
+    A rate that passes above one that fails is nothing to rely on.
+    """
     high = min((p for p in probes if not p.passes), key=lambda probe: probe.rate, default=None)
     below = (p for p in probes if p.passes and (high is None or p.rate < high.rate))
     return max(below, key=lambda probe: probe.rate, default=None), high

@@ -284,8 +284,7 @@ def with_cost(outcome: Outcome, *, price: float | None) -> dict[str, Any]:
     """
     gpus, own = _num_gpus(outcome), outcome.summary
     per_hour = None if price is None else gpus * price
-    per_s = completed_per_s(own, keeps_up=own.get("overloaded") == 0)
-    paid = costs(per_hour, per_s, [own])
+    paid = costs(per_hour, completed_per_s(own), [own])
     return own | {"gpus": gpus} | _per_gpu_and_user(outcome, gpus) | paid
 
 
@@ -323,9 +322,9 @@ def costs(
     return found
 
 
-def completed_per_s(values: Mapping[str, Any], *, keeps_up: bool) -> float:
+def completed_per_s(values: Mapping[str, Any]) -> float:
     """Return the requests completed a second: as they arrive if it keeps up, else over the run."""
-    if not keeps_up or LOAD[0] not in values:
+    if values.get("overloaded") != 0:
         return values["request_throughput"] or 0.0
     return float(values[LOAD[0]] * values["completed"] / (values["completed"] + values["failed"]))
 

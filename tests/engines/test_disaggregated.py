@@ -19,6 +19,7 @@ from evenflow.core.world import Link as WorldLink
 from evenflow.engines.handover import Handover, PoolBatcher, RecordingPoolBatcher
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.pools import PooledWorld, TransferLink
+from evenflow.engines.swap import SwapCache
 from evenflow.errors import UsageError
 from evenflow.results.bubbles import attribute
 from evenflow.results.metrics import summarize
@@ -145,6 +146,20 @@ def test_a_pool_without_work_starves() -> None:
 def test_a_pool_is_one_engine() -> None:
     with pytest.raises(ValueError, match="one engine, not 2"):
         PooledWorld((), pool(10), replace(pool(10), virtual_engines=2))
+
+
+def test_a_prompt_swapped_with_its_first_token_in_flight_computes_its_last_token_again() -> None:
+    """Chunks of 16 and three pages: the third of 47 tokens takes the page of the other prompt.
+
+    All 16 tokens of that one are on the host, but the token that they gave is lost.
+    """
+    params = {"max_num_batched_tokens": 32, "max_num_seqs": 2, "long_prefill_token_threshold": 16}
+    params |= {"scheduler_reserve_full_isl": False, "async_scheduling": False}
+    prefill = small_world([], "vllm_v1", params, depth=4, total_pages=3, kv=SwapCache)
+    requests = [Request(0, 0.0, 47, 1), Request(1, 0.0, 16, 1)]
+    result = simulate(PooledWorld(requests, prefill, small_world([])))
+    assert result.pools["prefill"].prefill_tokens.tolist() == [32, 16, 15, 1]
+    assert result.preemptions.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("policy", ["sglang", "vllm_v1"])

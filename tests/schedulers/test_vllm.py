@@ -80,6 +80,15 @@ def test_a_prompt_under_way_preempts_itself_and_nothing_is_sent() -> None:
     assert [prompt.request_id for prompt in batcher.view.waiting] == [1]
 
 
+def test_without_chunks_a_request_that_a_micro_batch_could_not_recompute_is_refused() -> None:
+    """As vLLM does not start with a max_model_len above max_num_batched_tokens then."""
+    params = {"max_num_batched_tokens": 40, "max_num_seqs": 8, "enable_chunked_prefill": False}
+    asked = [Request(0, 0.0, 32, 8), Request(1, 0.0, 32, 9)]
+    result = simulate(small_world(asked, "vllm_v1", {**IN_STEP, **params}))
+    told = "41 tokens exceed max_num_batched_tokens 40, and chunked prefill is off"
+    assert list(result.reason) == ["", told]
+
+
 @pytest.mark.parametrize(
     ("mode", "stages", "places"), [("off", 4, 4), ("v2", 4, 5), ("v2", 1, 2), ("v1", 1, 2)]
 )

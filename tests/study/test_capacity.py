@@ -22,8 +22,10 @@ from evenflow.study.capacity import (
     sentences,
 )
 from evenflow.study.deployments import on_gpus
-from evenflow.study.rates import own_rate, rate_patch
+from evenflow.study.points import Record
+from evenflow.study.rates import RateFound, TriedRate, own_rate, rate_patch
 from evenflow.study.slo import num_gpus, parse_slo
+from evenflow.study.trials import Trial
 from tests.command_line import done, refusal, rows_of, write_trace
 from tests.study.test_points import RUN
 from tests.sweeps import simulator
@@ -68,6 +70,23 @@ def test_the_mean_wait_of_a_queue_gives_its_capacity(tmp_path: Path) -> None:
     assert "95 %" in sentences(found)[0]
     assert len(found.points) == len(found.measured)
     assert set(found.points["misses"]) == {"", "mean_queue_ms"}
+
+
+def test_margins_end_where_the_capacity_does_and_what_says_otherwise_is_noise() -> None:
+    """Searched: 4 requests/s kept, 4.2 missed. The curve misses 3 and keeps 4.1 and 5."""
+    rates = {3.0: False, 4.0: True, 4.1: True, 4.2: False, 5.0: True}
+    labels, beside = {"replication": 0}, {"completed": 9, "mean_e2el_ms": 100.0}
+    runs = []
+    for rate, kept in rates.items():
+        values = {**beside, "mean_queue_ms": 90.0 if kept else 110.0}
+        failed = () if kept else ("mean_queue_ms",)
+        runs.append(TriedRate(rate, failed, 1.0, 9, Trial(labels, (Record("", values),))))
+    config = configured(Document("a.yaml", {**QUEUE, "kv": {"pages": 9}}, {}))
+    question = CapacityQuestion(config, tuple(parse_slo(["mean_queue_ms=100"])))
+    found = Capacity(question, (RateFound("found", 4.0, 4.2, (), 9),), tuple(runs))
+    assert [each.rate for each in found.contradictions] == [3.0, 5.0]
+    (margin,) = found.decision.margins
+    assert (margin.kept_up_to, margin.missed_from, margin.missed_value) == (4.1, 4.2, 110.0)
 
 
 def test_all_rates_see_the_same_requests_and_the_same_draws(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from evenflow.config.yaml_file import Document
 from evenflow.report.shown import Table
 from evenflow.study.capacity import CapacityQuestion, capacity
 from evenflow.study.decision import Margin, basis, breaks
-from evenflow.study.plan import plan
+from evenflow.study.plan import Planned, plan, sentences
+from evenflow.study.plan_prepare import prepare
 from evenflow.study.plan_question import Ask
 from evenflow.study.points import Record
 from evenflow.study.rates import RateFound
@@ -158,6 +159,10 @@ def test_a_margin_says_whether_a_limit_is_kept(
             "More traffic: the run is too short to tell which limit breaks first.",
         ),
         (
+            RateFound("found", 4.0, None, (), 9),
+            "More traffic: all limits hold at 4 requests/s, the highest tried.",
+        ),
+        (
             RateFound("never", None, 1.0, ("p99_ttft_ms",), 0),
             "Less traffic does not help: no rate was found at which all limits hold.",
         ),
@@ -171,6 +176,37 @@ def test_what_breaks_first_is_said_with_its_rate(end: RateFound, words: str) -> 
         "Costs that are off by their stated error break no limit (90 % intervals).",
     ]
     assert list(breaks([replace(sure, ends=None)], None)) == []
+
+
+def test_a_rate_kept_above_one_that_is_missed_is_nothing_to_rely_on() -> None:
+    """Kept at 20 and 22.05 requests/s; at 21 the run ended as it could not keep TPOT."""
+    run = {**RUN, "workload": {**RUN["workload"], "arrivals": {"kind": "poisson", "rate": 20}}}
+    slo = tuple(parse_slo(["p90_ttft_ms=1000", "p90_tpot_ms=60"]))
+    ask = Ask(slo, (1,), price=7.2, budgets=(512,))
+    question = prepare(Document("a.yaml", run, {}), Path(), ask)
+    labels = {"setting": "PP1, sarathi 512", "replicas": 1, "gpus": 1, "requests": 60}
+    values = {"completed": 60, "mean_e2el_ms": 100.0, "p90_ttft_ms": 500.0, "p90_tpot_ms": 55.0}
+    values |= {"total_input_tokens": 60, "total_output_tokens": 60, "busy_share": 0.9}
+    values |= {"request_throughput": 10.0}
+
+    def at(values: dict[str, Any], **rate: float) -> Trial:
+        return Trial({**labels, **rate}, (Record("", values),))
+
+    missed = at({"missed": "p90_tpot_ms", "done": 9}, requests_per_s=21.0)
+    trials = [at(values), missed, at(values, requests_per_s=22.05)]
+    found = Planned(question, trials, kept=trials[:1])
+    assert found.table["up_to_requests_per_s"][0] == 20.0
+    assert found.table["dollars_per_million_tokens"][0] == pytest.approx(50.0), "2 tokens each"
+    assert sentences(found)[1].endswith("GPUs are 90% busy; it holds up to 20 requests/s.")
+    decision = found.decision
+    assert decision.breaks == [
+        "More traffic: from 21 requests/s on, TPOT P90 breaks first; all limits hold up to 20 "
+        "requests/s."
+    ]
+    ends = [(each.kept_up_to, each.missed_from, each.missed_value) for each in decision.margins]
+    assert ends == [(22.05, None, None), (20.0, 21.0, None)]
+    alone = replace(found, trials=[trials[0], trials[2]])
+    assert sentences(alone)[1].endswith("; it still holds at 22.05 requests/s.")
 
 
 @pytest.mark.parametrize(

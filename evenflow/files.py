@@ -25,6 +25,12 @@ def require_file(path: Path) -> None:
         raise UsageError(f"{path}: is a pipe or a device; a file is right")
 
 
+def require_new(path: Path) -> None:
+    """Raise a UsageError where anything is at a path, which a file written there would replace."""
+    if os.path.lexists(path):
+        raise UsageError(f"{path}: is there already; name another file")
+
+
 def write_whole(path: Path, data: str | bytes) -> None:
     """Write a file under another name beside its place, then move it there.
 

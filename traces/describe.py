@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.files import write_whole
+from evenflow.files import require_new, write_whole
 from evenflow.traces.trace import Floats, Ints, Trace
 
 ROUNDING = 1e-6
@@ -161,7 +161,7 @@ def convert(trace: Trace, out_path: str | Path) -> Path:
 
     Columns `arrived_at` (seconds, only where there are times), `num_prefill_tokens`,
     `num_decode_tokens`; reading it back gives the same trace. Raises UsageError for a path that
-    cannot be written.
+    cannot be written, or where something is.
     """
     names = ["num_prefill_tokens", "num_decode_tokens"]
     columns = [trace.prompt_tokens.tolist(), trace.output_tokens.tolist()]
@@ -169,6 +169,7 @@ def convert(trace: Trace, out_path: str | Path) -> Path:
         names.insert(0, "arrived_at")
         columns.insert(0, trace.arrival_s.tolist())
     path, text = Path(out_path), io.StringIO()
+    require_new(path)
     csv.writer(text, lineterminator="\n").writerows([names, *zip(*columns, strict=True)])
     write_whole(path, text.getvalue())
     return path

@@ -12,7 +12,7 @@ import typer
 
 from evenflow.cli.command import Commands
 from evenflow.errors import UsageError
-from evenflow.files import write_whole
+from evenflow.files import require_new, write_whole
 from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
@@ -301,7 +301,8 @@ def convert_command(
 def predict_command(
     file: TraceFile,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="MODEL", help="Store the predictor here (JSON).")
+        Path | None,
+        typer.Option("--out", metavar="MODEL", help="Store it here (safetensors)."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Shuffles the rows.")] = 0,
     format_: Format = None,
@@ -311,6 +312,8 @@ def predict_command(
     from evenflow.traces import load_trace
     from evenflow.traces.predict import save_classifier, train
 
+    if out is not None:
+        require_new(out)
     trace = load_trace(file, format=format_, tokenizer=tokenizer, keep_text=True, seed=seed)
     classifier, report = train(trace, seed)
     if out is not None:

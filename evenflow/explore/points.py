@@ -18,7 +18,7 @@ from evenflow.explore.controls import Control, steps
 from evenflow.explore.document import Given, settled
 from evenflow.explore.page import still_page
 from evenflow.explore.pictures import picture, simulated
-from evenflow.files import write_whole
+from evenflow.files import require_new, write_whole
 from evenflow.schedulers import POOLED, parameters, policy
 
 MOST_POINTS, MOST_PAGE_BYTES = 200, 3_000_000
@@ -32,8 +32,7 @@ STEPS = 7
 
 def write_page(path: Path, given: Given, vary: Sequence[str]) -> None:
     """Write a new page; UsageError for what cannot be, and for more than MOST_PAGE_BYTES."""
-    if path.exists():
-        raise UsageError(f"{path}: is there already; name another file")
+    require_new(path)
     axes = _axes(given, vary)
     count = math.prod(len(axis["values"]) for axis in axes)
     if count > MOST_POINTS:

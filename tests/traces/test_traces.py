@@ -229,9 +229,18 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with refused("no/out.csv: cannot be written: No such file"):
         convert(trace, tmp_path / "no" / "out.csv")
     (tmp_path / "folder").mkdir()
-    with refused("cannot be written"):
+    with refused("folder: is there already"):
         convert(trace, tmp_path / "folder")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_trace_is_not_converted_over_a_file(tmp_path: Path) -> None:
+    """Its own least of all: a log has columns that a converted trace has not."""
+    log = tmp_path / "log.csv"
+    log.write_text("user,arrival_s,prompt_tokens,output_tokens\nanna,7,10,5\n")
+    with refused("log.csv: is there already; name another file"):
+        convert(load_trace(log), log)
+    assert log.read_text().splitlines()[1] == "anna,7,10,5"
 
 
 # -- samples ---------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ Cells = Sequence[str]
 Format = Literal["csv", "parquet"]
 """How a table is written; its file's suffix says so."""
 FORMATS: tuple[Format, ...] = get_args(Format)
+LARGEST = 1e15
+"""From here on the digits of a float are no longer those of a number."""
 BLOCK = 10_000
 """Rows that are written at a time."""
 PLAIN_WORD = re.compile("[A-Za-z0-9_ ][A-Za-z0-9_ -]*")
@@ -205,12 +207,40 @@ def _plain(value: Any) -> Any:
 
 
 def print_table(heads: Cells, rows: Iterable[Cells]) -> None:
-    """Print rows of words under column heads, in boxes, as cells may have several lines."""
+    """Print rows of words under column heads, in boxes, as cells may have several lines.
+
+    No word is cut: where the terminal is too narrow for that, lines are longer than it.
+    """
+    from rich.console import Console
     from rich.table import Table
 
+    rows, console = [list(map(visible, row)) for row in rows], Console(markup=False, emoji=False)
     table = Table(*map(visible, heads), show_lines=True)
-    table.columns[0].no_wrap = True
-    _print(table, rows)
+    frame = 3 * len(heads) + 1
+    widths = _widths([heads, *rows], console.width - frame)
+    for column, width in zip(table.columns, widths, strict=True):
+        column.width = width
+    console.width = max(console.width, sum(widths) + frame)
+    _print(table, rows, console)
+
+
+def _widths(lines: Sequence[Cells], room: int) -> list[int]:
+    """Return the widths of columns: the longest words, and their even shares of what is left."""
+    from rich.cells import cell_len
+
+    def longest(parts: Iterable[str]) -> int:
+        return max(map(cell_len, parts), default=1)
+
+    columns = list(zip(*lines, strict=True))
+    widths = [longest(word for cell in column for word in cell.split()) for column in columns]
+    wanted = [longest(line for cell in column for line in cell.splitlines()) for column in columns]
+    spare = max(room - sum(widths), 0)
+    by_wish = sorted(range(len(widths)), key=lambda index: wanted[index] - widths[index])
+    for left, index in zip(range(len(widths), 0, -1), by_wish, strict=True):
+        more = min(wanted[index] - widths[index], spare // left)
+        widths[index] += more
+        spare -= more
+    return widths
 
 
 def print_numbers(heads: Cells, rows: Iterable[Cells], title: str = "") -> None:
@@ -227,13 +257,13 @@ def print_numbers(heads: Cells, rows: Iterable[Cells], title: str = "") -> None:
     _print(table, rows)
 
 
-def _print(table: Any, rows: Iterable[Cells]) -> None:
+def _print(table: Any, rows: Iterable[Cells], console: Any = None) -> None:
     """Print a table of rich's with these rows; brackets in a cell are no markup."""
     from rich.console import Console
 
     for row in rows:
         table.add_row(*map(visible, row))
-    Console(markup=False, emoji=False).print(table)
+    (console or Console(markup=False, emoji=False)).print(table)
 
 
 def markdown_table(heads: Cells, rows: Iterable[Cells], *, right: bool = False) -> str:
@@ -271,11 +301,12 @@ def _html(cell: str) -> str:
 def number(value: float | None, digits: int = 4) -> str:
     """Return a number to `digits` significant digits, or all before its point; a dash for none.
 
-    Thousands are set apart.
+    Thousands are set apart; beyond LARGEST it has a power of ten.
     """
     if value is None or math.isnan(value):
         return "-"
-    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+    is_long = 10 ** (digits - 1) <= abs(value) < LARGEST
+    return f"{value:,.0f}" if is_long else f"{value:.{digits}g}"
 
 
 def percent(share: float | None, digits: int = 2, *, sign: bool = True) -> str:

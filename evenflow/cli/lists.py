@@ -322,4 +322,9 @@ def predict_command(
 
 
 def _print_json(data: object) -> None:
-    echo(json.dumps(data, indent=2))
+    """Print JSON, its numbers to nine digits: those behind are of the arithmetic."""
+    echo(json.dumps(json.loads(json.dumps(data), parse_float=_short), indent=2))
+
+
+def _short(number: str) -> float:
+    return float(f"{float(number):.9g}")

@@ -294,11 +294,13 @@ def _check_long_enough(question: CapacityQuestion, answer: Capacity) -> None:
     for end in answer.searches:
         if end.status == "too_short":
             ran = max(each.rate for each in answer.measured if not each.failed)
+            is_limited = any(each.metric.endswith("_queue_ms") for each in question.slo)
+            other = "" if is_limited else ", or also limit the queue (--max-median-queue-s 2)"
             raise UsageError(
                 "workload.requests: too few to find a capacity: "
                 f"{' and '.join(map(str, question.slo))} still holds at {ran:g} requests/s, where "
                 "all requests arrive before one is served; give more, like "
-                f"{answer.enough_requests([end])}, or also limit the queue (--max-median-queue-s 2)"
+                f"{answer.enough_requests([end])}{other}"
             )
 
 

@@ -10,7 +10,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
@@ -211,40 +211,17 @@ def print_table(heads: Cells, rows: Iterable[Cells]) -> None:
 
     No word is cut: where the terminal is too narrow for that, lines are longer than it.
     """
-    from rich.console import Console
     from rich.table import Table
 
-    rows, console = [list(map(visible, row)) for row in rows], Console(markup=False, emoji=False)
-    table = Table(*map(visible, heads), show_lines=True)
-    frame = 3 * len(heads) + 1
-    widths = _widths([heads, *rows], console.width - frame)
-    for column, width in zip(table.columns, widths, strict=True):
-        column.width = width
-    console.width = max(console.width, sum(widths) + frame)
-    _print(table, rows, console)
-
-
-def _widths(lines: Sequence[Cells], room: int) -> list[int]:
-    """Return the widths of columns: the longest words, and their even shares of what is left."""
-    from rich.cells import cell_len
-
-    def longest(parts: Iterable[str]) -> int:
-        return max(map(cell_len, parts), default=1)
-
-    columns = list(zip(*lines, strict=True))
-    widths = [longest(word for cell in column for word in cell.split()) for column in columns]
-    wanted = [longest(line for cell in column for line in cell.splitlines()) for column in columns]
-    spare = max(room - sum(widths), 0)
-    by_wish = sorted(range(len(widths)), key=lambda index: wanted[index] - widths[index])
-    for left, index in zip(range(len(widths), 0, -1), by_wish, strict=True):
-        more = min(wanted[index] - widths[index], spare // left)
-        widths[index] += more
-        spare -= more
-    return widths
+    rows = list(rows)
+    _print(Table(*map(visible, heads), show_lines=True), heads, rows, [heads, *rows])
 
 
 def print_numbers(heads: Cells, rows: Iterable[Cells], title: str = "") -> None:
-    """Print rows of numbers: the first column says what they are, the others align at the right."""
+    """Print rows of numbers: the first column says what they are, the others align at the right.
+
+    Only a head is cut, into lines; where the numbers need it, lines are longer than the terminal.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -252,18 +229,43 @@ def print_numbers(heads: Cells, rows: Iterable[Cells], title: str = "") -> None:
     table = Table(title=above, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for index, head in enumerate(heads):
         table.add_column(visible(head), justify="right" if index else "left", overflow="fold")
-    words = (word for row in rows for word in visible(row[0]).split())
-    table.columns[0].min_width = max(map(len, words), default=0)
-    _print(table, rows)
+    _print(table, heads, rows, rows)
 
 
-def _print(table: Any, rows: Iterable[Cells], console: Any = None) -> None:
-    """Print a table of rich's with these rows; brackets in a cell are no markup."""
+def _print(table: Any, heads: Cells, rows: Sequence[Cells], whole: Sequence[Cells]) -> None:
+    """Print a table of rich's with these rows; no word of the `whole` ones is cut.
+
+    Brackets in a cell are no markup.
+    """
     from rich.console import Console
 
+    console = Console(markup=False, emoji=False)
+    frame = 3 * len(heads) + (1 if table.pad_edge else -1)
+    widths = _widths([heads, *rows], whole, console.width - frame)
+    for column, width in zip(table.columns, widths, strict=True):
+        column.width = width
+    console.width = max(console.width, sum(widths) + frame)
     for row in rows:
         table.add_row(*map(visible, row))
-    (console or Console(markup=False, emoji=False)).print(table)
+    console.print(table)
+
+
+def _widths(lines: Sequence[Cells], whole: Sequence[Cells], room: int) -> list[int]:
+    """Return widths of columns: the longest `whole` words, and even shares of what is left."""
+    from rich.cells import cell_len
+
+    def longest(cells: Cells, parts: Callable[[str], list[str]]) -> int:
+        return max((cell_len(part) for cell in cells for part in parts(visible(cell))), default=1)
+
+    wanted = [longest(column, str.splitlines) for column in zip(*lines, strict=True)]
+    widths = [longest(column, str.split) for column in zip(*whole, strict=True)] or wanted
+    spare = max(room - sum(widths), 0)
+    by_wish = sorted(range(len(widths)), key=lambda index: wanted[index] - widths[index])
+    for left, index in zip(range(len(widths), 0, -1), by_wish, strict=True):
+        more = min(wanted[index] - widths[index], spare // left)
+        widths[index] += more
+        spare -= more
+    return widths
 
 
 def markdown_table(heads: Cells, rows: Iterable[Cells], *, right: bool = False) -> str:

@@ -141,6 +141,17 @@ def test_no_word_of_a_table_is_cut(
     assert {"short", "token_budget=12345", "11,178"}.issubset(words)
 
 
+@pytest.mark.parametrize("columns", ["80", "20"])
+def test_no_number_of_a_table_is_lost(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    cells = ["TTFT mean (ms)", *[f"1022{column}.4" for column in range(6)]]
+    print_numbers(["", *["token_throttling(iterations=4)"] * 6], [cells])
+    numbers = re.findall(r"1022\d\.4", capsys.readouterr().out)
+    assert numbers == cells[1:]
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

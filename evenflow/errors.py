@@ -87,11 +87,15 @@ MOST_LETTERS, MOST_OF_A_WORD = 300, 120
 
 
 def shortened(line: str, most: int = MOST_LETTERS) -> str:
-    """Shorten to `most` letters: cut the middle of long words, then of the line."""
+    """Shorten to `most` letters: cut the middle of long words, then of the line, between words."""
     if len(line) > most:
         line = re.sub(rf"\S{{{MOST_OF_A_WORD},}}", _without_middle, line)
+    if len(line) <= most:
+        return line
     end = most // 3
-    return line if len(line) <= most else f"{line[: most - end - 5]} ... {line[-end:]}"
+    head = re.sub(r"\s\S{0,40}$", "", line[: most - end - 5])
+    tail = re.sub(r"^\S{0,40}\s", "", line[-end:])
+    return f"{head} ... {tail}"
 
 
 def told_in_a_line(message: str, before: str = "") -> str:

@@ -26,7 +26,7 @@ def require_file(path: Path) -> None:
 
 
 def require_new(path: Path) -> None:
-    """Raise a UsageError for a path where something is, which may be the user's."""
+    """Raise a UsageError where anything is at a path, which a file written there would replace."""
     if os.path.lexists(path):
         raise UsageError(f"{path}: is there already; name another file")
 

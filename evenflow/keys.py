@@ -63,7 +63,9 @@ class Keys(BaseModel):
         unknown = [key for key in given if key not in cls.model_fields]
         found: list[InitErrorDetails] = []
         for key in unknown:
-            context = {"key": key, "hint": instead_of(key, cls.model_fields)}
+            place = _elsewhere(cls, str(key))
+            hint = f'did you mean "{place}"?' if place else instead_of(key, cls.model_fields)
+            context = {"key": key, "hint": hint}
             kind = PydanticCustomError("unknown_key", "{hint}", context)
             found.append({"type": kind, "input": key})
         try:
@@ -103,10 +105,29 @@ def remedy(cls: Any, key: str) -> str:
 
 def _kinds(annotation: Any) -> Iterator[str]:
     """Yield the kinds of the mappings that a key takes."""
+    for mapping in _mappings(annotation):
+        yield from get_args(mapping.model_fields["kind"].annotation)
+
+
+def _mappings(annotation: Any) -> Iterator[type[Keys]]:
     if isinstance(annotation, type) and issubclass(annotation, Keys):
-        yield from get_args(annotation.model_fields["kind"].annotation)
+        yield annotation
     for inner in get_args(annotation):
-        yield from _kinds(inner)
+        yield from _mappings(inner)
+
+
+def _elsewhere(cls: type[Keys], word: str) -> str | None:
+    """Return the key, here or in a mapping below, that has this name or, `(word)`, an engine's."""
+    for key, text in below_keys(cls).items():
+        if f"({word})" in text:
+            return key
+    for key, field in cls.model_fields.items():
+        kinds = set(_mappings(field.annotation)) - {cls}
+        for mapping in kinds if len(kinds) == 1 else ():
+            place = word if word in mapping.model_fields else _elsewhere(mapping, word)
+            if place:
+                return f"{key}.{place}"
+    return None
 
 
 @cache

@@ -20,6 +20,7 @@ from evenflow.costs.profile import file
 from evenflow.costs.profile.cost import operator_counts
 from evenflow.costs.tables import Curve
 from evenflow.errors import Count, Positive, require_declared
+from evenflow.files import require_new
 from evenflow.profiler import machine, outside, timed_runs
 from evenflow.profiler.shapes import Limits, Shape, ladder, random_shapes
 from evenflow.specs.deployment import require_shareable
@@ -111,6 +112,7 @@ def profile(
     limits = settings.limits(spec)
     header = _header(spec, settings)
     file.require_writable(out)
+    require_new(out)
     facts = {
         "header": asdict(replace(header, date="")),
         "limits": asdict(limits),

@@ -1,9 +1,9 @@
 """Every example of the README and of docs/ works as it stands there.
 
 A fenced block is an example by its language: `yaml` is checked against the schema, `python` is run,
-`text` after it is what it prints, `console` has its `$` lines run. `title=NAME` after the language
-saves the block under that name for the blocks after it. Blocks of one document share a folder,
-which also holds examples/.
+`text` after it is what it prints, `console` has its `$` lines run. `title="NAME"` after the
+language saves the block under that name for the blocks after it. Blocks of one document share a
+folder, which also holds examples/.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Example(NamedTuple):
 def examples(document: str) -> list[Example]:
     found = []
     for language, info, text in FENCE.findall(document):
-        title = re.search(r"title=(\S+)", info)
+        title = re.search(r'title="(.+)"', info)
         found.append(Example(language, title.group(1) if title else None, text))
     return found
 
@@ -181,6 +181,13 @@ def test_the_links_of_a_document_lead_somewhere(path: Path) -> None:
             there = path.parent / name if name else path
             assert there.exists(), link
             assert not anchor or anchor in anchors(there), link
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=by_name)
+def test_the_site_reads_the_head_of_each_block(path: Path) -> None:
+    """With a value that is not in quotes it shows the block, and prose below, as something else."""
+    heads = [info for _, info, _ in FENCE.findall(path.read_text(encoding="utf-8"))]
+    assert [head for head in heads if not re.fullmatch(r'( \w+="[^"]*")*', head)] == []
 
 
 def sentences(document: str) -> list[int]:

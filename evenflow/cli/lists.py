@@ -12,7 +12,7 @@ import typer
 
 from evenflow.cli.command import Commands
 from evenflow.errors import UsageError
-from evenflow.files import write_whole
+from evenflow.files import require_new, write_whole
 from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
@@ -303,7 +303,8 @@ def convert_command(
 def predict_command(
     file: TraceFile,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="MODEL", help="Store the predictor here (JSON).")
+        Path | None,
+        typer.Option("--out", metavar="MODEL", help="Store it here (safetensors)."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Shuffles the rows.")] = 0,
     format_: Format = None,
@@ -311,10 +312,10 @@ def predict_command(
 ) -> None:
     """Train a predictor of output lengths on a trace; print how good it is, as JSON."""
     from evenflow.traces import load_trace
-    from evenflow.traces.predict import load_classifier, save_classifier, train
+    from evenflow.traces.predict import save_classifier, train
 
-    if out is not None and out.exists():
-        load_classifier(out)  # a file that is none stays
+    if out is not None:
+        require_new(out)
     trace = load_trace(file, format=format_, tokenizer=tokenizer, keep_text=True, seed=seed)
     classifier, report = train(trace, seed)
     if out is not None:
@@ -323,4 +324,9 @@ def predict_command(
 
 
 def _print_json(data: object) -> None:
-    echo(json.dumps(data, indent=2))
+    """Print JSON, its numbers to nine digits: those behind are of the arithmetic."""
+    echo(json.dumps(json.loads(json.dumps(data), parse_float=_short), indent=2))
+
+
+def _short(number: str) -> float:
+    return float(f"{float(number):.9g}")

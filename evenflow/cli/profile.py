@@ -12,6 +12,7 @@ import typer
 from evenflow import completions
 from evenflow.cli.command import Commands
 from evenflow.errors import UsageError
+from evenflow.files import require_new
 from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def import_command(
     from evenflow.profiler import import_files
     from evenflow.specs.model import model as model_named
 
+    require_new(out)
     spec = model_named(model)
     imported = import_files(files, spec, device, dtype, tile_tokens)
     write_profile(out, imported.profile)

@@ -126,7 +126,7 @@ class KvConfig(Keys):
     """Paged memory for keys and values."""
 
     page_tokens: Count = 16
-    """Tokens of a page (vLLM's block size); SGLang has 1, TensorRT-LLM 32."""
+    """Tokens of a page (vLLM's block_size); SGLang has 1, TensorRT-LLM 32."""
     pages: Annotated[
         int | Literal["auto"],
         expect(
@@ -136,10 +136,10 @@ class KvConfig(Keys):
     ] = "auto"
     """Pages of a pipeline's pool; auto: as many as fit beside the weights on the fullest stage."""
     memory_utilization: Share = 0.9
-    """The share of each GPU's memory that weights, activations and pages may take (vLLM has
-    0.92); of `like: trtllm`, the share of what the others leave that pages take
-    (free_gpu_memory_fraction); of `sglang`, the share of what is free at the start that weights
-    and pages take (mem_fraction_static)."""
+    """The share of each GPU's memory that weights, activations and pages may take
+    (gpu_memory_utilization; vLLM has 0.92); of `like: trtllm`, the share of what the others leave
+    that pages take (free_gpu_memory_fraction); of `sglang`, the share of what is free at the start
+    that weights and pages take (mem_fraction_static)."""
     like: MemoryName | None = None
     """The engine that `pages: auto` is counted as: what it takes of each GPU besides weights and
     pages, of the memory that the card shows. `plain`: none, of the nominal memory; null: `vllm`
@@ -147,8 +147,8 @@ class KvConfig(Keys):
     for all.
     """
     prefix_cache: bool = False
-    """Whether requests share the pages of common prefixes, as they do by default in vLLM, SGLang
-    and TensorRT-LLM.
+    """Whether requests share the pages of common prefixes (enable_prefix_caching), as they do by
+    default in vLLM, SGLang and TensorRT-LLM.
     """
     swap: bool = False
     """Whether preempted requests are copied to the host and back, instead of recomputed."""

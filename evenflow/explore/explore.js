@@ -302,16 +302,16 @@ function drawTokens(all) {
   const rows = all.flatMap(run => run.figures.filter(([name]) => name.startsWith("tokens")).map(each => [run, each]));
   const tops = steady => Math.max(...rows.filter(([, [name]]) => name.endsWith("steady") === steady)
     .map(([, [, figure]]) => figure.layout.yaxis.range[1]), 1);
-  const boxes = rows.map(([run, [name, figure]], at) => {
+  // All places first: a picture is as wide as its place when it is drawn.
+  for (let at = byId("tokens").children.length; at < rows.length; at++)
+    byId("tokens").append(make("div", {}, make("p", {className: "head"}), make("div", {id: `tokens-of-${at}`})));
+  for (const place of [...byId("tokens").children].slice(rows.length)) place.remove();
+  rows.forEach(([run, [name, figure]], at) => {
     const steady = name.endsWith("steady"), id = `tokens-of-${at}`;
-    let box = byId(id);
-    if (!box) byId("tokens").append(make("div", {}, make("p", {className: "head"}), box = make("div", {id})));
-    box.previousSibling.textContent = steady ? "\u00a0" : run.called;
+    byId(id).previousSibling.textContent = steady ? "\u00a0" : run.called;
     const layout = {...figure.layout, yaxis: {...figure.layout.yaxis, range: [0, tops(steady)]}};
     plot(id, {data: figure.data, layout});
-    return id;
   });
-  for (const place of [...byId("tokens").children].slice(boxes.length)) place.remove();
 }
 
 // -- a slider's sweep ---------------------------------------------------------------------------

@@ -117,6 +117,8 @@ def _opened(folder: Path) -> Iterator[int]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         door = os.open(folder, os.O_RDONLY)
+    except FileExistsError:
+        raise UsageError(f"{folder}: is a link to nothing; a folder is right") from None
     except OSError as error:
         raise UsageError(f"{folder}: cannot write there: {error.strerror}") from None
     try:

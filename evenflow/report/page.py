@@ -183,7 +183,7 @@ class PlotlyFigure:
 
     def __init__(self, height: int, **keys: Any) -> None:
         self.data: list[Figure] = []
-        margin = {"l": 72, "r": 12, "t": 12, "b": 46}
+        margin = {"l": 72, "r": 20, "t": 12, "b": 46}
         self.layout: Figure = {"height": height, "margin": margin, "showlegend": False}
         self.set(**keys)
 

@@ -10,7 +10,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
@@ -27,6 +27,8 @@ Cells = Sequence[str]
 Format = Literal["csv", "parquet"]
 """How a table is written; its file's suffix says so."""
 FORMATS: tuple[Format, ...] = get_args(Format)
+LARGEST = 1e15
+"""From here on the digits of a float are no longer those of a number."""
 BLOCK = 10_000
 """Rows that are written at a time."""
 PLAIN_WORD = re.compile("[A-Za-z0-9_ ][A-Za-z0-9_ -]*")
@@ -205,16 +207,21 @@ def _plain(value: Any) -> Any:
 
 
 def print_table(heads: Cells, rows: Iterable[Cells]) -> None:
-    """Print rows of words under column heads, in boxes, as cells may have several lines."""
+    """Print rows of words under column heads, in boxes, as cells may have several lines.
+
+    No word is cut: where the terminal is too narrow for that, lines are longer than it.
+    """
     from rich.table import Table
 
-    table = Table(*map(visible, heads), show_lines=True)
-    table.columns[0].no_wrap = True
-    _print(table, rows)
+    rows = list(rows)
+    _print(Table(*map(visible, heads), show_lines=True), heads, rows, [heads, *rows])
 
 
 def print_numbers(heads: Cells, rows: Iterable[Cells], title: str = "") -> None:
-    """Print rows of numbers: the first column says what they are, the others align at the right."""
+    """Print rows of numbers: the first column says what they are, the others align at the right.
+
+    Only a head is cut, into lines; where the numbers need it, lines are longer than the terminal.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -222,18 +229,43 @@ def print_numbers(heads: Cells, rows: Iterable[Cells], title: str = "") -> None:
     table = Table(title=above, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for index, head in enumerate(heads):
         table.add_column(visible(head), justify="right" if index else "left", overflow="fold")
-    words = (word for row in rows for word in visible(row[0]).split())
-    table.columns[0].min_width = max(map(len, words), default=0)
-    _print(table, rows)
+    _print(table, heads, rows, rows)
 
 
-def _print(table: Any, rows: Iterable[Cells]) -> None:
-    """Print a table of rich's with these rows; brackets in a cell are no markup."""
+def _print(table: Any, heads: Cells, rows: Sequence[Cells], whole: Sequence[Cells]) -> None:
+    """Print a table of rich's with these rows; no word of the `whole` ones is cut.
+
+    Brackets in a cell are no markup.
+    """
     from rich.console import Console
 
+    console = Console(markup=False, emoji=False)
+    frame = 3 * len(heads) + (1 if table.pad_edge else -1)
+    widths = _widths([heads, *rows], whole, console.width - frame)
+    for column, width in zip(table.columns, widths, strict=True):
+        column.width = width
+    console.width = max(console.width, sum(widths) + frame)
     for row in rows:
         table.add_row(*map(visible, row))
-    Console(markup=False, emoji=False).print(table)
+    console.print(table)
+
+
+def _widths(lines: Sequence[Cells], whole: Sequence[Cells], room: int) -> list[int]:
+    """Return widths of columns: the longest `whole` words, and even shares of what is left."""
+    from rich.cells import cell_len
+
+    def longest(cells: Cells, parts: Callable[[str], list[str]]) -> int:
+        return max((cell_len(part) for cell in cells for part in parts(visible(cell))), default=1)
+
+    wanted = [longest(column, str.splitlines) for column in zip(*lines, strict=True)]
+    widths = [longest(column, str.split) for column in zip(*whole, strict=True)] or wanted
+    spare = max(room - sum(widths), 0)
+    by_wish = sorted(range(len(widths)), key=lambda index: wanted[index] - widths[index])
+    for left, index in zip(range(len(widths), 0, -1), by_wish, strict=True):
+        more = min(wanted[index] - widths[index], spare // left)
+        widths[index] += more
+        spare -= more
+    return widths
 
 
 def markdown_table(heads: Cells, rows: Iterable[Cells], *, right: bool = False) -> str:
@@ -271,11 +303,12 @@ def _html(cell: str) -> str:
 def number(value: float | None, digits: int = 4) -> str:
     """Return a number to `digits` significant digits, or all before its point; a dash for none.
 
-    Thousands are set apart.
+    Thousands are set apart; beyond LARGEST it has a power of ten.
     """
     if value is None or math.isnan(value):
         return "-"
-    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+    is_long = 10 ** (digits - 1) <= abs(value) < LARGEST
+    return f"{value:,.0f}" if is_long else f"{value:.{digits}g}"
 
 
 def percent(share: float | None, digits: int = 2, *, sign: bool = True) -> str:

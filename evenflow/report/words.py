@@ -109,8 +109,14 @@ def rows_left_out(trace: Mapping[str, Any]) -> list[str]:
 
 
 def figures_of(run: Outcome) -> dict[str, float]:
-    """Return the summary's numbers."""
-    return {key: value for key, value in run.summary.items() if is_number(value)}
+    """Return the summary's numbers that are sure."""
+    return {key: value for key, value in sure_numbers(run.summary).items() if is_number(value)}
+
+
+def sure_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a summary; of a run too short to tell, without how much it serves."""
+    hidden = LOAD[1:3] if summary.get("overloaded", 0) is None else ()
+    return {key: value for key, value in summary.items() if key not in hidden}
 
 
 def table(runs: Mapping[str, Outcome]) -> str:

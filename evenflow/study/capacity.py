@@ -29,7 +29,7 @@ from evenflow.report.words import listed, metric_words, refusals, too_short
 from evenflow.results.outcome import Served
 from evenflow.study import rates
 from evenflow.study.decision import DecisionRecord, basis, breaks, launch, margins
-from evenflow.study.decision_page import OTHER_RATES, draw, write_page
+from evenflow.study.decision_page import OTHER_RATES, draw, measured, write_page
 from evenflow.study.fair import Interval, interval, left_out, marked, require_served, weak
 from evenflow.study.searches import side_by_side
 from evenflow.study.slo import (
@@ -296,11 +296,13 @@ def _check_long_enough(question: CapacityQuestion, answer: Capacity) -> None:
     for end in answer.searches:
         if end.status == "too_short":
             ran = max(each.rate for each in answer.measured if not each.failed)
+            is_limited = any(each.metric.endswith("_queue_ms") for each in question.slo)
+            other = "" if is_limited else ", or also limit the queue (--max-median-queue-s 2)"
             raise UsageError(
                 "workload.requests: too few to find a capacity: "
                 f"{' and '.join(map(str, question.slo))} still holds at {ran:g} requests/s, where "
                 "all requests arrive before one is served; give more, like "
-                f"{answer.enough_requests([end])}, or also limit the queue (--max-median-queue-s 2)"
+                f"{answer.enough_requests([end])}{other}"
             )
 
 
@@ -480,11 +482,9 @@ def curve_table(capacity: Capacity) -> Table:
     """Return a row for each rate of the curve: means over replications."""
     metrics = [each.metric for each in capacity.limits]
     metrics += [each for each in BESIDE if each not in metrics]
-    shown, rows = capacity.on_curve, []
-    for rate in sorted({each.rate for each in shown}):
-        trials = [each.trial for each in shown if each.rate == rate]
-        values = (fmean(trial.mean(metric) for trial in trials) for metric in metrics)
-        rows.append([number(rate), *(number(value, 3) for value in values)])
+    means = measured(capacity.on_curve).reindex(columns=metrics).astype(float)
+    means = means.groupby(level=0).mean()
+    rows = [[number(at), *(number(value, 3) for value in row)] for at, *row in means.itertuples()]
     return Table(["requests/s", *map(metric_words, metrics)], rows)
 
 

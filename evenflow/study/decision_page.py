@@ -16,7 +16,7 @@ from evenflow.report import plots
 from evenflow.report.page import page, picture, section
 from evenflow.report.style import colour
 from evenflow.report.tables import html_table, number
-from evenflow.report.words import metric_words
+from evenflow.report.words import metric_words, sure_numbers
 from evenflow.study.decision import DecisionRecord, Margin
 from evenflow.study.fair import Interval
 from evenflow.study.rates import TriedRate
@@ -50,9 +50,12 @@ def _parts(decision: DecisionRecord, svg: str) -> Iterator[str]:
     yield f'<p class="caption">{"<br>".join(map(escape, about))}</p>'
     yield f'<div class="verdict"><p>{first}</p><ul>{points}</ul></div>'
     at = "" if decision.rate is None else f"At {number(decision.rate)} requests/s. "
-    heads = ["", "limit", "predicted", "90 % interval", "left", "verdict"]
-    yield section("Margins", at=at)
-    yield html_table(heads, map(_margin, decision.margins))
+    heads = ["", "limit", "predicted", "left", "verdict"]
+    known = [each for each in decision.margins if each.ends is not None]
+    if known:
+        heads.insert(3, "90 % interval")
+    yield section("Margins", None if known else f"{at}Without 90 % intervals (--intervals).", at=at)
+    yield html_table(heads, (_margin(each, bool(known)) for each in decision.margins))
     yield section("What would break it", None if svg else "")
     yield f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in decision.breaks)}</ul>"
     yield picture(svg) if svg else ""
@@ -74,13 +77,13 @@ def _basis(decision: DecisionRecord) -> Iterator[str]:
         yield f'<pre class="launch">{escape(chr(10).join(decision.launch))}</pre>'
 
 
-def _margin(margin: Margin) -> list[str]:
+def _margin(margin: Margin, with_ends: bool) -> list[str]:
     ends = "-" if margin.ends is None else " to ".join(number(end, 3) for end in margin.ends)
     return [
         metric_words(margin.condition.metric),
         margin.condition.words,
         number(margin.value, 3),
-        ends,
+        *([ends] if with_ends else []),
         margin.left_words,
         margin.verdict,
     ]
@@ -93,6 +96,12 @@ def _price(decision: DecisionRecord) -> Iterator[str]:
         yield html_table(["", "$"], [(words, number(value, 3)) for words, value in known])
 
 
+def measured(runs: Sequence[TriedRate]) -> pd.DataFrame:
+    """Return a row of numbers for each run at each rate, which is the index."""
+    records = [(run.rate, record.values) for run in runs for record in run.trial.records]
+    return pd.DataFrame([sure_numbers(values) for _, values in records], [at for at, _ in records])
+
+
 def draw(
     runs: Sequence[TriedRate], slo: Sequence[Condition], rate: Interval | None, title: str
 ) -> Figure:
@@ -101,8 +110,7 @@ def draw(
     Lines are means over replications, bands their least and most. `rate` is the answer, None where
     there is none.
     """
-    records = [(run.rate, record.values) for run in runs for record in run.trial.records]
-    table = pd.DataFrame([values for _, values in records], [at for at, _ in records])
+    table = measured(runs)
     figure, (shares, rates, limits) = plots.panels(3, 4.33, 3.8)
     _draw(shares, _known(table, SHARES))
     shares.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -124,8 +132,9 @@ def draw(
 
 
 def _known(table: pd.DataFrame, words: Mapping[str, str]) -> dict[str, pd.Series]:
-    """Return the columns that all runs have, by their words."""
-    return {told: table[key] for key, told in words.items() if key in table.dropna(axis="columns")}
+    """Return the columns that runs have, by their words."""
+    some = table.dropna(axis="columns", how="all")
+    return {told: some[key] for key, told in words.items() if key in some}
 
 
 def _draw(axes: Axes, columns: Mapping[str, pd.Series]) -> None:

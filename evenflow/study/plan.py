@@ -361,14 +361,18 @@ def sentences(planned: Planned, *, timed: bool = True) -> list[str]:
     return [*told, f"{_tried(planned)}{seconds}.", *unfair(first)]
 
 
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' if count > 1 else ''}"
+
+
 def _what(planned: Planned) -> str:
     trial, question = planned.best, planned.question
     (setting, count), gpus = question.point(trial), trial.labels["gpus"]
-    each = f" of {setting.gpus} GPUs each" if count > 1 else ""
-    name = f"{name_of(trial)}{each}: {gpus} GPU{'s' if gpus > 1 else ''}"
+    each = f" of {_gpus(setting.gpus)} each" if count > 1 else ""
+    name = f"{name_of(trial)}{each}: {_gpus(gpus)}"
     if not planned.kept:
         most = question.ask.gpus[-1]
-        return f"Nothing with up to {most} GPUs keeps the SLO. Nearest is {name}."
+        return f"Nothing with up to {_gpus(most)} keeps the SLO. Nearest is {name}."
     if question.ask.price is None:
         return f"Launch {name}."
     told = facts_of(planned, trial)
@@ -397,7 +401,7 @@ def _spare(planned: Planned, calm: Planned) -> str:
     """Say how many GPUs are spare for the processes, and how often these acted."""
     names = ", ".join(each["name"] for each in planned.question.ask.joining)
     gpus, acts = calm.best.labels["gpus"], planned.best.mean("marks")
-    enough = f"{gpus} GPU{'s do' if gpus > 1 else ' does'}: {name_of(calm.best)}"
+    enough = f"{_gpus(gpus)} do{'' if gpus > 1 else 'es'}: {name_of(calm.best)}"
     if planned.spare is None:
         return f"Without {names} {enough if calm.kept else 'nothing keeps it either'}."
     return f"Spare for {names} ({acts:g} marks here): {planned.spare}; without, {enough}."

@@ -37,7 +37,7 @@ from evenflow.experiments.figures.claims import (
 from evenflow.experiments.figures.formulas import filled
 from evenflow.experiments.figures.looks import MARKS, annotate, fit, marks_paper
 from evenflow.experiments.figures.panels import checked_plot, draw
-from evenflow.experiments.figures.schema import PLAIN, FigurePlan, Look, load_plan
+from evenflow.experiments.figures.schema import PLAIN, FigureKeys, FigurePlan, Look, load_plan
 from evenflow.experiments.figures.study import Drawing, FigureStudy, footnote
 from evenflow.report.echo import Watch
 from evenflow.report.folder import staged
@@ -270,10 +270,17 @@ def from_keys(study: FigureStudy) -> Drawing:
     if keys.explode:
         told = [exploded(table, columns) for columns in keys.explode]
         table = pd.concat(told, ignore_index=True)
+    shown = keys.shown or (None if study.plan.of_a_paper else _drawn_columns(keys))
     if not study.plan.published:
-        return Drawing(figure, table, keys.shown)
+        return Drawing(figure, table, shown)
     beside = dict(zip(keys.beside, others, strict=True))
-    return Drawing(figure, table, keys.shown, claims, beside)
+    return Drawing(figure, table, shown, claims, beside)
+
+
+def _drawn_columns(keys: FigureKeys) -> list[str] | None:
+    """Return the columns of the cases and of the panels; None where the panels name none."""
+    drawn = [column for panel in keys.plot.get("panels", ()) for column in panel.get("y", ())]
+    return [*dict.fromkeys([*keys.vary, "seed", *drawn, "error"])] if drawn else None
 
 
 MISUSED = (

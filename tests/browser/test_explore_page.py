@@ -28,6 +28,14 @@ scheduler: token_throttling
 workload: {trace: sharegpt-sample, requests: 80, arrivals: {kind: poisson, rate: 4}}
 """
 KV_THRESH, RATE = "set-scheduler-kv_thresh", "set-workload-arrivals-rate"
+WIDER = """\
+return [...document.querySelectorAll('.js-plotly-plot')].filter(
+  each => each.querySelector('.main-svg').clientWidth > each.parentElement.clientWidth + 1
+).map(each => each.id)"""
+"""The pictures that reach beyond their places."""
+ENDS = """\
+const ticks = [...document.querySelectorAll('[data-figure=causes] .xtick text')];
+return [ticks[0], ticks.at(-1)].map(each => each.textContent)"""
 AXE = Path("node_modules/axe-core/axe.min.js")
 
 
@@ -188,6 +196,8 @@ def test_a_page_is_opened_from_disk_without_a_network(
     done("explore", str(folder / "RUN.yaml"), "--out", str(out), *words)
     assert out.stat().st_size < 3_000_000
     page.open(f"file://{out}")
+    assert page.run(WIDER) == []
+    assert page.run(ENDS) == ["0", "100"]
     before = page.tile("preemptions")
     page.change(lambda: page.slide("set-scheduler-kv_thresh", 1.0))
     assert page.tile("preemptions") != before

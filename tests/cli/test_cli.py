@@ -189,6 +189,8 @@ def test_traces() -> None:
     assert done("traces", "convert", "trace.csv", "--out", "copy.csv") == "copy.csv\n"
     info = [json.loads(done("traces", "info", name)) for name in ("trace.csv", "copy.csv")]
     assert info[0]["prompt_tokens"] == info[1]["prompt_tokens"]
+    numbers = re.findall(r"\d+\.\d+", done("traces", "fit", "trace.csv"))
+    assert max(len(each.replace(".", "").lstrip("0")) for each in numbers) == 9, "digits"
 
 
 def test_a_lean_run_loads_no_heavy_module_and_starts_no_thread(folder: Path) -> None:

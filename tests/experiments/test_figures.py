@@ -355,6 +355,8 @@ def test_a_figure_of_ones_own(tmp_path: Path) -> None:
     status, out, _ = evenflow(*arguments, "--set", "study.requests=4")
     assert status == 0
     assert "mine.png" in out
+    (heads,) = (line.split() for line in out.splitlines() if "seed" in line)
+    assert heads == ["budget", "seed", "gain", "error"], "of 60 columns those that are drawn"
     found = pd.read_csv(folder / "mine.csv")
     assert list(found.columns[:2]) == ["budget", "seed"]
     assert list(found.columns[-2:]) == ["error", "gain"]

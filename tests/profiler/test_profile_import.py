@@ -130,8 +130,11 @@ def test_the_command_writes_a_profile_and_says_what_is_not_in_it(
     assert status == 0, errors
     assert "not in it: attention_prefill, attention_decode, embedding" in output + errors
     assert len(read_profile(out).of("model_prefill")) == 2048
-    line = complaint(*arguments, vidur[0], "--out", out)
+    line = complaint(*arguments, vidur[0], "--out", tmp_path / "both.csv")
     assert "mlp.csv: not for the layers of Llama2-13B; it has" in line
+    before = vidur[0].read_bytes()
+    assert "mlp.csv: is there already" in complaint(*arguments, "--out", vidur[0])
+    assert vidur[0].read_bytes() == before
 
 
 def test_times_of_zero_are_left_out_and_counted(tmp_path: Path) -> None:

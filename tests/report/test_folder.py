@@ -333,9 +333,12 @@ def test_a_recovery_that_is_killed_anywhere_is_whole_or_can_be_made_again(tmp_pa
     assert nth > 5
 
 
-def test_a_link_to_itself_is_no_folder(tmp_path: Path) -> None:
+def test_a_link_to_itself_or_to_nothing_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(UsageError, match="loop: cannot write there: "), staged(tmp_path / "loop"):
+    (tmp_path / "dead").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="dead: is a link to nothing"), staged(tmp_path / "dead"):
+        pass
+    with pytest.raises(UsageError, match="loop: is a link to nothing"), staged(tmp_path / "loop"):
         pass
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +24,7 @@ from evenflow.report.tables import (
     number,
     percent,
     print_numbers,
+    print_table,
     write_json,
     write_rows,
     write_table,
@@ -128,6 +130,28 @@ def test_a_table_of_numbers_on_a_terminal(capsys: pytest.CaptureFixture[str]) ->
     assert len(heads.rstrip()) == len(row.rstrip())
 
 
+@pytest.mark.parametrize("columns", ["80", "20"])
+def test_no_word_of_a_table_is_cut(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    cells = ["3, default, too short", "token_budget=12345", *["10,488 ± 11,178"] * 4]
+    print_table(["point", "setting", *["E2EL mean (ms)"] * 4], [cells])
+    words = re.findall(r"[^\s│┃]+", capsys.readouterr().out)
+    assert {"short", "token_budget=12345", "11,178"}.issubset(words)
+
+
+@pytest.mark.parametrize("columns", ["80", "20"])
+def test_no_number_of_a_table_is_lost(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    cells = ["TTFT mean (ms)", *[f"1022{column}.4" for column in range(6)]]
+    print_numbers(["", *["token_throttling(iterations=4)"] * 6], [cells])
+    numbers = re.findall(r"1022\d\.4", capsys.readouterr().out)
+    assert numbers == cells[1:]
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -136,6 +160,7 @@ def test_a_table_of_numbers_on_a_terminal(capsys: pytest.CaptureFixture[str]) ->
         (12.3456, "12.35"),
         (12.0, "12"),
         (0.00123456, "0.001235"),
+        (-1.25e300, "-1.25e+300"),
         (None, "-"),
     ],
 )

@@ -232,6 +232,8 @@ def test_the_verdict_on_requests_that_arrive_by_themselves_is_whether_they_are_s
         "A: the run is too short to tell whether it keeps up with the 7.2 requests/s that arrive; "
         "give more requests."
     )
+    unsure = replace(late, summary=late.summary | {"overloaded": None})
+    assert [">2.8<" in table({"B": each}) for each in (late, unsure)] == [True, False]
     both = plain(verdict({"A": able, "C": able}))[1]
     assert both == "A and C keep up with the 7.2 requests/s that arrive: latency decides."
     closed = {"config": {"workload": {"arrivals": {"kind": "closed"}}}}

@@ -185,7 +185,12 @@ def test_too_few_requests_are_a_mistake_too() -> None:
     Path("RUN.yaml").write_text(json.dumps(QUEUE | {"scheduler": "sarathi"}))
     words = ("capacity", "RUN.yaml", "--slo", "p99_itl_ms=900", "--out", "out")
     words += ("--set", "workload.trace=long.csv")
-    assert "too few to find a capacity" in refusal(*words, leaves=["out/store"])
+    line = refusal(*words, leaves=["out/store"])
+    assert "too few to find a capacity" in line
+    assert line.endswith(", or also limit the queue (--max-median-queue-s 2)")
+    line = refusal(*words, "--max-median-queue-s", "99", leaves=["out/store"])
+    assert "all requests arrive before one is served; give more, like" in line
+    assert "also limit the queue" not in line
 
 
 def test_rates_of_requests(tmp_path: Path) -> None:

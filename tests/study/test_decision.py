@@ -16,11 +16,12 @@ from evenflow.config.yaml_file import Document
 from evenflow.report.shown import Table
 from evenflow.study.capacity import CapacityQuestion, capacity
 from evenflow.study.decision import Margin, basis, breaks
+from evenflow.study.decision_page import measured, write_page
 from evenflow.study.plan import Planned, plan, sentences
 from evenflow.study.plan_prepare import prepare
 from evenflow.study.plan_question import Ask
 from evenflow.study.points import Record
-from evenflow.study.rates import RateFound
+from evenflow.study.rates import RateFound, TriedRate
 from evenflow.study.slo import Condition, costs, parse_slo
 from evenflow.study.trials import How, Trial
 from tests.command_line import write_trace
@@ -28,6 +29,7 @@ from tests.study.test_capacity import QUEUE
 from tests.study.test_plan import RUN
 
 NAME = "<img src=x>.csv"
+SERVED = "served_requests_per_s"
 
 
 def written(folder: Path) -> tuple[str, dict[str, Any]]:
@@ -113,6 +115,18 @@ def test_the_page_of_a_plan_has_its_launch_lines_and_alternatives(tmp_path: Path
     assert heads[-1] == "90 % interval"
     again = replace(found, prediction=None, seconds=99.0).decision.facts
     assert again["sentences"] == told["sentences"], "no wall clock"
+    write_page(tmp_path, replace(found, prediction=None).decision, {})
+    bare = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Without 90 % intervals (--intervals)." in bare
+    assert [len(row) for row in cells(page, "Margins") + cells(bare, "Margins")] == [6, 6, 5, 5]
+
+
+def test_how_much_is_served_is_drawn_only_of_runs_that_can_tell() -> None:
+    runs = [
+        TriedRate(rate, (), 1.0, 9, Trial({}, (Record("", {SERVED: served, "overloaded": sure}),)))
+        for rate, served, sure in ((4.0, 4.0, 0), (17.0, 8.5, None))
+    ]
+    assert measured(runs)[SERVED].isna().to_dict() == {4.0: False, 17.0: True}
 
 
 def test_a_price_is_everything_charged_to_some_tokens() -> None:

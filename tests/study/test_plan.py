@@ -148,7 +148,7 @@ def test_where_nothing_keeps_the_slo_the_nearest_miss_is_told(tmp_path: Path) ->
     assert not found.kept
     assert found.misses
     first, second, third, _ = sentences(found)
-    assert first.startswith("Nothing with up to 1 GPUs keeps the SLO. Nearest is 1 x PP1, sarathi")
+    assert first.startswith("Nothing with up to 1 GPU keeps the SLO. Nearest is 1 x PP1, sarathi")
     assert "TTFT P99 (ms) binds" in second
     assert re.match(r"None of \d+ changes keeps it, nor does less traffic; nearest is ", third)
     assert any(" over nvlink-" in each.labels["change"] for each in found.changed)

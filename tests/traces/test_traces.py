@@ -232,18 +232,23 @@ def test_what_clients_allow_and_ask_first_is_converted_too(tmp_path: Path) -> No
     assert (back.max_new, back.priority) == ([None, 9], [0, -3])
 
 
-def test_a_trace_takes_no_other_file_s_place(tmp_path: Path) -> None:
-    (tmp_path / "mine.csv").write_text("precious")
-    with refused("mine.csv: is there already; name another file"):
-        convert(sample_trace("arxiv-sample", 5), tmp_path / "mine.csv")
-    assert (tmp_path / "mine.csv").read_text() == "precious"
-
-
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     trace = sample_trace("arxiv-sample", 5)
     with refused("no/out.csv: cannot be written: No such file"):
         convert(trace, tmp_path / "no" / "out.csv")
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "folder").mkdir()
+    with refused("folder: is there already"):
+        convert(trace, tmp_path / "folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_trace_is_not_converted_over_a_file(tmp_path: Path) -> None:
+    """Its own least of all: a log has columns that a converted trace has not."""
+    log = tmp_path / "log.csv"
+    log.write_text("user,arrival_s,prompt_tokens,output_tokens\nanna,7,10,5\n")
+    with refused("log.csv: is there already; name another file"):
+        convert(load_trace(log), log)
+    assert log.read_text().splitlines()[1] == "anna,7,10,5"
 
 
 # -- samples ---------------------------------------------------------------------------------------

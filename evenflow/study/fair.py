@@ -212,6 +212,15 @@ def _memories(sides: Sides) -> Iterator[str]:
         )
 
 
+def _cpu_times(sides: Sides) -> Iterator[str]:
+    """Say which CPU times the policies brought with them, where runs give none."""
+    given = {name: side.provenance.get("runtime") or {} for name, side in sides.items()}
+    names = {k: v["name"] for k, v in given.items() if "name" in v and not sides[k].key("runtime")}
+    if len({*names.values()}) > 1:
+        words = listed([f"{engine} with {name}" for name, engine in names.items()])
+        yield f"the CPU time is {words}; runtime is one for all"
+
+
 def _saturated(sides: Sides) -> Iterator[str]:
     arriving = {name: side for name, side in sides.items() if "overloaded" in side.summary}
     shares = {name: side.summary.get("busy_share", 0.0) for name, side in arriving.items()}
@@ -249,7 +258,7 @@ def _versions(sides: Sides) -> Iterator[str]:
         yield f"the CPU time of other versions of an engine: {listed(names)}"
 
 
-RULES = (_few, _caches, _memories, _saturated, _extrapolated, _versions)
+RULES = (_few, _caches, _memories, _cpu_times, _saturated, _extrapolated, _versions)
 
 
 def version_of(provenance: Mapping[str, Any]) -> str:

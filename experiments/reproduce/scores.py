@@ -1,5 +1,7 @@
 """The same measured runs with several kinds of costs: how far off each is, and which is nearer.
 
+`default` is a run that says its model, GPUs, precision, policy, limits and requests, no more.
+
 TPOT is compared, of an offline run its output tokens a second, and TTFT apart. A set is what
 `GROUP` names; the odd rows are every second one of an entry, from its second on.
 """
@@ -24,6 +26,15 @@ from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import markdown_table, percent, write_table
 from evenflow.study.trials import How
 
+DEFAULT = "default"
+KNOWN = (*MEASURED_COSTS, DEFAULT)
+
+LEFT_TO_US: Patch = {
+    "costs": {"kind": "roofline"},
+    **dict.fromkeys(("runtime", "machine", "link", "nodes", "dispatch", "kv.like")),
+}
+"""What `default` changes: the keys that no launch line of an engine has."""
+
 COMPARED = ("mean_tpot_ms", "output_throughput")
 AXES = ("family", "engine", "gpu", "precision", "layout", "entry")
 """What the errors are grouped by."""
@@ -41,15 +52,33 @@ class Scored(Shown):
     failures: Mapping[str, str]
 
     def told(self) -> Iterator[str | Table]:
-        yield from self.nearest()
-        heads = ["rows", "of", "runs", *(f"{kind}, median / P90" for kind in self.kinds)]
-        yield Table(heads, list(self.rows()))
+        if DEFAULT in self.kinds:
+            heads = [f"{of}{kind}" for of in ("", "TTFT, ") for kind in self.kinds]
+            yield Table(["mean error / median off", "runs", *heads], list(self.entries()))
+        else:
+            yield from self.nearest()
+            heads = ["rows", "of", "runs", *(f"{kind}, median / P90" for kind in self.kinds)]
+            yield Table(heads, list(self.rows()))
         yield from (Aside(f"not compared: {label}: {why}") for label, why in self.failures.items())
 
     @property
     def compared(self) -> pd.DataFrame:
         """The rows that decide which kind is nearer."""
         return self.table[self.table["metric"].isin(COMPARED)]
+
+    def entries(self) -> Iterator[list[str]]:
+        """Yield a row an entry, and one of the medians of all sets, with the errors of each kind:
+        of TPOT, of an offline run its throughput, then of TTFT.
+        """
+        tables = self.compared, self.table[self.table["metric"] == "mean_ttft_ms"]
+        for name in dict.fromkeys(map(str, self.table["entry"])):
+            own = [table[table["entry"] == name] for table in tables]
+            yield [name, str(len(own[0])), *(_both(of[k]) for of in own for k in self.kinds)]
+        sets = [
+            table.set_index(GROUP)[[*self.kinds]].abs().groupby(GROUP).median() for table in tables
+        ]
+        words = [percent(of[k].median(), 1, sign=False) for of in sets for k in self.kinds]
+        yield [f"{len(sets[0])} sets, median off", str(len(tables[0])), *words]
 
     def nearest(self) -> Iterator[str]:
         """Yield in how many sets a kind has the smallest median of the odd rows."""
@@ -70,6 +99,12 @@ class Scored(Shown):
                 yield ["odd" if odd else "even", name, str(len(part)), *offs]
 
 
+def _both(errors: pd.Series) -> str:
+    if errors.empty:
+        return ""
+    return f"{percent(errors.mean(), 1)} / {percent(errors.abs().median(), 1, sign=False)}"
+
+
 def _off(errors: pd.Series) -> str:
     both = float(errors.median()), float(errors.quantile(0.9))
     return " / ".join(percent(share, 1, sign=False) for share in both)
@@ -85,15 +120,15 @@ def score(
     for kind in kinds:
         if kinds.count(kind) > 1:
             raise UsageError(f"--costs: {kind} is there twice; compare different kinds")
-        if kind not in MEASURED_COSTS:
-            raise UsageError(
-                f"--costs: no measured costs {kind}; {instead_of(kind, MEASURED_COSTS)}"
-            )
+        if kind not in KNOWN:
+            raise UsageError(f"--costs: no measured costs {kind}; {instead_of(kind, KNOWN)}")
 
     def patches(config: RunConfig) -> list[Patch]:
         costs: Any = config.costs
-        same = {"framework": costs.framework}
-        return [{} if costs.kind == kind else {"costs": {"kind": kind, **same}} for kind in kinds]
+        same = {costs.kind: {}, DEFAULT: LEFT_TO_US}
+        framework = costs.framework
+        other = {kind: {"costs": {"kind": kind, "framework": framework}} for kind in kinds}
+        return [{**other, **same}[kind] for kind in kinds]
 
     with TemporaryDirectory() as scratch:
         every = (cases_of(each, data, Path(scratch), overrides) for each in entries)
@@ -120,6 +155,9 @@ def _labels(case: MeasuredCase) -> dict[str, str]:
 def write(folder: Path, found: Scored) -> None:
     """Write scores.csv, a row a run and metric, and scores.md, which says what is printed."""
     write_table(folder / "scores.csv", found.table)
-    lines, tables = [*found.nearest()], [each for each in found.told() if isinstance(each, Table)]
-    text = "\n".join([*lines, "", *(markdown_table(each.heads, each.rows) for each in tables)])
-    (folder / "scores.md").write_text(f"{text}\n", encoding="utf-8")
+    parts = [
+        markdown_table(each.heads, each.rows) if isinstance(each, Table) else f"{each}\n"
+        for each in found.told()
+        if not isinstance(each, Aside)
+    ]
+    (folder / "scores.md").write_text("\n".join(parts), encoding="utf-8")

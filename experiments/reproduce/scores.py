@@ -115,7 +115,8 @@ def score(
 ) -> Scored:
     """Simulate the runs of entries with measured operators, with each of these kinds of costs.
 
-    Of the kind that an entry has, its own keys stay. UsageError where there is no run.
+    Of the kind that an entry has, its own keys stay, and `overrides` with all. UsageError where
+    there is no run.
     """
     for kind in kinds:
         if kinds.count(kind) > 1:
@@ -123,12 +124,16 @@ def score(
         if kind not in KNOWN:
             raise UsageError(f"--costs: no measured costs {kind}; {instead_of(kind, KNOWN)}")
 
+    given = {text.partition("=")[0].partition(".")[0] for text in overrides}
+    left = {key: v for key, v in LEFT_TO_US.items() if key.partition(".")[0] not in given}
+
     def patches(config: RunConfig) -> list[Patch]:
         costs: Any = config.costs
-        same = {costs.kind: {}, DEFAULT: LEFT_TO_US}
-        framework = costs.framework
-        other = {kind: {"costs": {"kind": kind, "framework": framework}} for kind in kinds}
-        return [{**other, **same}[kind] for kind in kinds]
+        known: dict[str, Patch] = {costs.kind: {}, DEFAULT: left}
+        return [
+            known.get(kind, {"costs": {"kind": kind, "framework": costs.framework}})
+            for kind in kinds
+        ]
 
     with TemporaryDirectory() as scratch:
         every = (cases_of(each, data, Path(scratch), overrides) for each in entries)

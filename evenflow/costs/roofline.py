@@ -238,7 +238,7 @@ def experts_s(
     expert) pairs on average, and `imbalance` times that on the busiest rank. Arithmetic and bytes
     add up: an expert has too few rows for one to hide the other, and measured layers of vLLM,
     SGLang and TensorRT-LLM are nearer to the sum than to the longer (docs/costs-errors.md). Known
-    error: they take longer still, up to 3 tokens by their launches, from 1,000 on by a third.
+    error: they take longer still, up to 4 tokens by their launches, from 4,000 on by a fifth.
     """
     shapes = model.expert_shapes(split.slices)
     share = imbalance / split.ranks if split.ranks > 1 else 1.0

@@ -213,12 +213,15 @@ def _memories(sides: Sides) -> Iterator[str]:
 
 
 def _cpu_times(sides: Sides) -> Iterator[str]:
-    """Say which CPU times the policies brought with them, where runs give none."""
-    given = {name: side.provenance.get("runtime") or {} for name, side in sides.items()}
-    names = {k: v["name"] for k, v in given.items() if "name" in v and not sides[k].key("runtime")}
-    if len({*names.values()}) > 1:
-        words = listed([f"{engine} with {name}" for name, engine in names.items()])
-        yield f"the CPU time is {words}; runtime is one for all"
+    """Say whose CPU times the policies brought with them, where runs give none."""
+    brought: dict[str, list[str]] = {}
+    for name, side in sides.items():
+        named = (side.provenance.get("runtime") or {}).get("name")
+        if named and not side.key("runtime"):
+            brought.setdefault(named.partition("-")[0], []).append(name)
+    if len(brought) > 1:
+        words = [f"{engine} with {listed(names)}" for engine, names in sorted(brought.items())]
+        yield f"the CPU time is {', and '.join(words)}; runtime is one for all"
 
 
 def _saturated(sides: Sides) -> Iterator[str]:

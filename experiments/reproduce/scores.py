@@ -77,7 +77,7 @@ class Scored(Shown):
         sets = [
             table.set_index(GROUP)[[*self.kinds]].abs().groupby(GROUP).median() for table in tables
         ]
-        words = [percent(of[k].median(), 1, sign=False) for of in sets for k in self.kinds]
+        words = [percent(of[k].median(), 0, sign=False) for of in sets for k in self.kinds]
         yield [f"{len(sets[0])} sets, median off", str(len(tables[0])), *words]
 
     def nearest(self) -> Iterator[str]:
@@ -102,7 +102,7 @@ class Scored(Shown):
 def _both(errors: pd.Series) -> str:
     if errors.empty:
         return ""
-    return f"{percent(errors.mean(), 1)} / {percent(errors.abs().median(), 1, sign=False)}"
+    return f"{percent(errors.mean(), 0)} / {percent(errors.abs().median(), 0, sign=False)}"
 
 
 def _off(errors: pd.Series) -> str:

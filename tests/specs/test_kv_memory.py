@@ -297,7 +297,7 @@ def test_policies_that_are_compared_have_pages_counted_as_one_engine() -> None:
     )
     timed = {name: Side({}, {"runtime": {"name": name}}) for name in ("ideal", "vllm-0.19")}
     assert doubts(timed)[-1] == (
-        "the CPU time is ideal with ideal and vllm-0.19 with vllm-0.19; runtime is one for all"
+        "the CPU time is ideal with ideal, and vllm with vllm-0.19; runtime is one for all"
     )
     for name, side in timed.items():
         timed[name] = Side({}, {**side.provenance, "config": {"runtime": name}})

@@ -200,4 +200,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    print_experts() if sys.argv[1:] == ["experts"] else main()
+    if sys.argv[1:] == ["experts"]:
+        print_experts()
+    else:
+        main()

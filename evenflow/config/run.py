@@ -434,9 +434,9 @@ def engine_of_all(configs: Sequence[RunConfig]) -> yaml_file.Patch:
     """Return the patch by which compared runs count pages and CPU time as one engine, where one of
     them does and none says which.
     """
-    pages = [each.memory for each in configs if each.kv.pages == "auto" and each.kv.like is None]
-    times = [str(each.cpu_time) for each in configs if each.runtime is None]
-    found = (("kv.like", {*pages}, "plain"), ("runtime", {*times}, "ideal"))
+    pages = {str(each.memory) for each in configs if each.kv.pages == "auto" and not each.kv.like}
+    times = {str(each.cpu_time) for each in configs if each.runtime is None}
+    found = (("kv.like", pages, "plain"), ("runtime", times, "ideal"))
     return {key: max(of - {none}) for key, of, none in found if len(of) > 1}
 
 

@@ -113,7 +113,7 @@ class EntryKeys(Keys):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry of the catalogue, by name; of its runs each `every`th counts."""
+    """An entry of the catalogue, by name; every `every`th of its runs counts."""
 
     name: str
     keys: EntryKeys
@@ -132,7 +132,7 @@ class Entry:
         return []
 
     def measured(self, folder: Path) -> list[MeasuredRun]:
-        """Return the runs that lie below a folder, those that count; none where there are none."""
+        """Return the runs that count of all below a folder; none where there are none."""
         where = self.keys.where
         meant = where if isinstance(where, list) else [where]
         runs = (run for path in self.files(folder) for run in read_results(path))

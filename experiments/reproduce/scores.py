@@ -67,8 +67,9 @@ class Scored(Shown):
         return self.table[self.table["metric"].isin(COMPARED)]
 
     def entries(self) -> Iterator[list[str]]:
-        """Yield a row an entry, and one of the medians of all sets, with the errors of each kind:
-        of TPOT, of an offline run its throughput, then of TTFT.
+        """Yield a row an entry, and one of all sets' medians, with the errors by kind.
+
+        Errors are of TPOT, of an offline run its throughput, then of TTFT.
         """
         tables = self.compared, self.table[self.table["metric"] == "mean_ttft_ms"]
         for name in dict.fromkeys(map(str, self.table["entry"])):

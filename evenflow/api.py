@@ -368,6 +368,7 @@ def reproduce(
     set: given.Set = None,
     intervals: given.Intervals = False,
     costs: given.Costs = None,
+    every: given.Every = 1,
     workers: given.Workers = None,
     out: given.Out = None,
     force: given.Force = False,
@@ -377,15 +378,16 @@ def reproduce(
 
     `.table` has a row a run and metric, with its error. No names: the whole catalogue. `data` is
     the folder of the runs, by default EVENFLOW_SHARED. `intervals`: nine more simulations of each
-    run tell how far it may be off. `costs` are kinds of costs to compare: then the result is the
-    errors of each. `set`, `out` and `force` are as for `sweep`. Raises UsageError for what cannot
-    be.
+    run tell how far it may be off. `costs` are kinds of costs to compare, `default` with all else
+    left to the defaults, too: then the result is the errors of each. `every`: that many runs of an
+    entry count as one. `set`, `out` and `force` are as for `sweep`. Raises UsageError for what
+    cannot be.
     """
     from evenflow.experiments.reproduce import chosen, data_folder, scores, write
     from evenflow.experiments.reproduce import reproduce as reproduce_entries
     from evenflow.report.folder import claimed
 
-    entries = chosen(names or ())
+    entries = chosen(names or (), every)
     folder = data_folder(None if data is None else Path(data))
     kinds = costs.split(",") if isinstance(costs, str) else costs
     how, overrides = _how(workers=workers, watch=watch), inputs.texts_of(set)

@@ -149,8 +149,9 @@ ClaimIntervals = Annotated[
 Costs = Annotated[
     Sequence[str] | str | None,
     str | None,
-    Option("--costs", metavar="KIND,KIND", help="Compare kinds: silicon,aiconfigurator."),
+    Option("--costs", metavar="KIND,KIND", help="Compare: silicon, aiconfigurator, default."),
 ]
+Every = Annotated[int, Option("--every", metavar="N", help="Every Nth run of an entry.")]
 AllowRefused = Annotated[
     bool, Option("--allow-refused", help="Answer though more than 10 % of requests are refused.")
 ]

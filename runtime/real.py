@@ -188,9 +188,11 @@ def job_of(
     config = load_config(path, overrides)
     if isinstance(config.workers, VllmWorkers):
         config = with_(config, {"dispatch": "engine_loop"})
-    if _prepares(config.runtime):
-        named = f" {config.runtime}" if isinstance(config.runtime, str) else ""
-        say(f"note: runtime{named} is not charged: a real run spends the CPU time of this machine")
+    if _prepares(config.cpu_time):
+        if config.runtime is not None:
+            named = f" {config.runtime}" if isinstance(config.runtime, str) else ""
+            spent = "a real run spends the CPU time of this machine"
+            say(f"note: runtime{named} is not charged: {spent}")
         config = with_(config, {"runtime": "ideal"})
     check_servable(config, joined=joined)
     if clients:

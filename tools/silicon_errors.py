@@ -1,20 +1,35 @@
 """Leave points out of the silicon tables, estimate them from the rest, and say how far off it is.
 
-`python -m tools.silicon_errors` prints the table of docs/costs-errors.md. Needs the extra
-`silicon`. Tables are compared as costs use them, read from memory, and as they were measured.
+`python -m tools.silicon_errors` prints the table of docs/costs-errors.md, `python -m
+tools.silicon_errors experts` how far the roofline's experts are off measured layers. Needs the
+extra `silicon`. Tables are compared as costs use them, read from memory, and as they were measured.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
-from evenflow.costs.silicon.points import Peak, from_memory, product_times, prompt_times, step_times
+from evenflow.costs.roofline import Rates, experts_s
+from evenflow.costs.silicon.cost import shape_of, silicon_source
+from evenflow.costs.silicon.points import (
+    Peak,
+    expert_times,
+    from_memory,
+    product_times,
+    prompt_times,
+    step_times,
+)
 from evenflow.costs.silicon.tables import Heads, SiliconTables, load_tables
+from evenflow.errors import UsageError
 from evenflow.report.tables import markdown_table
+from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
+from evenflow.specs.model import model
 
 GPUS = {"a100_sxm": "A100-80G", "l40s": "L40S", "h100_sxm": "H100", "h200_sxm": "H200"}
 SIDES = (256, 20_000)
@@ -23,6 +38,16 @@ SIDES = (256, 20_000)
 EVERY_SHAPE = 10_000
 MIN_HEADS = 4
 HEAD_DIM = 128
+
+
+FRAMEWORKS = ("vllm", "sglang", "trtllm")
+WITH_EXPERTS = ("H100", "H200", "B200")
+MIXTURES = (
+    *("Mixtral-8x7B", "Qwen3-30B-A3B", "Qwen3-235B-A22B", "MiniMax-M2.5", "gpt-oss-120b"),
+    *("DeepSeek-V3", "Kimi-K2"),
+)
+TOKENS = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384)
+"""Where the bins of tokens end."""
 
 
 class Errors(NamedTuple):
@@ -107,6 +132,48 @@ def peak_of(name: str) -> Peak:
     return Peak.of(gpu(name))
 
 
+def expert_ratios(name: str, framework: str, mixture: str, ranks: int) -> dict[int, float]:
+    """Return the roofline of a layer's experts over what was measured, by tokens.
+
+    None where experts of this shape were not measured.
+    """
+    spec = model(mixture)
+    placed = Deployment(spec, gpu(name), (spec.num_layers,), ranks)
+    try:
+        source = silicon_source(placed, framework)
+    except UsageError:
+        return {}
+    kind = [*spec.kinds()][-1]
+    experts, split, peak = source.of(kind).experts, placed.expert_split, peak_of(name)
+    assert experts is not None
+    times, measured = expert_times(experts, shape_of(kind), split, peak, peak)
+    rates = Rates.of(placed.gpu, placed.arithmetic)
+    return {
+        tokens: experts_s(tokens, kind, split, rates, imbalance=1.0) / taken_s
+        for tokens, taken_s in times.items()
+        if measured and tokens <= TOKENS[-1]
+    }
+
+
+def print_experts() -> None:
+    """Print the ratios of the experts by tokens, and the errors of all."""
+    found = [
+        (tokens, ratio)
+        for name in WITH_EXPERTS
+        for framework in FRAMEWORKS
+        for mixture in MIXTURES
+        for ranks in (1, 2, 4, 8)
+        for tokens, ratio in expert_ratios(name, framework, mixture, ranks).items()
+    ]
+    table = pd.DataFrame(found, columns=["tokens", "ratio"])
+    bins = pd.cut(table["tokens"], TOKENS, labels=[f"to {most:,}" for most in TOKENS[1:]])
+    medians = table.groupby(bins, observed=True)["ratio"].median()
+    cells = [f"{median:.2f}" for median in medians]
+    print(markdown_table(["tokens", *medians.index], [["predicted / measured", *cells]]), end="")
+    off = (table["ratio"] - 1).abs()
+    print(f"{len(table):,} points: median off {off.median():.1%}, P90 {off.quantile(0.9):.1%}")
+
+
 def main() -> None:
     """Print the table: GPU, framework, kind of operator, errors."""
     heads = (
@@ -115,7 +182,7 @@ def main() -> None:
     )
     rows = []
     for system, name in GPUS.items():
-        measured = {each: load_tables(system, each) for each in ("vllm", "sglang", "trtllm")}
+        measured = {each: load_tables(system, each) for each in FRAMEWORKS}
         tables = {each: from_memory(table, 4 * HEAD_DIM) for each, table in measured.items()}
         peak = peak_of(name)
         for framework, chosen in tables.items():
@@ -133,4 +200,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["experts"]:
+        print_experts()
+    else:
+        main()

@@ -216,6 +216,20 @@ class SchedulerConfig(BaseModel):
 Policy = Annotated[SchedulerConfig, short_form("name")]
 
 
+def runtime_of(policy: SchedulerConfig, *, in_step: bool) -> EngineName:
+    """Return the CPU time of the engine, and release, whose policy it is; `ideal` for no engine's.
+
+    `in_step`: decodes wait for their last token, so vLLM hides nothing, as before 0.14.
+    """
+    params = policy.params
+    if policy.name == "vllm_v1":
+        waits = in_step or params.get("async_scheduling") is False
+        return "vllm-0.12" if waits else "vllm-0.19"
+    if policy.name == "trtllm":
+        return "trtllm-1.0" if params.get("version") == "1.0" else "trtllm-1.2"
+    return "sglang-0.5" if policy.name == "sglang" else "ideal"
+
+
 class ProcessConfig(SchedulerConfig):
     """A process of your own, module:function, and its parameters."""
 

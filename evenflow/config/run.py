@@ -6,7 +6,7 @@ It knows no model, policy or trace by name: `evenflow.config.build` looks those 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -124,9 +124,12 @@ class RunConfig(Keys):
     """How long a micro-batch takes on a stage."""
     kv: parts.KvConfig = parts.KvConfig()
     """The memory for keys and values."""
-    runtime: NameOr[RuntimeName, parts.RuntimeConfig] = "ideal"
+    runtime: NameOr[RuntimeName, parts.RuntimeConfig] | None = None
     """CPU time around a micro-batch: that of a named engine, none (`ideal`), what the `cpu_*`
-    points of a profile say (`profile`, the default with `costs: profile`), or seconds of your own.
+    points of a profile say (`profile`), or seconds of your own; null: `profile` with `costs:
+    profile`; on a GPU that of the engine whose policy it is: `vllm-0.19` for `vllm_v1`, `vllm-0.12`
+    where its decodes do not run ahead, `trtllm-1.2` or `1.0` for `trtllm`, `sglang-0.5` for
+    `sglang`; else `ideal`; commands that compare policies take one for all.
     """
     enforce_eager: bool = False
     """Whether every kernel is launched by itself, without CUDA graphs (vLLM's --enforce-eager),
@@ -187,14 +190,6 @@ class RunConfig(Keys):
     workload: WorkloadConfig = Field(examples=[{"trace": "azure-conv-sample"}])
     """Which requests come, and when."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _cpu_time_as_measured(cls, data: Any) -> Any:
-        costs = data.get("costs") if isinstance(data, dict) else None
-        if isinstance(costs, dict) and costs.get("kind") == "profile":
-            return {"runtime": "profile", **data}
-        return data
-
     @model_validator(mode="after")
     def _what_needs_what(self) -> Self:
         draft = None if self.speculative is None else self.speculative.draft_model
@@ -249,6 +244,15 @@ class RunConfig(Keys):
         return self.kv.like or parts.MEMORY_OF.get(self.scheduler.name, "plain")
 
     @property
+    def cpu_time(self) -> RuntimeName | parts.RuntimeConfig:
+        """The CPU time that is charged: as given, else measured, else the policy's engine's."""
+        if self.runtime is not None:
+            return self.runtime
+        if self.costs.kind in ("profile", "affine"):
+            return "profile" if self.costs.kind == "profile" else "ideal"
+        return parts.runtime_of(self.scheduler, in_step=self.in_step)
+
+    @property
     def num_stages(self) -> int:
         return self.stages if isinstance(self.stages, int) else len(self.stages)
 
@@ -274,22 +278,24 @@ class RunConfig(Keys):
 
     def overheads(self, measured: RuntimeOverheads) -> RuntimeOverheads:
         """Return the CPU work beside the kernels: `measured`, of a named runtime, or as given."""
-        if self.runtime == "profile":
+        named = self.cpu_time
+        if named == "profile":
             charged = measured
-        elif isinstance(self.runtime, str):
-            charged = runtimes()[self.runtime].on(self.num_stages)
+        elif isinstance(named, str):
+            charged = runtimes()[named].on(self.num_stages)
         else:
-            charged = self.runtime.make(self.num_stages)
+            charged = named.make(self.num_stages)
         return charged if self.scale.host == 1 else charged.scaled(self.scale.host)
 
     def runtime_facts(self, measured: RuntimeOverheads) -> dict[str, Any]:
         """Return the CPU time that a simulation charges and, of a named set, its source."""
         charged = self.overheads(measured)
-        if not isinstance(self.runtime, str):
+        named = self.cpu_time
+        if not isinstance(named, str):
             return asdict(charged)
-        known = self.runtime != "profile"
-        source = runtimes()[self.runtime].source if known else "the cpu_* points of the profile"
-        return {"name": self.runtime, "source": source, **asdict(charged)}
+        known = named != "profile"
+        source = runtimes()[named].source if known else "the cpu_* points of the profile"
+        return {"name": named, "source": source, **asdict(charged)}
 
     @property
     def in_step(self) -> bool:
@@ -339,8 +345,8 @@ class RunConfig(Keys):
 
     def setup_parts(self) -> list[str]:
         """Return the parts of that line: model and GPUs, layout, what joins them, costs."""
-        runtime = self.runtime if isinstance(self.runtime, str) else "as given"
-        return self._parts(runtime + self._default("runtime"))
+        named = self.cpu_time if isinstance(self.cpu_time, str) else "as given"
+        return self._parts(named + (" (default)" if self.runtime is None else ""))
 
     def real_setup(self) -> str:
         """Return a line: what is served by which workers, "(default)" after what was not chosen."""
@@ -425,12 +431,15 @@ def configured(document: yaml_file.Document, overrides: Sequence[str] = ()) -> R
     return yaml_file.checked(RunConfig, with_points(yaml_file.overridden(document, overrides)))
 
 
-def memory_of_all(configs: Iterable[RunConfig]) -> yaml_file.Patch:
-    """Return the patch by which compared runs count pages as one engine, where one of them does."""
-    counted = [each for each in configs if each.kv.pages == "auto" and each.kv.like is None]
-    found = {config.memory for config in counted}
-    engines = sorted(found - {"plain"})
-    return {"kv.like": engines[-1]} if engines and len(found) > 1 else {}
+def engine_of_all(configs: Sequence[RunConfig]) -> yaml_file.Patch:
+    """Return the patch by which compared runs count pages and CPU time as one engine.
+
+    That is where one of them does, and none says which.
+    """
+    pages = {str(each.memory) for each in configs if each.kv.pages == "auto" and not each.kv.like}
+    times = {str(each.cpu_time) for each in configs if each.runtime is None}
+    found = (("kv.like", pages, "plain"), ("runtime", times, "ideal"))
+    return {key: max(of - {none}) for key, of, none in found if len(of) > 1}
 
 
 def with_(

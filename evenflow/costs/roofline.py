@@ -1,10 +1,10 @@
 """Seconds per stage, for any GPU in the table, from a model's shapes and the GPU's peaks.
 
 The formulas come first, one function each: seconds of one operator in one layer on one rank, the
-longer of its arithmetic and its memory traffic at the rates that the GPU reaches (`Rates`); a
-multiply-add is 2 operations. Does not know: overlap of compute and communication, kernels that
-change with the batch size, CUDA graphs, and CPU time (the runtime's business). Where it is off is
-in docs/costs-errors.md, with numbers.
+longer of its arithmetic and its memory traffic (experts: both) at the rates that the GPU reaches
+(`Rates`); a multiply-add is 2 operations. Does not know: overlap of compute and communication,
+kernels that change with the batch size, CUDA graphs, and CPU time (the runtime's business). Where
+it is off is in docs/costs-errors.md, with numbers.
 """
 
 from __future__ import annotations
@@ -235,8 +235,10 @@ def experts_s(
     Bytes: the weights of the active experts, once each, and the inputs and outputs of every token
     at each of its experts; then the activation in between (3 x columns, 2 without a gate) and the
     weighted sum of the experts' outputs. A rank that holds whole experts has 1/ranks of the (token,
-    expert) pairs on average, and `imbalance` times that on the busiest rank. Known error: grouped
-    kernels pad the rows of each expert to blocks of 16 to 128, so small batches come out too fast.
+    expert) pairs on average, and `imbalance` times that on the busiest rank. Arithmetic and bytes
+    add up: an expert has too few rows for one to hide the other, and measured layers of vLLM,
+    SGLang and TensorRT-LLM are nearer to the sum than to the longer (docs/costs-errors.md). Known
+    error: they take longer still, up to 4 tokens by their launches, from 4,000 on by a fifth.
     """
     shapes = model.expert_shapes(split.slices)
     share = imbalance / split.ranks if split.ranks > 1 else 1.0
@@ -245,7 +247,7 @@ def experts_s(
     operations = 2 * parameters(shapes) * pairs
     weights = sum(model.matrix_bytes(shape, model.expert_format) for shape in shapes)
     moved_bytes = active * weights + pairs * sum(map(sum, shapes)) * model.dtype_bytes
-    product_s = max(operations / rates.flops_per_s, moved_bytes / rates.bytes_per_s)
+    product_s = operations / rates.flops_per_s + moved_bytes / rates.bytes_per_s
     columns = shapes[-1][0]
     between = pairs * ((3 if model.gated_mlp else 2) * columns + model.hidden_size)
     return product_s + between * model.dtype_bytes / rates.bytes_per_s

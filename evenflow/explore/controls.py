@@ -47,8 +47,8 @@ def _of_the_run(config: RunConfig, start: RunConfig) -> Iterator[Control]:
         value = getattr(value, "name", None) or value
         if config.costs.kind != "affine" and (value is None or isinstance(value, str)):
             yield _choice(key, value, [each.name for each in known], words[key])
-    if isinstance(config.runtime, str) and config.runtime != "profile":
-        yield _choice("runtime", config.runtime, list(runtimes()), words["runtime"])
+    if isinstance(config.cpu_time, str) and config.cpu_time != "profile":
+        yield _choice("runtime", config.cpu_time, list(runtimes()), words["runtime"])
     yield _of_the_pages(config, start)
 
 

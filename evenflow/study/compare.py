@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from evenflow.config.build import load_workload, reads_text
-from evenflow.config.run import RunConfig, memory_of_all, with_
+from evenflow.config.run import RunConfig, engine_of_all, with_
 from evenflow.config.systems import PublishedSystem, systems
 from evenflow.config.yaml_file import Patch, flat, value_of
 from evenflow.errors import UsageError
@@ -129,8 +129,9 @@ def line_up(entries: Sequence[object], config: RunConfig, beside: Path) -> list[
             "--schedulers sarathi,token_throttling"
         )
     configs = [with_(config, patch) for _, patch in patches]
-    if shared := memory_of_all(configs):
-        configs = [with_(each, shared) for each in configs]
+    if shared := engine_of_all(configs):
+        paged = {key: value for key, value in shared.items() if key != "runtime"}
+        configs = [with_(each, shared if each.runtime is None else paged) for each in configs]
     workload = load_workload(configs[0], beside, keep_text=any(map(reads_text, configs)))
     jobs = [
         Job(own, workload, beside, entry if isinstance(entry, GivenPolicy) else None, label)

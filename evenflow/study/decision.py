@@ -263,7 +263,7 @@ def _kernels(config: RunConfig, trial: Trial, prediction: Prediction | None) -> 
 
 
 def _cpu_time(config: RunConfig) -> Basis:
-    named = config.runtime
+    named = config.cpu_time
     if not isinstance(named, str):
         return Basis("CPU time", "constants of the run", "given")
     if named == "profile":

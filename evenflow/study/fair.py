@@ -212,6 +212,18 @@ def _memories(sides: Sides) -> Iterator[str]:
         )
 
 
+def _cpu_times(sides: Sides) -> Iterator[str]:
+    """Say whose CPU times the policies brought with them, where runs give none."""
+    brought: dict[str, list[str]] = {}
+    for name, side in sides.items():
+        named = (side.provenance.get("runtime") or {}).get("name")
+        if named and not side.key("runtime"):
+            brought.setdefault(named.partition("-")[0], []).append(name)
+    if len(brought) > 1:
+        words = [f"{engine} with {listed(names)}" for engine, names in sorted(brought.items())]
+        yield f"the CPU time is {', and '.join(words)}; runtime is one for all"
+
+
 def _saturated(sides: Sides) -> Iterator[str]:
     arriving = {name: side for name, side in sides.items() if "overloaded" in side.summary}
     shares = {name: side.summary.get("busy_share", 0.0) for name, side in arriving.items()}
@@ -249,7 +261,7 @@ def _versions(sides: Sides) -> Iterator[str]:
         yield f"the CPU time of other versions of an engine: {listed(names)}"
 
 
-RULES = (_few, _caches, _memories, _saturated, _extrapolated, _versions)
+RULES = (_few, _caches, _memories, _cpu_times, _saturated, _extrapolated, _versions)
 
 
 def version_of(provenance: Mapping[str, Any]) -> str:

@@ -59,7 +59,7 @@ class Deviation(NamedTuple):
 
 def likeness(config: RunConfig, model: str) -> Likeness:
     """Return what a run's errors follow from; `model` is its kind."""
-    runtime = config.runtime
+    runtime = config.cpu_time
     named = runtime.like or "" if isinstance(runtime, RuntimeConfig) else runtime
     engine = named.partition("-")[0] if "-" in named else ENGINES.get(config.scheduler.name, "")
     gpu = config.gpus[0].name if config.gpus else ""

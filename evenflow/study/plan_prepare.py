@@ -12,7 +12,7 @@ import numpy as np
 from evenflow.config.build import Workload, build
 from evenflow.config.files import make_importable
 from evenflow.config.pools import defaults
-from evenflow.config.run import RunConfig, configured, memory_of_all, with_
+from evenflow.config.run import RunConfig, configured, engine_of_all, with_
 from evenflow.config.yaml_file import Document, patched
 from evenflow.core.world import World
 from evenflow.engines.rules import EngineRules
@@ -64,7 +64,7 @@ def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
     document, is_cut = _with_requests(document, beside, ask.replications)
     config = configured(document)
     tried = [{"scheduler": {"name": name}} for name in policies_to_try(ask.schedulers, config)]
-    document = patched(document, memory_of_all([config, *(with_(config, each) for each in tried)]))
+    document = patched(document, engine_of_all([config, *(with_(config, each) for each in tried)]))
     config = configured(document)
     if why := why_alike(config, beside, ask.replications):
         raise UsageError(f"--replications {ask.replications}: {why}")

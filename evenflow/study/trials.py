@@ -136,7 +136,9 @@ class Trial:
     def side(self) -> Side:
         """The first part, as a side of a comparison; all trials of a study are of one version."""
         first, resolved = self.records[0], self.config.resolved() if self.config else {}
-        return Side(first.values, {"config": resolved, "cost_source": first.cost_source})
+        named = self.config.cpu_time if self.config else ""
+        facts = {"runtime": {"name": named if isinstance(named, str) else ""}}
+        return Side(first.values, {"config": resolved, "cost_source": first.cost_source, **facts})
 
     @property
     def served(self) -> Served:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple
@@ -22,7 +22,7 @@ from pydantic import Field
 
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.yaml_file import Document, Patch, checked, patched, read
-from evenflow.errors import UsageError, instead_of
+from evenflow.errors import UsageError, instead_of, require_counts
 from evenflow.experiments.reproduce.forms import read_results
 from evenflow.experiments.reproduce.measured import MeasuredRun, layout_words
 from evenflow.keys import Count, Keys, Positive
@@ -113,10 +113,11 @@ class EntryKeys(Keys):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry of the catalogue, by name."""
+    """An entry of the catalogue, by name; every `every`th of its runs counts."""
 
     name: str
     keys: EntryKeys
+    every: int = 1
 
     def files(self, folder: Path) -> list[Path]:
         """Return the files below a folder, of the first pattern that has any.
@@ -131,11 +132,11 @@ class Entry:
         return []
 
     def measured(self, folder: Path) -> list[MeasuredRun]:
-        """Return the runs that lie below a folder; none where there are none."""
+        """Return the runs that count of all below a folder; none where there are none."""
         where = self.keys.where
         meant = where if isinstance(where, list) else [where]
         runs = (run for path in self.files(folder) for run in read_results(path))
-        return [run for run in runs if any(_is_of(run, each) for each in meant)]
+        return [run for run in runs if any(_is_of(run, each) for each in meant)][:: self.every]
 
     @property
     def by_hand(self) -> str:
@@ -180,10 +181,12 @@ def load_entry(path: Path) -> Entry:
     return Entry(path.stem, checked(EntryKeys, read(path, "title, source, files, run")))
 
 
-def chosen(names: Sequence[str]) -> list[Entry]:
+def chosen(names: Sequence[str], every: int = 1) -> list[Entry]:
     """Return the entries asked for, all where none is: by name, beginning of a name, or a YAML."""
+    require_counts("reproduce", every=every)
     known = entries()
-    return list(known.values()) if not names else [e for n in names for e in _named(n, known)]
+    found = known.values() if not names else (e for n in names for e in _named(n, known))
+    return [replace(entry, every=every) for entry in found]
 
 
 def _named(name: str, known: Mapping[str, Entry]) -> list[Entry]:

@@ -318,3 +318,29 @@ def test_vllm_v1_runs_ahead_unless_chosen_or_its_decodes_cannot(
     assert config.in_step is (mode is False)
     policy = build(config, [], run_yaml.parent).world.make_scheduler()
     assert policy.async_scheduling == mode
+
+
+ON_A_GPU = ["costs=roofline", "runtime=null"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        (["scheduler=vllm_v1"], "vllm-0.19"),
+        (["scheduler={name: vllm_v1, async_scheduling: false}"], "vllm-0.12"),
+        (["scheduler=vllm_v1", "dispatch=eager"], "vllm-0.12"),
+        (["scheduler=vllm_v1", "costs={kind: affine, base_s: 1, per_token_s: 0}"], "ideal"),
+        (["scheduler=trtllm"], "trtllm-1.2"),
+        (["scheduler={name: trtllm, version: '1.0'}"], "trtllm-1.0"),
+        (["scheduler=sglang"], "sglang-0.5"),
+        (["scheduler=sarathi"], "ideal"),
+        (["scheduler=sarathi", "costs={kind: profile, path: p.csv}"], "profile"),
+    ],
+)
+def test_an_engines_policy_has_the_cpu_time_of_its_engine_unless_given(
+    run_yaml: Path, keys: list[str], named: str
+) -> None:
+    config = load_config(run_yaml, [*ON_A_GPU, *keys])
+    assert config.cpu_time == named
+    assert f"CPU time {named} (default)" in config.setup()
+    assert load_config(run_yaml, [*ON_A_GPU, *keys, "runtime=gllm"]).cpu_time == "gllm"

@@ -69,6 +69,12 @@ def test_experts_bound_by_memory_read_the_active_ones_once() -> None:
     assert seconds(BOUND_BY_MEMORY, 2, True) == pytest.approx(2 * values / 1e6, rel=1e-9)
 
 
+def test_experts_compute_after_they_are_read() -> None:
+    """Each has too few rows for one to hide the other: both take their time."""
+    alone = seconds(BOUND_BY_COMPUTE) + seconds(BOUND_BY_MEMORY)
+    assert seconds(Rates(1e6, 1e6)) == pytest.approx(alone, rel=1e-6)
+
+
 def test_tokens_travel_to_the_experts_that_are_elsewhere() -> None:
     # 100 tokens on 4 ranks, 2 experts each, three quarters elsewhere, 64 values of 2 bytes.
     assert all_to_all_bytes(100, TINY, 4, 1.0) == 25 * 2 * 0.75 * 64 * 2

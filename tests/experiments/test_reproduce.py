@@ -622,6 +622,32 @@ def test_kinds_of_costs_are_compared_on_the_same_runs(folder: Path) -> None:
     assert table[["family", "precision", "odd"]].iloc[0].to_list() == ["qwen2", "16 bits", False]
 
 
+def test_a_run_that_is_left_to_the_defaults_has_them_but_for_what_is_set(folder: Path) -> None:
+    pytest.importorskip("aiconfigurator_core", reason="pip install -e '.[silicon]'")
+    keys = {"model": "Qwen2.5-7B", "gpu": "H100", "costs": {"kind": "silicon"}}
+    given(folder, own={**keys, "scheduler": "vllm_v1", "link": "ethernet-100g"})
+    plain = {"costs": "roofline", "link": None}
+    for more, kept in (("vllm-0.19", {}), ("ideal", {"runtime": "ideal"})):
+        found = ef.reproduce("MINE.yaml", data="data", costs="default,silicon", set=kept)
+        same = ef.reproduce("MINE.yaml", data="data", set=plain | {"runtime": more})
+        errors = same.table.set_index("metric")["error"]
+        assert found.table.set_index("metric")["default"].to_list() == errors.to_list()
+        (shown,) = found.told()
+        assert isinstance(shown, Table)
+        assert [row[:2] for row in shown.rows] == [["MINE", "1"], ["1 sets, median off", "1"]]
+
+
+def test_every_nth_run_of_an_entry_counts(folder: Path) -> None:
+    keys = given(folder) | {"files": ["means.csv"]}
+    (folder / "MINE.yaml").write_text(yaml.safe_dump(keys))
+    (folder / "means.csv").write_text(AICONFIGURATOR.replace(",50,20", ",51,20", 1))
+    for every, clients in ((1, [8, 16, 8]), (2, [8, 8]), (3, [8])):
+        (entry,) = chosen(["MINE.yaml"], every)
+        found = [each.facts["concurrency"] for each in entry.measured(folder)]
+        assert found == clients
+    assert "every is 0" in refusal("reproduce", "MINE.yaml", "--data", "data", "--every", "0")
+
+
 def test_the_nearest_of_kinds_is_counted_by_sets_of_odd_rows() -> None:
     set_of = dict.fromkeys(["entry", "engine", "gpu", "layout", "family", "precision"], "a")
     rows = [(True, "mean_tpot_ms", 0.1, -0.2), (True, "mean_tpot_ms", -0.3, 0.1)]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from evenflow.config.build import build
-from evenflow.config.run import configured, load_config, memory_of_all, with_
+from evenflow.config.run import configured, engine_of_all, load_config, with_
 from evenflow.config.yaml_file import Document
 from evenflow.costs import AffineCost, SwapCost, Work
 from evenflow.engines.swap import SwapCache
@@ -283,9 +283,11 @@ def test_windows_and_other_layers_are_in_groups_of_as_many() -> None:
 def test_policies_that_are_compared_have_pages_counted_as_one_engine() -> None:
     base = {"model": "Qwen3-8B", "gpu": "H100", "stages": 1, "workload": {"trace": "azure-conv"}}
     runs = [configured(Document("run.yaml", base | {"scheduler": name}, {})) for name in POLICIES]
-    assert memory_of_all(runs) == {"kv.like": "vllm"}
-    assert memory_of_all(runs[:1]) == memory_of_all([with_(runs[0], {"kv.pages": 9})] * 2) == {}
-    assert memory_of_all([with_(each, {"kv.like": "plain"}) for each in runs]) == {}
+    assert engine_of_all(runs) == {"kv.like": "vllm", "runtime": "vllm-0.19"}
+    assert engine_of_all(runs[:1]) == engine_of_all([with_(runs[0], {"kv.pages": 9})] * 2) == {}
+    plain = [with_(each, {"kv.like": "plain"}) for each in runs]
+    assert engine_of_all(plain) == {"runtime": "vllm-0.19"}
+    assert engine_of_all([with_(each, {"runtime": "ideal"}) for each in plain]) == {}
     facts = {"layers_per_stage": [36]}
     sides = {"A": Side({}, {"deployment": facts | {"memory_like": "vllm"}})}
     sides["B"] = Side({}, {"deployment": facts})
@@ -293,3 +295,10 @@ def test_policies_that_are_compared_have_pages_counted_as_one_engine() -> None:
         "pages are counted as vllm does with A, and from nominal memory with B; kv.like is one "
         "for all"
     )
+    timed = {name: Side({}, {"runtime": {"name": name}}) for name in ("ideal", "vllm-0.19")}
+    assert doubts(timed)[-1] == (
+        "the CPU time is ideal with ideal, and vllm with vllm-0.19; runtime is one for all"
+    )
+    for name, side in timed.items():
+        timed[name] = Side({}, {**side.provenance, "config": {"runtime": name}})
+    assert doubts(timed) == []

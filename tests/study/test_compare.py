@@ -13,6 +13,7 @@ import pytest
 
 import evenflow as ef
 from evenflow.config.run import load_config
+from evenflow.config.systems import systems
 from evenflow.errors import LostProcessError
 from evenflow.study.compare import line_up, parse_schedulers, run_all
 from tests.command_line import complaint, done, evenflow, killed, summary_of
@@ -43,6 +44,18 @@ def test_a_comparison_that_writes_nothing(tmp_path: Path) -> None:
     assert comparison.table.index.to_list() == ["sarathi", "sarathi(token_budget=32)", "vllm"]
     assert set(comparison.table["completed"]) == {20}
     assert set(comparison.runs) == set(comparison.summaries)
+
+
+def test_policies_that_bring_no_cpu_time_have_that_of_the_engine_among_them(
+    tmp_path: Path,
+) -> None:
+    """A system whose paper says its CPU time keeps it, and so does all where the run gives one."""
+    gllm = next(each for each in systems() if each.name == "gllm")
+    on_a_gpu = ["model=Qwen2.5-32B", "gpu=L20", "stages=4", "costs=roofline", "runtime=null"]
+    for more, first in (([], "vllm-0.19"), (["runtime=vllm"], "vllm")):
+        config = load_config(tmp_path / "RUN.yaml", [*on_a_gpu, "kv.pages=auto", *more])
+        jobs = line_up(["sarathi", "vllm_v1", gllm], config, tmp_path)
+        assert [job.config.cpu_time for job in jobs] == [first, first, "gllm"]
 
 
 def killer(*_: object) -> None:

@@ -6,7 +6,6 @@ Knows no format but that of a tokenizer, which only its own package reads.
 from __future__ import annotations
 
 import atexit
-import multiprocessing
 import os
 import re
 import sys
@@ -94,7 +93,9 @@ def local_file(path: Path) -> Path:
 
 @cache
 def _read_once(name: str) -> Path:
-    if multiprocessing.parent_process() is not None:
+    from multiprocessing import parent_process
+
+    if parent_process() is not None:
         raise UsageError(f"{name}: several processes cannot read it; a file is right")
     if name == "/dev/stdin":
         data = sys.stdin.buffer.read(MOST_PIPED + 1)

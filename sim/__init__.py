@@ -1,6 +1,6 @@
 """The simulated world as a SimPy model, a Batcher in the middle.
 
-Read in this order: clock, arrivals (a process), driver, stages (with their links, as processes),
+Read in this order: clock, arrivals, driver, stages (with their links, as processes),
 tandem (the stages as a recurrence); then replica, processes and faults: what joins a run. Pools,
 given times and processes, which few runs need, are loaded when they are used.
 """

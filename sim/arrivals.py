@@ -6,19 +6,17 @@ Knows when a request enters and, by the router, where; nothing of what happens t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
-
-from simpy import Event
 
 from evenflow.core.request import Request
 from evenflow.core.routing import Router, router_of
 from evenflow.core.world import World
 from evenflow.errors import StallError
 from evenflow.runtimes import RuntimeOverheads
-from evenflow.sim.clock import Instant, SimClock
+from evenflow.sim.clock import SimClock
 
 if TYPE_CHECKING:
     from evenflow.engines.pools import PooledWorld
@@ -71,7 +69,7 @@ def let_in(
 
 
 class ArrivalSource:
-    """A process that lets `requests` in, each at its time, to the pipelines that `join`.
+    """Source of `requests`, each let in at its time, to the pipelines that `join`.
 
     `concurrency`: the most at once instead; each finished one lets in the next.
     """
@@ -92,7 +90,7 @@ class ArrivalSource:
         self._entrances: dict[Entrance, Entrance] = {}  # by pipeline
         self._open: list[Entrance] = []
         if concurrency is None:
-            clock.env.process(self._come())
+            clock.at(clock.now, self._come)
         else:
             clock.at(clock.now, lambda _: self._tell(self._let_in(concurrency)))
 
@@ -117,18 +115,18 @@ class ArrivalSource:
         """Whether all requests have come and ended."""
         return not self._backlog and not any(each.outstanding for each in self._entrances.values())
 
-    def _come(self) -> Generator[Event, None, None]:
-        """Wait for the next arrival, and let in all requests of that instant."""
-        backlog, clock = self._backlog, self._clock
-        while backlog:
-            yield Instant(clock.env, max(backlog[0].arrival_s, clock.now))
-            entered: dict[Entrance, None] = {}
-            while backlog and backlog[0].arrival_s <= clock.now:
-                request = backlog.popleft()
-                pipeline = self._choose(request)
-                pipeline.admit(request)
-                entered[pipeline] = None
-            self._tell(entered)
+    def _come(self, now_s: float) -> None:
+        """Let in all requests of this instant, and come again with the next one."""
+        backlog = self._backlog
+        entered: dict[Entrance, None] = {}
+        while backlog and backlog[0].arrival_s <= now_s:
+            request = backlog.popleft()
+            pipeline = self._choose(request)
+            pipeline.admit(request)
+            entered[pipeline] = None
+        self._tell(entered)
+        if backlog:
+            self._clock.at(backlog[0].arrival_s, self._come)
 
     def _let_in(self, count: int) -> dict[Entrance, None]:
         """Let in up to `count` requests that can be served; return where they entered, in order."""

@@ -67,12 +67,10 @@ def whole(column: str, value: object, least: int, expected: str) -> int:
     return int(count)
 
 
-def number(value: object) -> float:
+def number(value: Any) -> float:
     """Return a number from text or JSON, NaN for whatever is none."""
-    if not isinstance(value, str | int | float) or isinstance(value, bool):
-        return math.nan
     try:
-        return float(value)
+        return float(value) if type(value) in (str, int, float) else math.nan
     except (ValueError, OverflowError):
         return math.nan
 

@@ -308,7 +308,7 @@ class Columns:
             dropped = f"no {'output' if prompt else 'prompt'} tokens"
         if not dropped and bounds is not None:
             dropped = bounds.reason(prompt, output)
-        if not dropped and self.dropped[SKIPPED] < self.skip:
+        if self.skip and not dropped and self.dropped[SKIPPED] < self.skip:
             dropped = SKIPPED
         if dropped:
             self.dropped[dropped] += 1

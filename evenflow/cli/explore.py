@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -60,6 +59,8 @@ def explore_command(
     def opened(address: str) -> None:
         echo(address)
         if browser:
+            import webbrowser
+
             webbrowser.open(address)
 
     serve(asked, port, opened)

@@ -23,10 +23,6 @@ from evenflow.core.rules import rules_of
 from evenflow.core.world import Link, World
 from evenflow.costs import StageCost, balanced_by, balanced_layers, estimates, prefill_work
 from evenflow.costs.launches import LAUNCH_S, launched
-from evenflow.engines.compiling import compiling
-from evenflow.engines.consensus import DecodeLoop, PrefillLoop
-from evenflow.engines.lock_step import EngineLockStep, LockStep
-from evenflow.engines.loop import EngineLoop
 from evenflow.engines.rules import EngineRules
 from evenflow.engines.swap import SwapCache
 from evenflow.errors import PolicyError, UsageError, is_count
@@ -194,6 +190,8 @@ def _build_world(
     if speculative is not None:
         costs = speculative.drafted(costs, config.costs, hardware)
     if overheads.compile_s:
+        from evenflow.engines.compiling import compiling
+
         costs = compiling(costs, placed, overheads.compile_s, requests)
     predictor = _predictor(scheduler, config.workload.seed, beside)
     known = with_own_prefixes if config.kv.prefix_cache else list
@@ -251,12 +249,18 @@ def _loop(config: RunConfig, engines: int, rules: EngineRules) -> dict[str, Any]
             raise UsageError(words)
         if (rules.prefills or rules.receives) and groups > 1:
             raise UsageError("disaggregation_mode is for one engine; data_parallel: 1")
+        from evenflow.engines.consensus import DecodeLoop, PrefillLoop
+        from evenflow.engines.lock_step import EngineLockStep
+        from evenflow.engines.loop import EngineLoop
+
         together = {"loop": EngineLockStep, "loop_options": options}
         server = PrefillLoop if rules.prefills else DecodeLoop
         alone = {"loop": server if rules.prefills or rules.receives else EngineLoop}
         return together if groups > 1 else alone
     if groups == 1:
         return {"dispatch": dispatch}
+    from evenflow.engines.lock_step import LockStep
+
     return {"dispatch": dispatch, "loop": LockStep, "loop_options": options}
 
 

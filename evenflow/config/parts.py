@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -10,7 +10,6 @@ from pydantic_core import PydanticCustomError
 from evenflow.config.costs import Hardware
 from evenflow.core.routing import Router
 from evenflow.costs import StageCost, SwapCost
-from evenflow.engines.lock_step import PromptWait
 from evenflow.errors import MOST, is_count
 from evenflow.keys import (
     Count,
@@ -27,6 +26,9 @@ from evenflow.keys import (
 from evenflow.runtimes import EngineName, Holds, RuntimeOverheads, runtimes
 from evenflow.specs.memory import MemoryName
 
+if TYPE_CHECKING:
+    from evenflow.engines.lock_step import PromptWait
+
 
 class AttentionDpConfig(Keys):
     """Waiting of prompts for prompts of other groups, by TensorRT-LLM's options."""
@@ -38,8 +40,10 @@ class AttentionDpConfig(Keys):
     batching_wait_iters: Annotated[int, Field(ge=0)] = 10
     """Steps that they wait for more of them once all groups have one."""
 
-    def make(self) -> PromptWait | None:
+    def make(self) -> "PromptWait | None":
         """Return the wait, if there is one."""
+        from evenflow.engines.lock_step import PromptWait
+
         wait = PromptWait(self.timeout_iters, self.batching_wait_iters)
         return wait if self.enable_balance else None
 

@@ -31,7 +31,7 @@ LARGEST = 1e15
 """From here on the digits of a float are no longer those of a number."""
 BLOCK = 10_000
 """Rows that are written at a time."""
-PLAIN_WORD = re.compile("[A-Za-z0-9_ ][A-Za-z0-9_ -]*")
+PLAIN_WORD = re.compile("([A-Za-z0-9_ ][A-Za-z0-9_ -]*)?")
 FORMULA = re.compile("'*[=+@\\t\\r\\n-]")
 """Begins a cell of CSV that a spreadsheet would compute; an apostrophe before it makes it text."""
 
@@ -113,7 +113,7 @@ def _write_csv(file: BinaryIO, columns: Mapping[str, Any]) -> None:
     file.write(_csv([list(map(_inert, columns))]))
     for start in range(0, max(map(len, columns.values()), default=0), BLOCK):
         block = [column[start : start + BLOCK] for column in columns.values()]
-        plain = all(map(_is_plain, block))
+        plain = len(block) > 1 and all(map(_is_plain, block))  # csv quotes an empty word alone
         file.write(_lines(block) if plain else _csv(zip(*map(_cells, block), strict=True)))
 
 
@@ -161,22 +161,20 @@ def _cells(column: Any) -> list[Any]:
 def _is_plain(column: Any) -> bool:
     """Say whether JSON has a column's cells as CSV does, but for quotes around words."""
     if isinstance(column, list):
-        return False
+        return {*map(type, column)} == {str} and all(map(PLAIN_WORD.fullmatch, {*column}))
     if column.dtype.kind == "f":
         sizes = np.abs(column)
         return bool(np.all((sizes == 0) | ((sizes >= 1e-4) & (sizes < 1e16))))
-    if column.dtype.kind == "U":
-        return all(map(PLAIN_WORD.fullmatch, set(column.tolist())))
-    return column.dtype.kind in "iu"
+    return column.dtype.kind in "iu" or (column.dtype.kind == "U" and _is_plain(column.tolist()))
 
 
 def _lines(block: list[Any]) -> bytes:
     """Return plain columns as CSV; pydantic's JSON writes numbers much faster than Python."""
     from pydantic_core import to_json
 
-    rows = to_json(zip(*(column.tolist() for column in block), strict=True))[2:-2]
-    rows = rows.replace(b"],[", b"\n") + b"\n"
-    return rows.replace(b'"', b"") if any(column.dtype.kind == "U" for column in block) else rows
+    columns = (column if isinstance(column, list) else column.tolist() for column in block)
+    rows = to_json(zip(*columns, strict=True))[2:-2]
+    return rows.replace(b"],[", b"\n").replace(b'"', b"") + b"\n"
 
 
 def write_summaries(path: Path, label: str, summaries: Mapping[str, Mapping[str, Any]]) -> None:

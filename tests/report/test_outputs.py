@@ -58,7 +58,7 @@ def test_each_array_of_a_run_is_a_column_of_one_table() -> None:
 @settings(max_examples=50)
 @given(
     st.lists(st.floats(width=64), min_size=1),
-    st.sampled_from([["a"], ["fill drain", "x"], ["a,b", "c"], ['"', "é"], [""]]),
+    st.sampled_from([["a"], ["fill drain", "x"], ["a,b", "c"], ['"', "é"], [""], ["", "a"]]),
 )
 def test_numbers_are_written_as_python_writes_them(values: list[float], words: list[str]) -> None:
     words = [words[index % len(words)] for index in range(len(values))]
@@ -74,6 +74,11 @@ def test_numbers_are_written_as_python_writes_them(values: list[float], words: l
     rows = [("i", "x", "w", "l"), *zip(range(len(values)), cells, words, words, strict=True)]
     csv.writer(expected, lineterminator="\n").writerows(rows)
     assert written == expected.getvalue()
+
+
+def test_an_empty_word_alone_in_its_row_is_in_quotes(tmp_path: Path) -> None:
+    write_table(tmp_path / "t.csv", {"word": ["", "a"]})
+    assert (tmp_path / "t.csv").read_text() == 'word\n""\na\n'  # else the row would be no row
 
 
 def test_stages_are_written_one_after_the_other(tmp_path: Path) -> None:

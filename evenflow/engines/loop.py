@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from evenflow.compiled import mypyc_attr
@@ -95,6 +95,51 @@ class EngineLoop(Loop):
         self._unsent: MicroBatch | None = None
         self._waits_first = rules.waits_first
         self._holds = False  # until stage 0 is free
+
+    @property
+    def goes_round(self) -> bool:
+        """Whether its places go round while nothing comes: none waits for stage 0 or its slot."""
+        queues = self.engines[0].queues
+        slotted = isinstance(queues, EngineQueues) and queues.slotted
+        return not (slotted or self._waits_first or self._looks is not None)
+
+    @property
+    def sends_later(self) -> bool:
+        """Whether what is chosen is sent with the next return."""
+        return self._needs_tokens
+
+    @property
+    def is_round(self) -> bool:
+        """Whether it waits for a micro-batch, and the next returns bring the same questions."""
+        if not self._waits or self._back or self.unseen or self._answers[0] is None:
+            return False
+        last = self._answers[-1]
+        return self._unsent is last is not None if self._needs_tokens else self._unsent is None
+
+    def go_round(self, flying: Sequence[MicroBatch], rounds: int) -> None:
+        """Turn the places by as many returns; `flying` are what is in flight now, in order.
+
+        A place without a micro-batch takes a question, too. Where decodes run ahead of a round, the
+        last place is again that of the first group.
+        """
+        answers, queues = self._answers, self.engines[0].queues
+        ahead = queues.ahead if isinstance(queues, EngineQueues) else 0
+        size = ahead or len(answers)
+        taken = [at for at, batch in enumerate(answers) if batch is not None and at < size]
+        shift, last = taken[rounds % len(taken)], len(answers) - size
+        places = sorted([(at - shift) % size for at in taken] + [size] * last)
+        self._answers = deque([None] * len(answers))
+        for at, batch in zip(places, flying, strict=True):
+            self._answers[at] = batch
+        if self._needs_tokens:
+            self._unsent = flying[-1]
+        self.travelling.rotate(-rounds)
+        if isinstance(queues, EngineQueues):
+            queues.asked += rounds // len(taken) * size + shift
+            ready_at = [queues.asked + at for at in places[1:]]
+            queues.resting.rotate(-rounds)
+            groups = [group for _, group in queues.resting]
+            queues.resting = deque(zip(ready_at, groups, strict=True)) if groups else deque()
 
     def _add(self, request: Request) -> str | None:
         """Take an arrival, which the engine sees when it does not wait."""

@@ -157,7 +157,7 @@ class VLLMV1(Policy):
         if limit and by_priority:
             raise ValueError(f"long_prefill_token_threshold {limit} goes with fcfs, not priority")
         in_turns = self.prefill_schedule_interval > 1 or self.data_parallel > 1
-        self._is_plain = not (in_turns or by_priority or limit or self.async_scheduling)
+        self._is_plain = not (in_turns or by_priority or limit)
         self._limit = UNLIMITED
         self._prefilled = -self.prefill_schedule_interval  # the last micro-batch that did
         self._behind = self._holds = False
@@ -178,7 +178,13 @@ class VLLMV1(Policy):
     def sends_whole(self, decodes: int, running: int, depth: int) -> bool:
         return self._is_plain and decodes <= self.max_num_batched_tokens
 
-    def schedule(self, view: EngineView) -> Iterator[Plan]:
+    def schedule(self, view: EngineView) -> Plan | Iterator[Plan]:
+        if self._is_plain and not (view.num_waiting or view.partials):
+            most = min(self.limits(view))
+            return decodes_only(min(view.ready_decodes, most), "arrival", "latest_admitted")
+        return self._in_parts(view)
+
+    def _in_parts(self, view: EngineView) -> Iterator[Plan]:
         preemptions = view.preemptions
         cadence = self.prefill_schedule_interval
         since = view.sent + 1 - self._prefilled

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenflow.engines.loop import EngineLoop
 from evenflow.results.run import TALLY, RunResult
 from evenflow.schedulers.sarathi import Sarathi
 from evenflow.sim import World, runtimes, simulate_replicas
@@ -27,28 +28,45 @@ POLICIES: list[tuple[str, dict[str, object]]] = [
     ("vllm_v1", {"max_num_batched_tokens": 64, "async_scheduling": False, "max_num_seqs": 16}),
     ("vllm_balanced", {"share": "decodes", "async_scheduling": False, "max_num_seqs": 7}),
 ]
+AHEAD: list[tuple[str, dict[str, object]]] = [
+    ("vllm_v1", {"max_num_batched_tokens": 64, "async_scheduling": "v2", "max_num_seqs": 16}),
+    ("vllm_v1", {"max_num_batched_tokens": 24, "async_scheduling": "v2", "max_num_seqs": 12}),
+]
 ROUTERS = st.sampled_from(["round_robin", "least_outstanding", "prefix_affinity"])
+IN_TURNS: dict[str, Any] = {"loop": EngineLoop}
 
 
 @st.composite
 def coasting(draw: st.DrawFn) -> World:
     """Worlds that coast, of all such policies: with few pages, and returns at one instant."""
     depth = draw(st.integers(1, 5))
+    ahead = draw(st.integers(0, 2)) == 0
+    asked = draw(requests())
+    most: list[int | None] = [depth, depth, None]
+    ways: list[dict[str, Any]] = [{"dispatch": "stage0"}, {"dispatch": "eager"}, IN_TURNS]
+    if ahead:
+        most, ways = [depth + 1, depth + 1, depth + 2], [IN_TURNS]
+        asked = [replace(one, max_new_tokens=draw(limits(one))) for one in asked]
     times_s = st.sampled_from([(0.005, 0.0001), (0.005, 0.0), (0.0, 0.001), (0.0, 0.001)])
     return small_world(
-        draw(requests()),
-        *draw(st.sampled_from(POLICIES)),
+        asked,
+        *draw(st.sampled_from(AHEAD if ahead else POLICIES)),
         depth=depth,
         times_s=draw(times_s),
         max_model_len=MAX_MODEL_LEN,
         total_pages=draw(st.sampled_from([16, 20, 32, 400])),
-        max_in_flight=draw(st.sampled_from([depth, depth, None])),
-        dispatch=draw(st.sampled_from(["stage0", "stage0", "eager"])),
+        max_in_flight=draw(st.sampled_from(most)),
         overheads=runtimes()[draw(st.sampled_from(["ideal", "ideal", "vllm", "gllm"]))].stages,
         link=draw(st.sampled_from(LINKS)),
         prefix_cache=draw(st.booleans()),
         concurrency=draw(st.sampled_from([None, None, 3])),
+        **draw(st.sampled_from(ways)),
     )
+
+
+def limits(request: Request) -> st.SearchStrategy[int | None]:
+    """Limits of a client: exactly its output, or a little more."""
+    return st.sampled_from([None, None, None, request.output_tokens + 5])
 
 
 def run(world: World, **options: Any) -> tuple[list[RunResult], list[tuple[float, list[int]]]]:

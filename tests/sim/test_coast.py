@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenflow.costs.base import BatchShape
 from evenflow.engines.loop import EngineLoop
+from evenflow.engines.view import EngineView
 from evenflow.results.run import TALLY, RunResult
 from evenflow.schedulers.sarathi import Sarathi
+from evenflow.schedulers.vllm import VLLMV1
 from evenflow.sim import World, runtimes, simulate_replicas
 from evenflow.types import Plan, Request, View
 from tests.amounts import many
@@ -104,6 +108,34 @@ def test_a_run_that_coasts_is_the_run_in_which_each_micro_batch_is_asked_for(
         assert_same(replace(result, kept_tally=None), replace(whole, kept_tally=None))
 
 
+class SlowPairs(NamedTuple):
+    """A second on each stage, but ten on the first for two decodes or more."""
+
+    depth: int
+
+    def times(self, batch: BatchShape) -> list[float]:
+        return [10.0 if batch.decode_tokens > 1 else 1.0, *[1.0] * (self.depth - 1)]
+
+    def transfer_bytes(self, batch: BatchShape) -> float:
+        return 0.0
+
+
+def test_groups_that_are_back_once_stage_0_is_free_go_together() -> None:
+    arrivals_s = [0.0, 1.0, 2.0, 2.0]
+    asked = [Request(number, at_s, 10, 4) for number, at_s in enumerate(arrivals_s)]
+    (result,) = simulate_replicas(small_world(asked, depth=3, costs=SlowPairs(3)), whole=False)
+    # The pair holds stage 0 from 5 to 15 s; requests 0 and 1 are back at 6 and 7 s.
+    assert result.completion_s.tolist() == [47.0, 47.0, 57.0, 57.0]
+
+
+def test_a_prompt_that_comes_before_stage_0_is_free_goes_with_the_decode_that_waits() -> None:
+    arrivals_s = [0.0, 1.0, 1.0, 10.0]
+    asked = [Request(number, at_s, 10, 4) for number, at_s in enumerate(arrivals_s)]
+    (result,) = simulate_replicas(small_world(asked, depth=2, costs=SlowPairs(2)), whole=False)
+    # The pair holds stage 0 from 3 to 13 s; request 0 is back at 4 s.
+    assert result.first_token_s.tolist() == [2.0, 3.0, 3.0, 15.0]
+
+
 asked: list[int] = []
 
 
@@ -136,3 +168,26 @@ def test_only_a_policy_that_says_so_itself_is_not_asked_about_a_stretch(
     world = small_world([Request(0, 0.0, 10, 7)], make_scheduler=policy)
     (result,) = simulate_replicas(world, whole=False)
     assert (asked, result.completion_s.tolist()) == (ready, [7.0])
+
+
+class AheadAndAsked(VLLMV1):
+    """vLLM's policy, which notes the decodes that it is asked about."""
+
+    def sends_whole(self, decodes: int, running: int, depth: int) -> bool:
+        return super().sends_whole(decodes, running, depth)
+
+    def schedule(self, view: EngineView) -> Plan | Iterator[Plan]:
+        asked.append(view.ready_decodes)
+        return super().schedule(view)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_decodes_that_run_ahead_are_not_asked_about_up_to_the_last(depth: int) -> None:
+    asked.clear()
+    options: dict[str, Any] = {"loop": EngineLoop, "max_in_flight": depth + 1, "depth": depth}
+    world = small_world(
+        [Request(0, 0.0, 10, 50)], make_scheduler=lambda: AheadAndAsked(depth=depth), **options
+    )
+    (result,) = simulate_replicas(world, whole=False)
+    assert result.completion_s.tolist() == [50.0 * depth]
+    assert asked == [0, 1, 1, 1]  # the prompt, two until the prompt is back, and the last

@@ -12,8 +12,9 @@ from setuptools.command.sdist import sdist
 HOT = """
 evenflow/core/batch.py evenflow/core/batcher.py evenflow/core/decodes.py evenflow/core/kv.py
 evenflow/core/loop.py evenflow/core/queues.py evenflow/core/scheduling.py evenflow/costs/base.py
-evenflow/costs/roofline.py evenflow/engines/ahead.py evenflow/engines/append_only.py
-evenflow/engines/lock_step.py evenflow/engines/loop.py evenflow/engines/queues.py
+evenflow/costs/roofline.py evenflow/engines/again.py evenflow/engines/ahead.py
+evenflow/engines/append_only.py evenflow/engines/lock_step.py evenflow/engines/loop.py
+evenflow/engines/queues.py
 evenflow/engines/radix.py evenflow/engines/speculation.py evenflow/engines/swap.py
 evenflow/engines/upkeep.py evenflow/engines/view.py
 evenflow/results/recorder.py evenflow/schedulers/admission.py

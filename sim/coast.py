@@ -52,7 +52,7 @@ class Coast:
         self._returned = returned
         self._eager = eager
         self._ahead = int(isinstance(queues, EngineQueues) and queues.ahead > 0)
-        self._late = int(isinstance(loop, EngineLoop) and loop.sends_later)
+        self._late = int(isinstance(loop, EngineLoop) and loop.needs_tokens)
         self.calls = (returned, tandem.freed)
 
     def go(self) -> None:
@@ -63,8 +63,9 @@ class Coast:
         if isinstance(loop, EngineLoop) and not loop.is_round:
             return
         flying = list(queues.in_flight.values())
-        if not flying or not all(_decodes(batch) for batch in flying):
-            return
+        for batch in flying:
+            if batch.chunks or type(batch.decodes) not in (DecodeGroup, AheadGroup):
+                return
         back_s, until_s = self._clock.due(self._returned)
         if len(back_s) != len(flying) - self._late:
             return
@@ -193,10 +194,6 @@ def coast_of(
         return None
     eager = in_turns or world.dispatch == "eager"
     return Coast(clock, loop, policy, pipeline, returned, eager=eager)
-
-
-def _decodes(batch: MicroBatch) -> bool:
-    return not batch.chunks and type(batch.decodes) in (DecodeGroup, AheadGroup)
 
 
 def _turned(items: list[T], rounds: int) -> list[T]:

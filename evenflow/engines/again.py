@@ -27,7 +27,7 @@ def groups_ahead(queues: EngineQueues, flying: Sequence[MicroBatch]) -> list[Dec
     groups = groups[-1:] + groups[:-1]
     for index, batch in enumerate(flying):
         members, ahead = groups[index % len(groups)].members, sent_of(batch).ahead
-        if ahead is None or ahead.keys() != members.keys():
+        if not ahead or ahead.keys() != members.keys():
             return []
     for group in groups:
         last_s = last_token_s(group)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evenflow.costs.base import BatchShape
@@ -91,7 +91,18 @@ def light(result: RunResult) -> RunResult:
     return replace(result, kept_tally=result.tally, **none)
 
 
+EARLY = small_world(  # the group that the first leaves is empty, and rests
+    [Request(0, 0.0, 1, 52, max_new_tokens=57), Request(1, 0.5, 1, 4)],
+    *AHEAD[0],
+    depth=2,
+    times_s=(0.005, 0.0),
+    max_in_flight=3,
+    **IN_TURNS,
+)
+
+
 @settings(max_examples=many(1000), deadline=None)
+@example(EARLY, 1, "round_robin")
 @given(coasting() | worlds(), st.integers(1, 3), ROUTERS)
 def test_a_run_that_coasts_is_the_run_in_which_each_micro_batch_is_asked_for(
     world: World, replicas: int, router: Any

@@ -217,8 +217,9 @@ class EngineLoop(Loop):
     def _will_change(self) -> bool:
         """Say whether the next question may find more, without an arrival."""
         queues = [engine.queues for engine in self.engines]
-        resting = (isinstance(one, EngineQueues) and one.resting for one in queues)
-        return any(one.in_flight for one in queues) or any(resting)
+        return any(
+            one.in_flight or (isinstance(one, EngineQueues) and one.resting) for one in queues
+        )
 
     def _is_held_up(self, preemptions: int) -> bool:
         """Say whether a policy asks to be woken, or KV moves and none was preempted meanwhile."""

@@ -147,7 +147,17 @@ def test_a_prompt_that_comes_before_stage_0_is_free_goes_with_the_decode_that_wa
     assert result.first_token_s.tolist() == [2.0, 3.0, 3.0, 15.0]
 
 
-asked: list[int] = []
+def test_a_prompt_finds_the_turn_without_a_decode_after_a_stretch() -> None:
+    arrivals_s, outputs = [0.0, 0.5, 15.5], [30, 30, 2]
+    asked = [Request(i, at_s, 10, outputs[i]) for i, at_s in enumerate(arrivals_s)]
+    params = {"async_scheduling": "v2"}
+    world = small_world(asked, "vllm_v1", params, depth=3, max_in_flight=4, **IN_TURNS)
+    (result,) = simulate_replicas(world, whole=False)
+    # Request 1 is back at 16 s; the turn after its is nobody's, and the next that of request 0.
+    assert result.first_token_s.tolist() == [3.0, 7.0, 20.0]
+
+
+asked: list[Any] = []
 
 
 class Own(Sarathi):
@@ -182,23 +192,24 @@ def test_only_a_policy_that_says_so_itself_is_not_asked_about_a_stretch(
 
 
 class AheadAndAsked(VLLMV1):
-    """vLLM's policy, which notes the decodes that it is asked about."""
+    """vLLM's policy, which notes the decodes that it is asked about, and in which question."""
 
     def sends_whole(self, decodes: int, running: int, depth: int) -> bool:
         return super().sends_whole(decodes, running, depth)
 
     def schedule(self, view: EngineView) -> Plan | Iterator[Plan]:
-        asked.append(view.ready_decodes)
+        asked.append((view.ready_decodes, view.asked))
         return super().schedule(view)
 
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_decodes_that_run_ahead_are_not_asked_about_up_to_the_last(depth: int) -> None:
     asked.clear()
-    options: dict[str, Any] = {"loop": EngineLoop, "max_in_flight": depth + 1, "depth": depth}
+    options: dict[str, Any] = {"depth": depth, "max_in_flight": depth + 1, **IN_TURNS}
     world = small_world(
         [Request(0, 0.0, 10, 50)], make_scheduler=lambda: AheadAndAsked(depth=depth), **options
     )
     (result,) = simulate_replicas(world, whole=False)
     assert result.completion_s.tolist() == [50.0 * depth]
-    assert asked == [0, 1, 1, 1]  # the prompt, two until the prompt is back, and the last
+    # The prompt, two until it is back, and the last, one in each round of the stages.
+    assert asked == [(0, 1), (1, 1 + depth), (1, 1 + 2 * depth), (1, 1 + 49 * depth)]

@@ -96,8 +96,7 @@ class EngineLoop(Loop):
         self._waits_first = rules.waits_first
         self._holds = False  # until stage 0 is free
         self._ahead = queues.ahead if isinstance(queues, EngineQueues) else 0
-        in_turn = slots or self._waits_first or self._looks is not None
-        self.goes_round = not in_turn and self._ahead in (0, self._num_places - 1)
+        self.goes_round = not (slots or self._waits_first or self._looks is not None)
 
     @property
     def is_round(self) -> bool:

@@ -52,7 +52,7 @@ def coasting(draw: st.DrawFn) -> World:
         most, ways = [depth + 1, depth + 1, depth + 2], [IN_TURNS]
         asked = [replace(one, max_new_tokens=draw(limits(one))) for one in asked]
     times_s = st.sampled_from([(0.005, 0.0001), (0.005, 0.0), (0.0, 0.001), (0.0, 0.001)])
-    return small_world(
+    world = small_world(
         asked,
         *draw(st.sampled_from(AHEAD if ahead else POLICIES)),
         depth=depth,
@@ -64,8 +64,8 @@ def coasting(draw: st.DrawFn) -> World:
         link=draw(st.sampled_from(LINKS)),
         prefix_cache=draw(st.booleans()),
         concurrency=draw(st.sampled_from([None, None, 3])),
-        **draw(st.sampled_from(ways)),
     )
+    return replace(world, **draw(st.sampled_from(ways)))
 
 
 def limits(request: Request) -> st.SearchStrategy[int | None]:

@@ -22,7 +22,7 @@ def groups_ahead(queues: EngineQueues, flying: Sequence[MicroBatch]) -> list[Dec
     times.
     """
     groups = [group for _, group in queues.resting]
-    if queues.owed or not groups or len(groups) != len(flying) - 1:
+    if not groups or len(groups) != len(flying) - 1:
         return []
     groups = groups[-1:] + groups[:-1]
     for index, batch in enumerate(flying):

@@ -12,9 +12,8 @@ from setuptools.command.sdist import sdist
 HOT = """
 evenflow/core/batch.py evenflow/core/batcher.py evenflow/core/decodes.py evenflow/core/kv.py
 evenflow/core/loop.py evenflow/core/queues.py evenflow/core/scheduling.py evenflow/costs/base.py
-evenflow/costs/roofline.py evenflow/engines/again.py evenflow/engines/ahead.py
-evenflow/engines/append_only.py evenflow/engines/lock_step.py evenflow/engines/loop.py
-evenflow/engines/queues.py
+evenflow/costs/roofline.py evenflow/engines/ahead.py evenflow/engines/append_only.py
+evenflow/engines/lock_step.py evenflow/engines/loop.py evenflow/engines/queues.py
 evenflow/engines/radix.py evenflow/engines/speculation.py evenflow/engines/swap.py
 evenflow/engines/upkeep.py evenflow/engines/view.py
 evenflow/results/recorder.py evenflow/schedulers/admission.py
@@ -22,7 +21,7 @@ evenflow/schedulers/limits.py evenflow/schedulers/reserving.py evenflow/schedule
 evenflow/schedulers/sglang.py evenflow/schedulers/td_pipe.py
 evenflow/schedulers/token_throttling.py evenflow/schedulers/trtllm.py evenflow/schedulers/vllm.py
 evenflow/sim/arrivals.py evenflow/sim/clock.py evenflow/sim/coast.py evenflow/sim/driver.py
-evenflow/sim/stages.py evenflow/sim/tandem.py evenflow/study/early.py
+evenflow/sim/engine_coast.py evenflow/sim/stages.py evenflow/sim/tandem.py evenflow/study/early.py
 """
 
 

@@ -10,16 +10,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from evenflow.core.batch import MicroBatch
-from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import DecodeGroup
-from evenflow.core.kv import KvCache
 from evenflow.core.loop import Loop
-from evenflow.core.queues import Queues
-from evenflow.core.world import World
-from evenflow.engines.again import groups_ahead, last_token_s, note_ahead
-from evenflow.engines.ahead import AheadGroup
-from evenflow.engines.loop import EngineLoop
-from evenflow.engines.queues import EngineQueues
 from evenflow.schedulers.limits import Policy
 from evenflow.sim.clock import SimClock
 from evenflow.sim.tandem import Tandem
@@ -30,8 +22,13 @@ T = TypeVar("T")
 class Coast:
     """Sends groups of decodes again, as the loop would, on from the end of an instant.
 
-    `calls`: those of the pipeline that the clock has queued. `eager`: as the loop is.
+    `calls`: those of the pipeline that the clock has queued. `eager`: as the loop is. Of engines
+    that differ, groups are of another `kind`, `ahead` by a step, or sent one return `late`.
     """
+
+    kind: type[DecodeGroup] = DecodeGroup
+    ahead = 0
+    late = 0
 
     def __init__(
         self,
@@ -46,39 +43,47 @@ class Coast:
         self._clock = clock
         self._loop = loop
         self._engine = loop.engines[0]
-        self._queues = queues = self._engine.queues
+        self._queues = self._engine.queues
         self._policy = policy
         self._tandem = tandem
         self._returned = returned
         self._eager = eager
-        self._ahead = int(isinstance(queues, EngineQueues) and queues.ahead > 0)
-        self._late = int(isinstance(loop, EngineLoop) and loop.needs_tokens)
         self.calls = (returned, tandem.freed)
 
     def go(self) -> None:
         """Serve all rounds up to the first that may be another's business."""
-        queues, loop = self._queues, self._loop
+        queues = self._queues
         if queues.ready.num_sequences or queues.waiting_tokens or queues.aborted:
-            return
-        if isinstance(loop, EngineLoop) and not loop.is_round:
             return
         flying = list(queues.in_flight.values())
         for batch in flying:
-            if batch.chunks or type(batch.decodes) not in (DecodeGroup, AheadGroup):
+            if batch.chunks or type(batch.decodes) is not self.kind:
                 return
         back_s, until_s = self._clock.due(self._returned)
-        if len(back_s) != len(flying) - self._late:
+        if len(back_s) != len(flying) - self.late:
             return
-        groups = [batch.decodes for batch in flying if batch.decodes is not None]
-        last_s: list[float] = []
-        if self._ahead:
-            assert isinstance(queues, EngineQueues)
-            groups = groups_ahead(queues, flying)
-            last_s = [last_token_s(group) for group in groups]
+        groups, last_s = self.groups(flying)
         if groups:
             rounds = self._go_round(flying, groups, last_s, back_s, until_s)
             if rounds:
                 self._move_on(flying, groups, last_s, back_s, rounds)
+
+    def groups(self, flying: list[MicroBatch]) -> tuple[list[DecodeGroup], list[float]]:
+        """Return the groups that `flying` decode in turn, none where the next return changes them.
+
+        Where they run ahead, also when their last tokens came.
+        """
+        return [batch.decodes for batch in flying if batch.decodes is not None], []
+
+    def turn(
+        self,
+        flying: list[MicroBatch],
+        groups: list[DecodeGroup],
+        last_s: list[float],
+        rounds: int,
+    ) -> None:
+        """Note in the loop that as many returned; the rest is in order as it is then."""
+        self._loop.travelling.rotate(-rounds)
 
     def _go_round(
         self,
@@ -94,7 +99,7 @@ class Coast:
         tokens came, and is updated.
         """
         queues, policy, tandem, pool = self._queues, self._policy, self._tandem, self._engine.pool
-        depth, ahead, late = self._engine.depth, self._ahead, self._late
+        depth, ahead, late = self._engine.depth, self.ahead, self.late
         size, sent, kinds = len(flying), len(back_s), len(groups)
         rounds = 0
         while True:
@@ -156,44 +161,13 @@ class Coast:
         rounds: int,
     ) -> None:
         """Bring the order of what is in flight, and the clock, up to date."""
-        queues, loop = self._queues, self._loop
+        queues = self._queues
         flying = _turned(flying, rounds)
         queues.in_flight.clear()
         for batch in flying:
             queues.in_flight[batch.batch_id] = batch
-        if isinstance(loop, EngineLoop):
-            loop.go_round(flying, rounds)
-        else:
-            loop.travelling.rotate(-rounds)
-        if self._ahead:
-            note_ahead(flying, _turned(groups, rounds), _turned(last_s, rounds))
+        self.turn(flying, _turned(groups, rounds), last_s and _turned(last_s, rounds), rounds)
         self._clock.move(self._returned, _turned(back_s, rounds), min(rounds, len(back_s)))
-
-
-def coast_of(
-    clock: SimClock,
-    world: World,
-    loop: Loop,
-    pipeline: object,
-    returned: Callable[[float], None],
-) -> Coast | None:
-    """Return what serves a loop's stretches of decodes; None where they could go another way."""
-    engine = loop.engines[0]
-    queues, policy = engine.queues, engine.scheduler
-    in_turns = type(loop) is EngineLoop and loop.goes_round
-    if (
-        not (type(loop) is Loop or in_turns)
-        or len(loop.engines) > 1
-        or type(engine) is not Batcher
-        or type(queues.kv) is not KvCache
-        or (queues.kv.keeps and type(queues) is not Queues)  # an engine's decodes change its cache
-        or type(pipeline) is not Tandem
-        or not isinstance(policy, Policy)
-        or "sends_whole" not in vars(type(policy))
-    ):
-        return None
-    eager = in_turns or world.dispatch == "eager"
-    return Coast(clock, loop, policy, pipeline, returned, eager=eager)
 
 
 def _turned(items: list[T], rounds: int) -> list[T]:

@@ -26,10 +26,6 @@ class Coast:
     that differ, groups are of another `kind`, `ahead` by a step, or sent one return `late`.
     """
 
-    kind: type[DecodeGroup] = DecodeGroup
-    ahead = 0
-    late = 0
-
     def __init__(
         self,
         clock: SimClock,
@@ -49,6 +45,8 @@ class Coast:
         self._returned = returned
         self._eager = eager
         self.calls = (returned, tandem.freed)
+        self.kind: type[DecodeGroup] = DecodeGroup
+        self.ahead = self.late = 0
 
     def go(self) -> None:
         """Serve all rounds up to the first that may be another's business."""

@@ -169,7 +169,6 @@ def coast_of(
     if type(loop) is Loop:
         eager = world.dispatch == "eager"
         return Coast(clock, loop, policy, pipeline, returned, eager=eager)
-    from evenflow.sim.engine_coast import kind_of  # what serves plainly needs no engines
+    from evenflow.sim.engine_coast import engine_coast  # what serves plainly needs no engines
 
-    kind = kind_of(loop)
-    return None if kind is None else kind(clock, loop, policy, pipeline, returned, eager=True)
+    return engine_coast(clock, loop, policy, pipeline, returned)

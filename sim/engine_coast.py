@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from evenflow.core.batch import MicroBatch
 from evenflow.core.decodes import DecodeGroup
 from evenflow.core.loop import Loop
 from evenflow.engines.ahead import AheadGroup
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.queues import EngineQueues, sent_of
+from evenflow.schedulers.limits import Policy
+from evenflow.sim.clock import SimClock
 from evenflow.sim.coast import Coast
+from evenflow.sim.tandem import Tandem
 
 
 class EngineCoast(Coast):
@@ -37,9 +42,6 @@ class AheadCoast(EngineCoast):
     In step a micro-batch returns, its group takes a token and is sent again. Ahead a group has
     another micro-batch on its way by then, so that one more is in flight than there are groups.
     """
-
-    kind = AheadGroup
-    ahead = 1
 
     def groups(self, flying: list[MicroBatch]) -> tuple[list[DecodeGroup], list[float]]:
         """Return none, too, where a token on its way ends a request, or a group's last ones came at
@@ -86,17 +88,19 @@ class AheadCoast(EngineCoast):
             batch.decodes.slot, batch.decodes.context = batch.slot, batch.decode_context
 
 
-class LateCoast(AheadCoast):
-    """The same where what is chosen is sent with the next return."""
-
-    late = 1
-
-
-def kind_of(loop: Loop) -> type[EngineCoast] | None:
+def engine_coast(
+    clock: SimClock,
+    loop: Loop,
+    policy: Policy,
+    tandem: Tandem,
+    returned: Callable[[float], None],
+) -> EngineCoast | None:
     """Return what serves the stretches of a loop; None where they could go another way."""
     if type(loop) is not EngineLoop or not loop.goes_round:
         return None
     queues = loop.engines[0].queues
     if not (isinstance(queues, EngineQueues) and queues.ahead):
-        return EngineCoast
-    return LateCoast if loop.needs_tokens else AheadCoast
+        return EngineCoast(clock, loop, policy, tandem, returned, eager=True)
+    coast = AheadCoast(clock, loop, policy, tandem, returned, eager=True)
+    coast.kind, coast.ahead, coast.late = AheadGroup, 1, int(loop.needs_tokens)
+    return coast

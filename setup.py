@@ -21,7 +21,7 @@ evenflow/schedulers/limits.py evenflow/schedulers/reserving.py evenflow/schedule
 evenflow/schedulers/sglang.py evenflow/schedulers/td_pipe.py
 evenflow/schedulers/token_throttling.py evenflow/schedulers/trtllm.py evenflow/schedulers/vllm.py
 evenflow/sim/arrivals.py evenflow/sim/clock.py evenflow/sim/coast.py evenflow/sim/driver.py
-evenflow/sim/stages.py evenflow/sim/tandem.py evenflow/study/early.py
+evenflow/sim/engine_coast.py evenflow/sim/stages.py evenflow/sim/tandem.py evenflow/study/early.py
 """
 
 

@@ -7,23 +7,23 @@ only numbers change; whatever else happens ends the stretch, and is left to the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from evenflow.core.batch import MicroBatch
-from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import DecodeGroup
-from evenflow.core.kv import KvCache
 from evenflow.core.loop import Loop
-from evenflow.core.queues import Queues
-from evenflow.core.world import World
 from evenflow.schedulers.limits import Policy
 from evenflow.sim.clock import SimClock
 from evenflow.sim.tandem import Tandem
+
+T = TypeVar("T")
 
 
 class Coast:
     """Sends groups of decodes again, as the loop would, on from the end of an instant.
 
-    `calls`: those of the pipeline that the clock has queued. `eager`: as the loop is.
+    `calls`: those of the pipeline that the clock has queued. `eager`: as the loop is. Of engines
+    that differ, groups are of another `kind`, `ahead` by a step, or sent one return `late`.
     """
 
     def __init__(
@@ -37,14 +37,16 @@ class Coast:
         eager: bool,
     ) -> None:
         self._clock = clock
+        self._loop = loop
         self._engine = loop.engines[0]
         self._queues = self._engine.queues
         self._policy = policy
         self._tandem = tandem
-        self._travelling = loop.travelling
         self._returned = returned
         self._eager = eager
         self.calls = (returned, tandem.freed)
+        self.kind: type[DecodeGroup] = DecodeGroup
+        self.ahead = self.late = 0
 
     def go(self) -> None:
         """Serve all rounds up to the first that may be another's business."""
@@ -52,88 +54,121 @@ class Coast:
         if queues.ready.num_sequences or queues.waiting_tokens or queues.aborted:
             return
         flying = list(queues.in_flight.values())
-        if not flying or not all(_decodes(batch) for batch in flying):
-            return
+        for batch in flying:
+            if batch.chunks or type(batch.decodes) is not self.kind:
+                return
         back_s, until_s = self._clock.due(self._returned)
-        if len(back_s) != len(flying):
+        if len(back_s) != len(flying) - self.late:
             return
-        rounds = self._go_round(flying, back_s, until_s)
-        if rounds:
-            self._move_on(flying, back_s, rounds)
+        groups, last_s = self.groups(flying)
+        if groups:
+            rounds = self._go_round(flying, groups, last_s, back_s, until_s)
+            if rounds:
+                self._move_on(flying, groups, last_s, back_s, rounds)
 
-    def _go_round(self, flying: list[MicroBatch], back_s: list[float], until_s: float) -> int:
-        """Send in turn what is in flight, back at `back_s`, which is updated; return how often."""
-        queues, policy, tandem, kv = self._queues, self._policy, self._tandem, self._queues.kv
-        pool, depth = kv.pool, self._engine.depth
-        rounds = place = 0
-        last = len(flying) - 1
+    def groups(self, flying: list[MicroBatch]) -> tuple[list[DecodeGroup], list[float]]:
+        """Return the groups that `flying` decode in turn, none where the next return changes them.
+
+        Where they run ahead, also when their last tokens came.
+        """
+        return [batch.decodes for batch in flying if batch.decodes is not None], []
+
+    def turn(
+        self,
+        flying: list[MicroBatch],
+        groups: list[DecodeGroup],
+        last_s: list[float],
+        rounds: int,
+    ) -> None:
+        """Note in the loop that as many returned; the rest is in order as it is then."""
+        self._loop.travelling.rotate(-rounds)
+
+    def _go_round(
+        self,
+        flying: list[MicroBatch],
+        groups: list[DecodeGroup],
+        last_s: list[float],
+        back_s: list[float],
+        until_s: float,
+    ) -> int:
+        """Send in turn what is in flight, back at `back_s`, which is updated; return how often.
+
+        The `groups` of decodes take turns, too. Where they run ahead, `last_s` is when their last
+        tokens came, and is updated.
+        """
+        queues, policy, tandem, pool = self._queues, self._policy, self._tandem, self._engine.pool
+        depth, ahead, late = self._engine.depth, self.ahead, self.late
+        size, sent, kinds = len(flying), len(back_s), len(groups)
+        rounds = 0
         while True:
-            then = place + 1 if place < last else 0
+            place = rounds % sent
             returned_s = back_s[place]
             now_s = returned_s if self._eager else max(returned_s, tandem.free_s)
-            if now_s >= until_s or (last and back_s[then] <= now_s):
+            if now_s >= until_s or (sent > 1 and back_s[(rounds + 1) % sent] <= now_s):
                 break
-            batch = flying[place]
-            group = batch.decodes
-            assert group is not None
-            tick, size = group.tick + 1, len(group.members)
-            if tick in group.finish_at:
+            group = groups[(rounds + ahead) % kinds]
+            if group.tick + 1 in group.finish_at:
                 break
+            tick, rows = group.tick + 1 - ahead, len(group.members)
             due = len(group.page_at[tick]) if tick in group.page_at else 0
-            if due > pool.free_pages or not policy.sends_whole(size, queues.running_decodes, depth):
+            if due > pool.free_pages or not policy.sends_whole(rows, queues.running_decodes, depth):
                 break
-            group.step(returned_s, queues.gap_s, queues.gap_count)
+            batch = flying[rounds % size]
+            if late:
+                unsent = flying[(rounds - 1) % size]
+                unsent.scheduled_s = now_s
+                back_s[place] = tandem.send(unsent)
+            if ahead:
+                queues.gap_s.append(returned_s - last_s[rounds % kinds])
+                queues.gap_count.append(len(groups[rounds % kinds].members))
+                last_s[rounds % kinds] = returned_s
+            else:
+                group.step(returned_s, queues.gap_s, queues.gap_count)
             if due:
                 group.grow(pool.allocate(due), pool.page_tokens)
-            kv.tokens += size
-            batch.batch_id = queues.batches
-            batch.slot = group.slot = queues.batches % queues.num_slots
-            batch.scheduled_s = batch.chosen_s = now_s
-            batch.decode_context = group.context
-            batch.num_active = len(queues.admitted)
-            batch.free_pages = pool.free_pages
-            batch.kv_tokens = kv.held_tokens
-            queues.batches += 1
-            back_s[place] = tandem.send(batch)
-            place = then
+            queues.now_s = now_s
+            self._choose(batch, group)
+            if ahead:
+                group.step(now_s, [], [])
+            if not late:
+                back_s[place] = tandem.send(batch)
             rounds += 1
         return rounds
 
-    def _move_on(self, flying: list[MicroBatch], back_s: list[float], rounds: int) -> None:
+    def _choose(self, batch: MicroBatch, group: DecodeGroup) -> None:
+        """Make a micro-batch of the next step of a group, as the Batcher would."""
+        queues, kv = self._queues, self._queues.kv
+        rows = len(group.members)
+        kv.tokens += rows
+        batch.batch_id = queues.batches
+        batch.slot = group.slot = queues.batches % queues.num_slots
+        batch.scheduled_s = batch.chosen_s = queues.now_s
+        batch.decode_tokens = batch.sampled_rows = batch.output_tokens = rows
+        batch.decode_context = group.context
+        batch.num_active = len(queues.admitted)
+        batch.free_pages = kv.pool.free_pages
+        batch.kv_tokens = kv.held_tokens
+        queues.batches += 1
+
+    def _move_on(
+        self,
+        flying: list[MicroBatch],
+        groups: list[DecodeGroup],
+        last_s: list[float],
+        back_s: list[float],
+        rounds: int,
+    ) -> None:
         """Bring the order of what is in flight, and the clock, up to date."""
-        queues, first = self._queues, rounds % len(flying)
+        queues = self._queues
+        flying = _turned(flying, rounds)
         queues.in_flight.clear()
-        for batch in flying[first:] + flying[:first]:
+        for batch in flying:
             queues.in_flight[batch.batch_id] = batch
-        queues.now_s = max([batch.scheduled_s for batch in flying])
-        self._travelling.rotate(-rounds)
-        back_s = back_s[first:] + back_s[:first]
-        self._clock.move(self._returned, back_s, min(rounds, len(flying)))
+        self.turn(flying, _turned(groups, rounds), last_s and _turned(last_s, rounds), rounds)
+        self._clock.move(self._returned, _turned(back_s, rounds), min(rounds, len(back_s)))
 
 
-def coast_of(
-    clock: SimClock,
-    world: World,
-    loop: Loop,
-    pipeline: object,
-    returned: Callable[[float], None],
-) -> Coast | None:
-    """Return what serves a loop's stretches of decodes; None where they could go another way."""
-    engine = loop.engines[0]
-    queues, policy = engine.queues, engine.scheduler
-    if (
-        type(loop) is not Loop
-        or len(loop.engines) > 1
-        or type(engine) is not Batcher
-        or type(queues.kv) is not KvCache
-        or (queues.kv.keeps and type(queues) is not Queues)  # an engine's decodes change its cache
-        or type(pipeline) is not Tandem
-        or not isinstance(policy, Policy)
-        or "sends_whole" not in vars(type(policy))
-    ):
-        return None
-    return Coast(clock, loop, policy, pipeline, returned, eager=world.dispatch == "eager")
-
-
-def _decodes(batch: MicroBatch) -> bool:
-    return not batch.chunks and type(batch.decodes) is DecodeGroup
+def _turned(items: list[T], rounds: int) -> list[T]:
+    """Return a list that begins with what is first after `rounds` of its items' turns."""
+    first = rounds % len(items)
+    return items[first:] + items[:first]

@@ -11,14 +11,17 @@ from collections.abc import Callable
 from evenflow.compiled import mypyc_attr
 from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
-from evenflow.core.kv import PagePool
+from evenflow.core.kv import KvCache, PagePool
+from evenflow.core.loop import Loop
+from evenflow.core.queues import Queues
 from evenflow.core.request import Request
 from evenflow.core.world import World
 from evenflow.results.recorder import Recorder
 from evenflow.results.run import RunResult
+from evenflow.schedulers.limits import Policy
 from evenflow.sim.arrivals import serve
 from evenflow.sim.clock import LAST, SimClock
-from evenflow.sim.coast import coast_of
+from evenflow.sim.coast import Coast
 from evenflow.sim.stages import StageProcesses
 from evenflow.sim.tandem import Tandem
 
@@ -141,3 +144,31 @@ class SimDriver:
         self._loop.settle(now_s)
         if self._coast is not None:
             self._coast.go()
+
+
+def coast_of(
+    clock: SimClock,
+    world: World,
+    loop: Loop,
+    pipeline: object,
+    returned: Callable[[float], None],
+) -> Coast | None:
+    """Return what serves a loop's stretches of decodes; None where they could go another way."""
+    engine = loop.engines[0]
+    queues, policy = engine.queues, engine.scheduler
+    if (
+        len(loop.engines) > 1
+        or type(engine) is not Batcher
+        or type(queues.kv) is not KvCache
+        or (queues.kv.keeps and type(queues) is not Queues)  # an engine's decodes change its cache
+        or type(pipeline) is not Tandem
+        or not isinstance(policy, Policy)
+        or "sends_whole" not in vars(type(policy))
+    ):
+        return None
+    if type(loop) is Loop:
+        eager = world.dispatch == "eager"
+        return Coast(clock, loop, policy, pipeline, returned, eager=eager)
+    from evenflow.sim.engine_coast import engine_coast  # what serves plainly needs no engines
+
+    return engine_coast(clock, loop, policy, pipeline, returned)

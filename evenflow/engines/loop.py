@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from evenflow.compiled import mypyc_attr
@@ -62,7 +62,7 @@ class EngineLoop(Loop):
     (its `SGLANG_ENABLE_PP_SPEC`). Where decodes run ahead of a round of stages, so does what is
     chosen after an oldest answer with tokens, which stage 0 needs (vLLM's `PPHandler`). Where the
     policy's rules wait for stage 0, what is chosen is sent, and the loop goes on, once stage 0 is
-    free.
+    free. Where it `goes_round`, decodes that go again bring the same answers in turn.
     """
 
     asks_again: ClassVar[bool] = False
@@ -91,10 +91,45 @@ class EngineLoop(Loop):
         self._looks = Looks(rules.looks_every, slots or 1) if rules.looks_every > 1 else None
         self._sends_late = slots > engine.depth
         self._verifies_late = slots > 1 and queues.decoding.row_tokens > 1
-        self._needs_tokens = rules.ahead == "round" and engine.depth > 1
+        self.needs_tokens = rules.ahead == "round" and engine.depth > 1
         self._unsent: MicroBatch | None = None
         self._waits_first = rules.waits_first
         self._holds = False  # until stage 0 is free
+        self._ahead = queues.ahead if isinstance(queues, EngineQueues) else 0
+        self.goes_round = not (slots or self._waits_first or self._looks is not None)
+
+    @property
+    def is_round(self) -> bool:
+        """Whether it waits for a micro-batch, and the next returns bring the same questions."""
+        if not self._waits or self._back or self.unseen or self._answers[0] is None:
+            return False
+        last = self._answers[-1]
+        return self._unsent is last is not None if self.needs_tokens else self._unsent is None
+
+    def go_round(self, flying: Sequence[MicroBatch], rounds: int) -> None:
+        """Turn the places by as many returns; `flying` are what is in flight then, in order.
+
+        A place without a micro-batch takes a question, too. Where decodes run ahead of a round, the
+        last place is again that of the first group.
+        """
+        size = self._ahead or len(self._answers)
+        taken = [at for at, batch in enumerate(self._answers) if batch is not None and at < size]
+        shift = taken[rounds % len(taken)]
+        places = sorted([(at - shift) % size for at in taken])
+        queues = self.engines[0].queues
+        if isinstance(queues, EngineQueues):
+            queues.asked += rounds // len(taken) * size + shift
+            if self._ahead:
+                places.append(size)
+                queues.resting.rotate(-rounds)
+                groups = [group for _, group in queues.resting]
+                ready_at = [queues.asked + at for at in places[1:]]
+                queues.resting = deque(zip(ready_at, groups, strict=True))
+        self._answers = deque([None] * len(self._answers))
+        for at, batch in zip(places, flying, strict=True):
+            self._answers[at] = batch
+        self._unsent = flying[-1] if self.needs_tokens else None
+        self.travelling.rotate(-rounds)
 
     def _add(self, request: Request) -> str | None:
         """Take an arrival, which the engine sees when it does not wait."""
@@ -176,7 +211,7 @@ class EngineLoop(Loop):
         if batch is oldest:  # in the only place
             return False
         verifies = self._verifies_late and batch is not None and not batch.prefill_tokens
-        needs_tokens = self._needs_tokens and oldest is not None and oldest.sampled_rows > 0
+        needs_tokens = self.needs_tokens and oldest is not None and oldest.sampled_rows > 0
         return self._sends_late or verifies or needs_tokens
 
     @property
@@ -186,8 +221,9 @@ class EngineLoop(Loop):
     def _will_change(self) -> bool:
         """Say whether the next question may find more, without an arrival."""
         queues = [engine.queues for engine in self.engines]
-        resting = (isinstance(one, EngineQueues) and one.resting for one in queues)
-        return any(one.in_flight for one in queues) or any(resting)
+        return any(
+            one.in_flight or (isinstance(one, EngineQueues) and one.resting) for one in queues
+        )
 
     def _is_held_up(self, preemptions: int) -> bool:
         """Say whether a policy asks to be woken, or KV moves and none was preempted meanwhile."""
@@ -200,7 +236,7 @@ class EngineLoop(Loop):
         batch, self._unsent = self._unsent, None
         if batch is not None:
             batch.scheduled_s = now_s
-            if not self._needs_tokens:
+            if not self.needs_tokens:
                 batch.chosen_s = now_s
             self._pipeline.submit(batch)
 

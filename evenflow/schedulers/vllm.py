@@ -158,7 +158,7 @@ class VLLMV1(Policy):
         by_priority = self.scheduling_policy == "priority"
         self._mixes = by_priority or self.long_prefill_token_threshold > 0
         in_turns = self.prefill_schedule_interval > 1 or self.data_parallel > 1
-        self._is_plain = not (in_turns or self._mixes or self.async_scheduling)
+        self._is_plain = not (in_turns or self._mixes)
         self._limit = UNLIMITED
         self._prefilled = -self.prefill_schedule_interval  # the last micro-batch that did
         self._behind = self._holds = False
@@ -186,7 +186,14 @@ class VLLMV1(Policy):
     def sends_whole(self, decodes: int, running: int, depth: int) -> bool:
         return self._is_plain and decodes <= self.max_num_batched_tokens
 
-    def schedule(self, view: EngineView) -> Iterator[Plan | Action]:
+    def schedule(self, view: EngineView) -> Plan | Iterator[Plan | Action]:
+        if self._is_plain and not (view.num_waiting or view.partials):
+            decodes = min(view.ready_decodes, *self.limits(view))
+            if view.decode_pages(decodes, "arrival") <= view.free_pages:
+                return decodes_only(decodes, "arrival", "latest_admitted")
+        return self._in_parts(view)
+
+    def _in_parts(self, view: EngineView) -> Iterator[Plan | Action]:
         preemptions = view.preemptions
         cadence = self.prefill_schedule_interval
         since = view.sent + 1 - self._prefilled

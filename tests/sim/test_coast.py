@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from evenflow.costs.base import BatchShape
+from evenflow.engines.loop import EngineLoop
+from evenflow.engines.view import EngineView
 from evenflow.results.run import TALLY, RunResult
 from evenflow.schedulers.sarathi import Sarathi
+from evenflow.schedulers.vllm import VLLMV1
 from evenflow.sim import World, runtimes, simulate_replicas
 from evenflow.types import Plan, Request, View
 from tests.amounts import many
@@ -27,28 +32,45 @@ POLICIES: list[tuple[str, dict[str, object]]] = [
     ("vllm_v1", {"max_num_batched_tokens": 64, "async_scheduling": False, "max_num_seqs": 16}),
     ("vllm_balanced", {"share": "decodes", "async_scheduling": False, "max_num_seqs": 7}),
 ]
+AHEAD: list[tuple[str, dict[str, object]]] = [
+    ("vllm_v1", {"max_num_batched_tokens": 64, "async_scheduling": "v2", "max_num_seqs": 16}),
+    ("vllm_v1", {"max_num_batched_tokens": 24, "async_scheduling": "v2", "max_num_seqs": 12}),
+]
 ROUTERS = st.sampled_from(["round_robin", "least_outstanding", "prefix_affinity"])
+IN_TURNS: dict[str, Any] = {"loop": EngineLoop}
 
 
 @st.composite
 def coasting(draw: st.DrawFn) -> World:
     """Worlds that coast, of all such policies: with few pages, and returns at one instant."""
     depth = draw(st.integers(1, 5))
+    ahead = draw(st.integers(0, 2)) == 0
+    asked = draw(requests())
+    most: list[int | None] = [depth, depth, None]
+    ways: list[dict[str, Any]] = [{"dispatch": "stage0"}, {"dispatch": "eager"}, IN_TURNS]
+    if ahead:
+        most, ways = [depth + 1, depth + 1, depth + 2], [IN_TURNS]
+        asked = [replace(one, max_new_tokens=draw(limits(one))) for one in asked]
     times_s = st.sampled_from([(0.005, 0.0001), (0.005, 0.0), (0.0, 0.001), (0.0, 0.001)])
-    return small_world(
-        draw(requests()),
-        *draw(st.sampled_from(POLICIES)),
+    world = small_world(
+        asked,
+        *draw(st.sampled_from(AHEAD if ahead else POLICIES)),
         depth=depth,
         times_s=draw(times_s),
         max_model_len=MAX_MODEL_LEN,
         total_pages=draw(st.sampled_from([16, 20, 32, 400])),
-        max_in_flight=draw(st.sampled_from([depth, depth, None])),
-        dispatch=draw(st.sampled_from(["stage0", "stage0", "eager"])),
+        max_in_flight=draw(st.sampled_from(most)),
         overheads=runtimes()[draw(st.sampled_from(["ideal", "ideal", "vllm", "gllm"]))].stages,
         link=draw(st.sampled_from(LINKS)),
         prefix_cache=draw(st.booleans()),
         concurrency=draw(st.sampled_from([None, None, 3])),
     )
+    return replace(world, **draw(st.sampled_from(ways)))
+
+
+def limits(request: Request) -> st.SearchStrategy[int | None]:
+    """Limits of a client: exactly its output, or a little more."""
+    return st.sampled_from([None, None, None, request.output_tokens + 5])
 
 
 def run(world: World, **options: Any) -> tuple[list[RunResult], list[tuple[float, list[int]]]]:
@@ -69,7 +91,18 @@ def light(result: RunResult) -> RunResult:
     return replace(result, kept_tally=result.tally, **none)
 
 
+EARLY = small_world(  # the group that the first leaves is empty, and rests
+    [Request(0, 0.0, 1, 52, max_new_tokens=57), Request(1, 0.5, 1, 4)],
+    *AHEAD[0],
+    depth=2,
+    times_s=(0.005, 0.0),
+    max_in_flight=3,
+    **IN_TURNS,
+)
+
+
 @settings(max_examples=many(1000), deadline=None)
+@example(EARLY, 1, "round_robin")
 @given(coasting() | worlds(), st.integers(1, 3), ROUTERS)
 def test_a_run_that_coasts_is_the_run_in_which_each_micro_batch_is_asked_for(
     world: World, replicas: int, router: Any
@@ -86,7 +119,45 @@ def test_a_run_that_coasts_is_the_run_in_which_each_micro_batch_is_asked_for(
         assert_same(replace(result, kept_tally=None), replace(whole, kept_tally=None))
 
 
-asked: list[int] = []
+class SlowPairs(NamedTuple):
+    """A second on each stage, but ten on the first for two decodes or more."""
+
+    depth: int
+
+    def times(self, batch: BatchShape) -> list[float]:
+        return [10.0 if batch.decode_tokens > 1 else 1.0, *[1.0] * (self.depth - 1)]
+
+    def transfer_bytes(self, batch: BatchShape) -> float:
+        return 0.0
+
+
+def test_groups_that_are_back_once_stage_0_is_free_go_together() -> None:
+    arrivals_s = [0.0, 1.0, 2.0, 2.0]
+    asked = [Request(number, at_s, 10, 4) for number, at_s in enumerate(arrivals_s)]
+    (result,) = simulate_replicas(small_world(asked, depth=3, costs=SlowPairs(3)), whole=False)
+    # The pair holds stage 0 from 5 to 15 s; requests 0 and 1 are back at 6 and 7 s.
+    assert result.completion_s.tolist() == [47.0, 47.0, 57.0, 57.0]
+
+
+def test_a_prompt_that_comes_before_stage_0_is_free_goes_with_the_decode_that_waits() -> None:
+    arrivals_s = [0.0, 1.0, 1.0, 10.0]
+    asked = [Request(number, at_s, 10, 4) for number, at_s in enumerate(arrivals_s)]
+    (result,) = simulate_replicas(small_world(asked, depth=2, costs=SlowPairs(2)), whole=False)
+    # The pair holds stage 0 from 3 to 13 s; request 0 is back at 4 s.
+    assert result.first_token_s.tolist() == [2.0, 3.0, 3.0, 15.0]
+
+
+def test_a_prompt_finds_the_turn_without_a_decode_after_a_stretch() -> None:
+    arrivals_s, outputs = [0.0, 0.5, 15.5], [30, 30, 2]
+    asked = [Request(i, at_s, 10, outputs[i]) for i, at_s in enumerate(arrivals_s)]
+    params = {"async_scheduling": "v2"}
+    world = small_world(asked, "vllm_v1", params, depth=3, max_in_flight=4, **IN_TURNS)
+    (result,) = simulate_replicas(world, whole=False)
+    # Request 1 is back at 16 s; the turn after its is nobody's, and the next that of request 0.
+    assert result.first_token_s.tolist() == [3.0, 7.0, 20.0]
+
+
+asked: list[Any] = []
 
 
 class Own(Sarathi):
@@ -118,3 +189,27 @@ def test_only_a_policy_that_says_so_itself_is_not_asked_about_a_stretch(
     world = small_world([Request(0, 0.0, 10, 7)], make_scheduler=policy)
     (result,) = simulate_replicas(world, whole=False)
     assert (asked, result.completion_s.tolist()) == (ready, [7.0])
+
+
+class AheadAndAsked(VLLMV1):
+    """vLLM's policy, which notes the decodes that it is asked about, and in which question."""
+
+    def sends_whole(self, decodes: int, running: int, depth: int) -> bool:
+        return super().sends_whole(decodes, running, depth)
+
+    def schedule(self, view: EngineView) -> Plan | Iterator[Plan]:
+        asked.append((view.ready_decodes, view.asked))
+        return super().schedule(view)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_decodes_that_run_ahead_are_not_asked_about_up_to_the_last(depth: int) -> None:
+    asked.clear()
+    options: dict[str, Any] = {"depth": depth, "max_in_flight": depth + 1, **IN_TURNS}
+    world = small_world(
+        [Request(0, 0.0, 10, 50)], make_scheduler=lambda: AheadAndAsked(depth=depth), **options
+    )
+    (result,) = simulate_replicas(world, whole=False)
+    assert result.completion_s.tolist() == [50.0 * depth]
+    # The prompt, two until it is back, and the last, one in each round of the stages.
+    assert asked == [(0, 1), (1, 1 + depth), (1, 1 + 2 * depth), (1, 1 + 49 * depth)]

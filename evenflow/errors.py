@@ -89,7 +89,8 @@ MOST_LETTERS, MOST_OF_A_WORD = 300, 120
 def shortened(line: str, most: int = MOST_LETTERS) -> str:
     """Shorten to `most` letters: cut the middle of long words, then of the line, between words."""
     if len(line) > most:
-        line = re.sub(rf"\S{{{MOST_OF_A_WORD},}}", _without_middle, line)
+        long_word = rf"\S{{{MOST_OF_A_WORD},}}"
+        line = re.sub(long_word, lambda word: f"{word[0][:60]}...{word[0][-30:]}", line)
     if len(line) <= most:
         return line
     end = most // 3
@@ -103,10 +104,6 @@ def told_in_a_line(message: str, before: str = "") -> str:
     line = f"{before}{' '.join(message.split())}"
     several = re.match(r"\d+ mistakes\b", line[len(before) :])
     return shortened(line, (4 if several else 1) * MOST_LETTERS)
-
-
-def _without_middle(word: re.Match[str]) -> str:
-    return f"{word[0][:60]}...{word[0][-30:]}"
 
 
 def require_package(module: str, who: str, packages: str = "") -> None:

@@ -53,7 +53,9 @@ class Records:
         self._tokens: defaultdict[int, list[int]] = defaultdict(list)
         made_up = job.config.workers.kind == "emulated"
         self._lines = None if made_up else Lines(folder / TOKENS, on_loss)
-        self.on_token = None if made_up else self._add_token
+        self.on_token = (
+            None if made_up else lambda number, token: self._tokens[number].append(token)
+        )
         self._blocks: BlockFile | None = None
         self._clients: set[str] = set()  # the parts with requests of their own
 
@@ -96,9 +98,6 @@ class Records:
             self._lines.close()
         if self._blocks is not None:
             self._blocks.close()
-
-    def _add_token(self, request_id: int, token: int) -> None:
-        self._tokens[request_id].append(token)
 
     def _write_tokens(self, request_ids: Iterable[int]) -> None:
         assert self._lines is not None

@@ -36,11 +36,6 @@ from evenflow.runtimes import RuntimeName, RuntimeOverheads, runtimes
 from evenflow.specs.gpu import GpuSpec, gpu
 from evenflow.specs.memory import MemoryName
 
-
-def _is_layers(value: object) -> bool:
-    return isinstance(value, list) and 0 < len(value) <= MOST_PIPES and all(map(is_count, value))
-
-
 InMilliseconds = Annotated[
     Limit, expect(lambda v: v in get_args(Limit), f"{', '.join(get_args(Limit))}, in milliseconds")
 ]
@@ -90,7 +85,10 @@ class RunConfig(Keys):
     stages: Annotated[
         int | list[int],
         expect(
-            lambda v: is_count(v, MOST_PIPES) or _is_layers(v),
+            lambda v: (
+                is_count(v, MOST_PIPES)
+                or (isinstance(v, list) and 0 < len(v) <= MOST_PIPES and all(map(is_count, v)))
+            ),
             f"a whole number of at least 1 and at most {MOST_PIPES}, or a list of layers per stage",
         ),
     ] = Field(examples=[4])

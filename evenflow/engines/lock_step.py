@@ -117,7 +117,9 @@ class Together:
         """Ask each engine, with waiting prompts `hidden` first; if then none sends, with them."""
         if not hidden:
             return [(engine, self._ask(engine, now_s)) for engine in self.engines]
-        waiting = [_hide_waiting(engine.queues) for engine in self.engines]
+        waiting = [engine.queues.waiting for engine in self.engines]
+        for engine in self.engines:
+            engine.queues.waiting = deque()
         answers = self._ask_all(now_s, hidden=False)
         for engine, sequences in zip(self.engines, waiting, strict=True):
             _show_waiting(engine.queues, sequences)
@@ -141,12 +143,6 @@ class Together:
             return True
         self._without = 0
         return False
-
-
-def _hide_waiting(queues: Queues) -> deque[Sequence]:
-    """Take all waiting sequences out of the queue; return them."""
-    waiting, queues.waiting = queues.waiting, deque()
-    return waiting
 
 
 def _show_waiting(queues: Queues, waiting: deque[Sequence]) -> None:

@@ -102,12 +102,10 @@ class RadixCache(PrefixCache):
         return self._uses, 0
 
     def _evict(self) -> None:
-        victim = min((node for node in self._nodes if node.is_idle_leaf), key=_last_use)
+        victim = min(
+            (node for node in self._nodes if node.is_idle_leaf), key=lambda node: node.used
+        )
         del self._nodes[victim]
         for page in reversed(victim.pages):
             del self._node_of[page.page]
             self._evict_page(page)
-
-
-def _last_use(node: TreeNode) -> tuple[int, int]:
-    return node.used

@@ -115,17 +115,14 @@ class Settled:
         if not self.others:
             return " ".join(["evenflow simulate", shlex.quote(file), *sets])
         own = self.configs[0].scheduler.name  # whose parameters are in the file, or set
-        listed = ",".join([own, *map(_bare, self.others)])
+        others = (each if len(each) > 1 else each["name"] for each in self.others)
+        listed = ",".join([own, *map(_json, others)])
         schedulers = f"--schedulers {shlex.quote(listed)}"
         return " ".join(["evenflow compare", shlex.quote(file), schedulers, *sets])
 
 
 def _json(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _bare(scheduler: Mapping[str, Any]) -> str:
-    return _json(scheduler if len(scheduler) > 1 else scheduler["name"])
 
 
 def _same(start: yaml_file.Document, patch: Mapping[str, Any], config: RunConfig) -> bool:

@@ -71,7 +71,9 @@ def claimed(folder: Path, *, force: bool = False, reads: Iterable[Path] = ()) ->
             try:
                 with _writing(folder):
                     manifest.finish(folder)
-                    _remove_stale(folder)
+                    for path in folder.glob(f"{SCRATCH}*"):
+                        if manifest.is_scratch(path) and not (path / RECORDS).is_file():
+                            manifest.remove(path)
                     check_folder(folder, force=force, reads=reads)
                 yield
             finally:
@@ -87,12 +89,6 @@ def _writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         place = shortened(str(error.filename or folder))
         raise UsageError(f"{place}: cannot write: {error.strerror}") from None
-
-
-def _remove_stale(folder: Path) -> None:
-    for path in folder.glob(f"{SCRATCH}*"):
-        if manifest.is_scratch(path) and not (path / RECORDS).is_file():
-            manifest.remove(path)
 
 
 @contextmanager

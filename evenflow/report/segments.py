@@ -59,13 +59,18 @@ def timeline_data(
 
 
 def _segments(run: Outcome, stage: int, rows: slice) -> Mapping[str, Any]:
-    """Return where a stage's row begins (s), and the length (us) and kind of all that follows."""
+    """Return where a stage's row begins (s), and the length (us) and kind of all that follows.
+
+    The row ends at the next micro-batch there.
+    """
     result, idle = run.result, run.idle
     own = np.asarray(idle.stage) == stage
     starts_s = np.concatenate([result.start_s[rows, stage], np.asarray(idle.start_s)[own]])
     kinds = np.zeros(len(starts_s), dtype=np.int64)
     kinds[rows.stop - rows.start :] = 1 + np.asarray(idle.cause)[own]
-    since_s, until_s = _span(run, stage, rows)
+    all_s = result.start_s[:, stage]
+    since_s = idle.window[0] if rows.start == 0 else float(all_s[rows.start])
+    until_s = idle.window[1] if rows.stop == len(all_s) else float(all_s[rows.stop])
     inside = (starts_s >= since_s) & (starts_s < until_s)
     order = np.argsort(starts_s[inside], kind="stable")
     edges = np.rint(1e6 * np.append(starts_s[inside][order], until_s)).astype(np.int64)
@@ -74,11 +79,3 @@ def _segments(run: Outcome, stage: int, rows: slice) -> Mapping[str, Any]:
         "lengths": packed(np.diff(edges), "u4"),
         "kinds": packed(kinds[inside][order], "u1"),
     }
-
-
-def _span(run: Outcome, stage: int, rows: slice) -> tuple[float, float]:
-    """Return the span (s) of a stage's row: up to the next micro-batch there."""
-    start_s = run.result.start_s[:, stage]
-    opens = run.idle.window[0] if rows.start == 0 else float(start_s[rows.start])
-    ends = run.idle.window[1] if rows.stop == len(start_s) else float(start_s[rows.stop])
-    return opens, ends

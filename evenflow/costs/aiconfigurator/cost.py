@@ -206,7 +206,9 @@ class EngineParts:
         return self._curve("alone") if self.part == "all" else None
 
     def embedding(self) -> BySize:
-        return _nothing if self.part == "experts" else self._curve("embedding")
+        if self.part == "experts":
+            return lambda _: Estimate(0.0, 0.0)
+        return self._curve("embedding")
 
     def head(self) -> BySize:
         return self._curve("head")
@@ -237,7 +239,3 @@ class EngineParts:
             return Estimate(taken_s, unmeasured(size) if seconds.covers(size) else taken_s)
 
         return estimate
-
-
-def _nothing(size: int) -> Estimate:
-    return Estimate(0.0, 0.0)

@@ -166,7 +166,9 @@ class LayerSteps:
         found: Answer = {name: [] for name in ("layer", "alone", "experts", "embedding", "head")}
         for size in _sizes():
             prompt, step = [*self._prompt(size)], [*self._step(size, 1)]
-            found["layer"].append([size, *_sum(prompt, self._is_own)])
+            found["layer"].append(
+                [size, *_sum(prompt, lambda op: not (self._is_apart(op) or _is_expert(op)))]
+            )
             found["alone"].append([size, *_sum(step, lambda op: not self._is_apart(op))])
             found["experts"].append([size, *_sum(prompt, _is_expert)])
             found["embedding"].append([size, *_sum(prompt, lambda op: "embedding" in op)])
@@ -199,7 +201,8 @@ class LayerSteps:
         ops = [(name, ms, source) for name, ms, _, source in asked(self._with)]
         for engine in self._without:
             ops += [(op, -ms, source) for op, ms, _, source in asked(engine) if not _is_end(op)]
-        return [op for op in ops if not (self.question.dense and _is_mlp(op[0]))]
+        mlp = ("_moe", "_shared_", "_router_") if self.question.dense else ()
+        return [op for op in ops if not any(word in op[0] for word in mlp)]
 
     def _extra(self, tokens: int) -> list[Op]:
         if not self._products:
@@ -207,9 +210,6 @@ class LayerSteps:
         size = {"is_context": True, "batch_size": 1, "s": tokens}
         found = self._with.evaluate_ops_json(self._products, **size)
         return [(name, ms, source) for name, ms, _, source in found]
-
-    def _is_own(self, op: str) -> bool:
-        return not (self._is_apart(op) or _is_expert(op))
 
     def _is_apart(self, op: str) -> bool:
         return op in self._attending or _is_end(op)
@@ -222,10 +222,6 @@ def _is_end(op: str) -> bool:
 
 def _is_expert(op: str) -> bool:
     return "_moe" in op
-
-
-def _is_mlp(op: str) -> bool:
-    return _is_expert(op) or "_shared_" in op or "_router_" in op
 
 
 def _sum(ops: Iterable[Op], wanted: Callable[[str], bool]) -> tuple[float, float]:

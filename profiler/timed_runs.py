@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter, sleep, thread_time
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -220,12 +219,7 @@ class ProfileJournal:
     def __enter__(self) -> ProfileJournal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._file.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:

@@ -133,8 +133,6 @@ class System(Protocol):
     @property
     def goes_on(self) -> bool: ...
     @property
-    def now_s(self) -> float: ...
-    @property
     def next_s(self) -> float: ...
     @property
     def num_done(self) -> int: ...
@@ -147,28 +145,37 @@ class System(Protocol):
         An instant is over when all drivers have read their messages, the system has admitted the
         due requests, and no decision has changed anything for another driver.
         """
-        drivers = first, *others = self.drivers
-        for other in others:
-            first.pipeline.watch(other.pipeline.results)
+        for other in self.drivers[1:]:
+            self.drivers[0].pipeline.watch(other.pipeline.results)
         flushed_s = 0.0
         try:
             while self.goes_on:
-                due_s = min(self.next_s, *(driver.next_s for driver in drivers))
-                idle_s = min(LOOK_S, max(0.0, due_s - self.now_s))
-                heard = [first.pipeline.receive(idle_s), *(o.pipeline.receive(0.0) for o in others)]
-                now_s = self.now_s
-                for driver, messages in zip(drivers, heard, strict=True):
-                    driver.hear(messages, now_s)
-                if not self.stops:
-                    self.let_in(now_s)
-                    while due := [driver for driver in drivers if driver.is_due(now_s)]:
-                        for driver in due:
-                            driver.decide(now_s)
-                if now_s - flushed_s >= FLUSH_S:
+                if (now_s := self._turn()) - flushed_s >= FLUSH_S:
                     flushed_s = now_s
                     self.flush()
         finally:
             self.flush()
+
+    def _turn(self) -> float:
+        """Wait for what comes or is due next; serve that instant, and return its time."""
+        drivers = first, *others = self.drivers
+        due_s = min(self.next_s, *(driver.next_s for driver in drivers))
+        idle_s = min(LOOK_S, max(0.0, due_s - self.now_s))
+        heard = [first.pipeline.receive(idle_s), *(o.pipeline.receive(0.0) for o in others)]
+        now_s = self.now_s
+        for driver, messages in zip(drivers, heard, strict=True):
+            driver.hear(messages, now_s)
+        if not self.stops:
+            self.let_in(now_s)
+            while due := [driver for driver in drivers if driver.is_due(now_s)]:
+                for driver in due:
+                    driver.decide(now_s)
+        return now_s
+
+    @property
+    def now_s(self) -> float:
+        """The time of the run, which is that of the first driver."""
+        return self.drivers[0].now_s
 
     def stop(self) -> None:
         """Send nothing more; what is in the pipelines still comes back."""
@@ -420,10 +427,6 @@ class Replicas(System):
     @property
     def goes_on(self) -> bool:
         return any(driver.busy if self.stops else driver.goes_on for driver in self.drivers)
-
-    @property
-    def now_s(self) -> float:
-        return self.drivers[0].now_s
 
     @property
     def next_s(self) -> float:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import zmq
@@ -107,12 +106,7 @@ class WorkerPipeline:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close(STOP_LIMIT_S if error is None else 0)
 
     def restart(self) -> None:

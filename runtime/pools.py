@@ -134,10 +134,6 @@ class PooledDriver(Pools, System):
         return bool(self._front or self.outstanding)
 
     @property
-    def now_s(self) -> float:
-        return self.drivers[0].now_s
-
-    @property
     def next_s(self) -> float:
         due_s = self._front.next_s
         return min(self._timers.next_s, float("inf") if due_s is None else due_s)

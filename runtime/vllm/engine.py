@@ -10,7 +10,6 @@ from __future__ import annotations
 import select
 from collections import abc
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 from vllm import SamplingParams
@@ -28,7 +27,7 @@ from evenflow.core.loop import Loop
 from evenflow.core.request import Request
 from evenflow.core.world import World
 from evenflow.errors import UsageError, WorkerError
-from evenflow.runtime.driver import FLUSH_S, LOOK_S, Driver
+from evenflow.runtime.driver import LOOK_S, Driver
 from evenflow.runtime.tokens import Text, TextOf
 from evenflow.runtime.vllm.scheduler import BatcherOwner, PolicyScheduler
 
@@ -55,12 +54,7 @@ class VllmEngine:
             raise WorkerError(f"vLLM: {_first_line(error)}") from error
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         with suppress(Exception):  # it has failed already, or everything has been returned
             self.core.shutdown()
 
@@ -169,21 +163,14 @@ class EngineDriver(Driver):
         self._ask = loop.ask
         engine.attach(self._batcher, self)
 
-    def run(self) -> None:
-        flushed_s = 0.0
-        try:
-            while self.goes_on:
-                idle_s = min(LOOK_S, max(0.0, self.next_s - self.now_s))
-                self._engine.wait(idle_s if self._is_idle else 0.0)
-                now_s = self.now_s
-                self.let_in(now_s)
-                if self._engine.is_busy:
-                    self._engine.step()
-                if now_s - flushed_s >= FLUSH_S:
-                    flushed_s = now_s
-                    self.flush()
-        finally:
-            self.flush()
+    def _turn(self) -> float:
+        idle_s = min(LOOK_S, max(0.0, self.next_s - self.now_s))
+        self._engine.wait(idle_s if self._is_idle else 0.0)
+        now_s = self.now_s
+        self.let_in(now_s)
+        if self._engine.is_busy:
+            self._engine.step()
+        return now_s
 
     @property
     def _is_idle(self) -> bool:

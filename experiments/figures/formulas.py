@@ -10,6 +10,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from string import Formatter
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ import pandas as pd
 from evenflow.errors import UsageError, instead_of
 from evenflow.keys import shown
 
-MOST_LETTERS, MOST_DEPTH = 300, 30
+MOST_LETTERS = 300
 
 RIGHT = "columns, numbers, 'words', + - * / ( ), comparisons, in [...], and, or, not are right"
 
@@ -74,15 +75,12 @@ class _Reader:
     def refuse(self) -> NoReturn:
         raise UsageError(f"{self.key}: {shown(self.text)} is no formula; {RIGHT}")
 
-    def column(self, node: ast.expr, depth: int = 0) -> pd.Series:
-        value = self.value(node, depth)
+    def column(self, node: ast.expr) -> pd.Series:
+        value = self.value(node)
         return value if isinstance(value, pd.Series) else pd.Series(value, self.table.index)
 
-    def value(self, node: ast.expr, depth: int) -> Any:  # noqa: RET503
+    def value(self, node: ast.expr) -> Any:  # noqa: RET503
         """Return a column, a number, a text or a list."""
-        if depth > MOST_DEPTH:
-            self.refuse()
-        below = depth + 1
         match node:
             case ast.Constant(value=bool() | int() | float() | str()):
                 return node.value
@@ -91,48 +89,41 @@ class _Reader:
             case ast.Set(elts=[ast.Name() | ast.Subscript() as number]):
                 return _field(ast.unparse(number), self.numbers, self.key)
             case ast.List(elts=parts) | ast.Tuple(elts=parts):
-                return [self.value(part, below) for part in parts]
+                return [self.value(part) for part in parts]
             case ast.BinOp(op=op) if type(op) in ARITHMETIC:
-                return ARITHMETIC[type(op)](*map(self.counts(below), (node.left, node.right)))
+                return ARITHMETIC[type(op)](self.count(node.left), self.count(node.right))
             case ast.UnaryOp(op=ast.USub() | ast.UAdd() as op):
-                value = self.counts(below)(node.operand)
+                value = self.count(node.operand)
                 return -value if isinstance(op, ast.USub) else value
             case ast.UnaryOp(op=ast.Not()):
-                return ~self.truth(node.operand, below)
+                return ~self.truth(node.operand)
             case ast.BoolOp(op=op, values=parts):
                 joins = operator.and_ if isinstance(op, ast.And) else operator.or_
-                return self.joined([self.truth(part, below) for part in parts], joins)
+                return reduce(joins, map(self.truth, parts))
             case ast.Compare(ops=ops) if all(type(op) in COMPARISONS for op in ops):
-                return self.joined(list(self.compared(node, below)), operator.and_)
+                return reduce(operator.and_, self.compared(node))
         self.refuse()
 
     def unknown(self, name: str) -> NoReturn:
         hint = instead_of(name, map(str, self.table.columns))
         raise UsageError(f"{self.key}: no column {shown(name)}; {hint}")
 
-    def counts(self, depth: int) -> Callable[[ast.expr], Any]:
-        """Return a reader of a part that is a number, or a column of them: words do not add up."""
-        return lambda node: pd.to_numeric(self.value(node, depth))
+    def count(self, node: ast.expr) -> Any:
+        """Return a part that is a number, or a column of them: words do not add up."""
+        return pd.to_numeric(self.value(node))
 
-    def truth(self, node: ast.expr, depth: int) -> pd.Series:
-        value = self.column(node, depth)
+    def truth(self, node: ast.expr) -> pd.Series:
+        value = self.column(node)
         if value.dtype != bool:
             self.refuse()
         return value
 
-    def compared(self, node: ast.Compare, depth: int) -> Sequence[pd.Series]:
+    def compared(self, node: ast.Compare) -> Sequence[pd.Series]:
         parts = [node.left, *node.comparators]
         return [
-            COMPARISONS[type(op)](self.column(left, depth), self.value(right, depth))
+            COMPARISONS[type(op)](self.column(left), self.value(right))
             for left, op, right in zip(parts, node.ops, parts[1:], strict=False)
         ]
-
-    @staticmethod
-    def joined(columns: Sequence[pd.Series], joins: Callable[[Any, Any], Any]) -> pd.Series:
-        first, *others = columns
-        for other in others:
-            first = joins(first, other)
-        return first
 
 
 FIELD = re.compile(r"([^.\[\]]*)(?:\[['\"]?([^.\[\]'\"]*)['\"]?\])?")

@@ -101,7 +101,7 @@ def compare(
 ) -> "Comparison":
     """Simulate several schedulers, or published systems, on the same requests, side by side.
 
-    `.table` has a row for each. Schedulers are as for `simulate`; a class or an object goes by the
+    `.table` has a row for each. Schedulers are as for `simulate`. A class or an object goes by the
     name of its class, or by its key in a mapping: `{"a": Mine(1), "b": Mine(2)}`. `systems` are
     names of `evenflow systems`. `set`, `out`, `save`, `format` and `force` are as for `simulate`,
     with a folder for each. Raises UsageError for what cannot be, and where a scheduler refuses more
@@ -157,7 +157,7 @@ def check(
 ) -> "Checked":
     """Simulate several runs, and say by how much their numbers differ from a baseline's.
 
-    `fail_if` bounds a number ("p99_itl_ms>200"), its change (">+5") or relative change (">+3%");
+    `fail_if` bounds a number ("p99_itl_ms>200"), its change (">+5") or relative change (">+3%").
     `.failures` names what is beyond, which ends the command with status 1. `against` is a baseline,
     JSON as github-action-benchmark has it, and `write` makes one. `.table` has a row a run and
     metric. `set` and `allow_refused` are as for `compare`. Raises UsageError for what cannot be.
@@ -233,7 +233,7 @@ def capacity(
     """Find the largest request rate that keeps limits on latency.
 
     `.rate` of `capacity("run.yaml", {"p99_itl_ms": 200})` is the mean over the replications with
-    its interval (requests/s), known within `tolerance` of itself; `.points` has a row for each rate
+    its interval (requests/s), known within `tolerance` of itself. `.points` has a row for each rate
     simulated, `.served` how many requests were completed. `gpus`: of that many; `price`:
     dollars of a GPU an hour. `allow_refused` is as for `compare`, `set`, `out` and `force` are as
     for `sweep`. Raises UsageError for what cannot be.
@@ -284,10 +284,10 @@ def plan(
 
     Where no deployment of `gpus` GPUs does, find the nearest. `.table` has a row for each that
     does, the best first, `.points` one for all that was simulated. `rate`: requests/s, or a
-    multiple of the run's own ("2x"); `price`: dollars of a GPU an hour; `budgets`: tokens of a
+    multiple of the run's own ("2x"). `price`: dollars of a GPU an hour; `budgets`: tokens of a
     micro-batch.
     `with_` has processes that join each simulation, by name, `{"outage": {"mtbf_s": 86400,
-    "restart_s": 120}}`; `.spare` is how many GPUs more that takes than without them.
+    "restart_s": 120}}`. `.spare` is how many GPUs more that takes than without them.
     `exhaustive` simulates every point. `slo`, `set`, `out`, `allow_refused` and `force` are as for
     `capacity`, `intervals` as for `simulate`. Raises UsageError for what cannot be.
     """
@@ -336,8 +336,8 @@ def figures(
     """Make the papers' figures, and the table that compares their claims with ours.
 
     Each figure has `.figure`, `.table` and `.claims`. `names` are of papers' figures or a figure's
-    YAML, or map names to the keys of other figures; none: all of the papers. `quick`: fewer points.
-    `allow_refused` is as for `compare`, `set`, `out` and `force` are as for `sweep`; with `out` the
+    YAML, or map names to the keys of other figures. None: all of the papers. `quick`: fewer points.
+    `allow_refused` is as for `compare`, `set`, `out` and `force` are as for `sweep`. With `out` the
     table of claims is written too, and pictures in `formats` (png, svg, pdf). `width` is in inches,
     `style` one of matplotlib. `intervals` are of the claims. `say` is called with what is done.
     Raises UsageError for what cannot be, once the other figures are made.
@@ -419,7 +419,7 @@ def calibrate(
     """Find the CPU time of an engine from a benchmark's results: a `runtime` to paste.
 
     `run` is what was measured, `results` are files of `bench serve`, GuideLLM or the kinds that
-    `reproduce` reads; `.runtime` and `.constants` are found. `set` gives keys of the run new
+    `reproduce` reads. `.runtime` and `.constants` are found. `set` gives keys of the run new
     values. Raises UsageError for what cannot be.
     """
     from evenflow.experiments.reproduce.calibrate import calibrate as calibrate_run

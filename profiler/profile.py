@@ -42,7 +42,7 @@ class ProfileSettings:
 
     More layers where these would not be of all of the model's kinds. `max_tokens`, `max_rows` and
     `max_context` bound the grid; None takes the device's default, and a window with a chunk.
-    `beside`: other stages that compute on this machine's CPU meanwhile, as those of a pipeline do;
+    `beside`: other stages that compute on this machine's CPU meanwhile, as those of a pipeline do.
     None is one where there are cores for it.
     """
 

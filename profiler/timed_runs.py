@@ -1,7 +1,7 @@
 """Timed runs of micro-batches: taken in rounds, kept on disk as they come, made into points.
 
 Every shape is run once a round, in a new order each round, until time is up. Time between marks is
-measured on the CPU by a clock, of CPU time or of the wall, on CUDA by events; torch is imported
+measured on the CPU by a clock, of CPU time or of the wall, on CUDA by events. Torch is imported
 only there. Knows a subject that runs shapes; no model and no profile file.
 """
 

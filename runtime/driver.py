@@ -50,8 +50,8 @@ class _Sent(NamedTuple):
 class Heard(NamedTuple):
     """Times at which the driver received messages, in seconds of the run.
 
-    `admitted_s`: of each request, in order of arrival; `freed_s`: of each micro-batch, that stage 0
-    has computed it (nothing with a single stage); `returned_s`: that it is back.
+    `admitted_s`: of each request, in order of arrival. `freed_s`: of each micro-batch, that stage 0
+    has computed it (nothing with a single stage). `returned_s`: that it is back.
     """
 
     admitted_s: Floats

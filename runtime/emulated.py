@@ -25,8 +25,8 @@ VOCABULARY = 32_000
 class Faults:
     """Faults injected into one stage.
 
-    It computes `slow_factor` times as long; it kills itself before micro-batch number `dies_after`
-    (counted from 0); its messages arrive `link_delay_s` seconds later.
+    It computes `slow_factor` times as long. It kills itself before micro-batch number `dies_after`
+    (counted from 0). Its messages arrive `link_delay_s` seconds later.
     """
 
     slow_factor: float = 1.0

@@ -2,7 +2,7 @@
 
 A pool is a driver with a pipeline; one thread turns all of them. Emulated, KV crosses for as long
 as the link's cost says. Where workers compute, processes of one pool read its pages and those of
-the other write them; it has crossed when the last of these reports so.
+the other write them. It has crossed when the last of these reports so.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class PooledDriver(Pools, System):
     """Serves a pooled world in real time.
 
     `drives` make the driver of the pool of each name, given this and the requests' tokens, which
-    `text_of` says where workers compute; `blocks` takes what the clients have.
+    `text_of` says where workers compute. `blocks` takes what the clients have.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ def serve_job(
 ) -> ServedRun:
     """Serve a job as `evenflow.runtime.serve` does; its result says where it comes from.
 
-    `records` keep what happens, under a `title`; `journals` give what takes the entries of each
+    `records` keep what happens, under a `title`. `journals` give what takes the entries of each
     pool or virtual engine, or those of the only engine, for None. `joins` acts on the workers in
     the place of the configuration's processes. UsageError for a
     configuration that cannot be served.
@@ -209,7 +209,7 @@ def job_of(
 def real_workload(config: RunConfig, beside: Path) -> Workload:
     """Return the workload of a real run. A model's output differs from the trace's, so prefixes end
     with the prompts where one computes. It reads the prompts, if they are known and there is a
-    tokenizer; what they have in common, a prefix cache keeps.
+    tokenizer. What they have in common, a prefix cache keeps.
     """
     computes, tokenizer = config.workers.kind != "emulated", config.workload.tokenizer
     workload = load_workload(config, beside, keep_text=computes and tokenizer is not None)

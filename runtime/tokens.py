@@ -39,7 +39,7 @@ class RandomTexts:
     """Made-up prompts for requests of which only the length is known, and what they have in common.
 
     Ids below `vocabulary` follow from `seed` and the blocks of the request's prefix, the others
-    from `seed` and the request's id; `prompts`, by request id, are said as they are. `sampling` is
+    from `seed` and the request's id. `prompts`, by request id, are said as they are. `sampling` is
     (temperature, top_k, top_p); what is drawn follows from `sampling_seed` and the request's id.
     Nothing ends a request early, so that it has the length that its trace gives.
     """
@@ -97,7 +97,7 @@ class TokenBook:
     ) -> list[int]:
         """Return the inputs of stage 0: the ids of each chunk, then each decode's last one.
 
-        `ahead` has how many output tokens a decode then has; its input is UNKNOWN if the one before
+        `ahead` has how many output tokens a decode then has. Its input is UNKNOWN if the one before
         is on its way.
         """
         ids: list[int] = []

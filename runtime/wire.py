@@ -26,7 +26,7 @@ class Piece(NamedTuple):
     """Tokens [start, stop) of a request; `last`: they end its prompt or are its newest, and yield a
     token.
 
-    On the wire `pages` are those after the request's known ones; a worker's page table gives all of
+    On the wire `pages` are those after the request's known ones. A worker's page table gives all of
     them, enough for `stop` tokens.
     """
 
@@ -74,7 +74,7 @@ class Step(NamedTuple):
     """A micro-batch as it is sent to every stage when scheduled.
 
     `decodes` are request ids. `dropped` rows gave their pages back since the last step (they ended
-    or were preempted); that comes before any new page. `activation_bytes` cross each hop. Emulated
+    or were preempted). That comes before any new page. `activation_bytes` cross each hop. Emulated
     workers compute for `work_s` seconds by stage, and hop k to stage k + 1 is busy for `hops_s[k]`.
     `tokens` are the input ids, of pieces and decodes in this order; only stage 0 gets them. `draws`
     are those of last pieces, where they are not greedy. Both are empty for emulated workers.

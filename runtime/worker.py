@@ -76,7 +76,7 @@ class Worker(Protocol):
     """The computation of a stage. Micro-batches come in order, to each of the methods.
 
     `prepare` makes the inputs of a step, `fetch` returns when what comes with an activation is
-    here. Both run in another thread, while an earlier micro-batch computes; where steps come with
+    here. Both run in another thread, while an earlier micro-batch computes. Where steps come with
     activations, just before `execute`, which computes it. Stage 0 has no activation. `received_s`
     is when the stage had all it needs.
     """

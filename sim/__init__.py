@@ -112,10 +112,10 @@ def simulate_replicas(
     Options and errors are those of `simulate`, `on_done` counts the requests of all together. A
     system of pools is one. Of what was served `before` the requests only the caches are left.
     `timing` says what each micro-batch takes, as in `simulate_timed`. If not `whole`, micro-batches
-    leave the tally that a summary needs, which takes a sixth of the memory; pools keep them.
+    leave the tally that a summary needs, which takes a sixth of the memory. Pools keep them.
     `watch` sees what finishes, and may end the run by an error; of pools and `processes` it is not
     called.
-    `processes` of the user's join in, with random streams from `seed`; UserProcessError for one
+    `processes` of the user's join in, with random streams from `seed`. UserProcessError for one
     that breaks its promise, UsageError for a system of pools.
     """
     recurrence = pipeline_of(world, pipeline, processes) == "recurrence"

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Entrance(Protocol):
     """A pipeline, as the arrival of requests uses it.
 
-    `admit` takes an arrival and returns whether it is served (or else rejected); `changed` is
-    called when all arrivals of an instant are admitted; `when_done` has `call` called with how many
+    `admit` takes an arrival and returns whether it is served (or else rejected). `changed` is
+    called when all arrivals of an instant are admitted. `when_done` has `call` called with how many
     requests are done, whenever some are.
     """
 

@@ -1,7 +1,7 @@
 """Replicas that follow the requests, by the rule of Kubernetes' HorizontalPodAutoscaler.
 
 Source: Kubernetes documentation, "Horizontal Pod Autoscaling", the algorithm and the default
-behaviour of autoscaling/v2; the metric is one of the whole fleet with an average as its target.
+behaviour of autoscaling/v2. The metric is one of the whole fleet with an average as its target.
 """
 
 from __future__ import annotations

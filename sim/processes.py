@@ -97,7 +97,7 @@ class ReplicaHandle:
         """Die, and serve again after `restart_s`: what is in flight is lost, and all KV.
 
         Its requests are computed again, in the order in which they came, their output so far behind
-        their prompts; with `reject` they end.
+        their prompts. With `reject` they end.
         """
         if not (math.isfinite(restart_s) and restart_s >= 0):
             raise ValueError(f"fail({restart_s!r}): a finite number of seconds is right")

@@ -35,7 +35,7 @@ class Delay(NamedTuple):
 class Machine:
     """Server that computes or carries.
 
-    Its work waits while it is stopped, and takes `factor` times as long while it is slow; both may
+    Its work waits while it is stopped, and takes `factor` times as long while it is slow. Both may
     change while it works.
     """
 

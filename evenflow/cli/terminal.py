@@ -33,7 +33,7 @@ def show(parts: Iterable[str | Table]) -> None:
 class Progress:
     """Progress of one or more tasks: the share that is done, and the number of failed points.
 
-    Call it with the counts done, one a task, or `done` with the count of the only task; this is
+    Call it with the counts done, one a task, or `done` with the count of the only task. This is
     cheap.
     """
 

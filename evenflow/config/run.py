@@ -448,7 +448,7 @@ def with_(
     """Return the run with some keys changed: `with_(run, {"workload.seed": 1})`, checked.
 
     Seeds, rates, a policy's parameters, another layout: each is a patch, and patches merge with
-    `|`. Values replace what was below their key, outer keys first (`yaml_file.patched`);
+    `|`. Values replace what was below their key, outer keys first (`yaml_file.patched`).
     `yaml_file.as_patch` makes a patch of nested keys that only adds. `places` say where a key's
     value was written, for the UsageError of a key or value that cannot be.
     """

@@ -27,7 +27,7 @@ MOST_REQUESTS = 10**8
 class Workload(NamedTuple):
     """The requests of a run, and which trace they are from (for the provenance).
 
-    `texts`: their prompts, where a predictor may read them and the trace holds them; `prompt_ids`:
+    `texts`: their prompts, where a predictor may read them and the trace holds them. `prompt_ids`:
     those in the tokens of a model that reads them. `before`: what the server was sent earlier, a
     list of requests for each part.
     """

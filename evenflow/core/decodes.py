@@ -87,7 +87,7 @@ class DecodeGroup:
     """Sequences that decode in lock-step: an ordered handle with its length and total context.
 
     `members` are by request id, in the order in which they joined; they attend to `context` tokens,
-    summed. `last_s` is when the group last stepped, and `slot` that of its micro-batch; a member
+    summed. `last_s` is when the group last stepped, and `slot` that of its micro-batch. A member
     that joined since then has its own last time. A step yields `stride` tokens a member (here one).
     """
 

@@ -125,7 +125,7 @@ class PrefixCache(PagePool):
     A page is known by its content and that of all pages before it: cached pages are a tree, and a
     lookup walks down from the root. `free_pages` counts pages that no request holds: empty ones,
     and idle ones with content. Idle pages are evicted when no empty one is left, the longest idle
-    first; a page is given back after its successors, so it is never evicted before them.
+    first. A page is given back after its successors, so it is never evicted before them.
     """
 
     def __init__(self, total_pages: int, page_tokens: int = 16) -> None:

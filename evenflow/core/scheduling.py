@@ -223,7 +223,7 @@ class Prefill(NamedTuple):
     """A plan's order to compute the next `tokens` of a request's prompt.
 
     `hold_tokens`: the request holds pages for at least this many tokens from now on (the whole
-    prompt, or more where memory is reserved); 0 means as many as are computed. `ends`: the request
+    prompt, or more where memory is reserved). 0 means as many as are computed. `ends`: the request
     decodes after these tokens, whatever they leave out, where the policy's rules allow it.
     """
 
@@ -237,7 +237,7 @@ class Plan(NamedTuple):
     """A policy's answer: the content of the next micro-batch. The default plan sends nothing.
 
     `decodes`: how many ready decodes are taken in `order`, or the requests whose decodes are.
-    Prefills get their pages first; when a decode then needs a page and none is free, requests are
+    Prefills get their pages first. When a decode then needs a page and none is free, requests are
     preempted by the `victims` rule. `preempt` names requests to preempt before anything else.
     `wake_at_s` asks to be asked again at that time. `kv_limited` says that work was held back
     because pages do not suffice (for bubble attribution).

@@ -38,7 +38,7 @@ class Ring:
     Over direct links the fastest of that and of what engines launch for messages up to some MB
     (vLLM's custom all-reduce): one shot, in which every rank reads all of the others' data, and two
     shots, in which each reads and then shares its part: 2 and 4 latencies, a barrier a transfer.
-    Known error: trees beat the ring on small messages; direct links do not reach their nominal
+    Known error: trees beat the ring on small messages. Direct links do not reach their nominal
     rate, so 8 MB and more come out up to twice too fast.
     """
 
@@ -66,7 +66,7 @@ class TwoLevel:
     """Rings within the nodes, and between them over one link a node, `ranks_per_node` GPUs each.
 
     All-reduce: reduce-scatter within each node, all-reduce of every shard between the nodes,
-    all-gather within each node; the shards of a node share its link, so the nodes act like ranks of
+    all-gather within each node. The shards of a node share its link, so the nodes act like ranks of
     a separate ring. All-to-all: what stays in the node and what leaves it, the latter over the
     shared link, one after the other. Known error: real libraries overlap the levels.
     """
@@ -101,8 +101,8 @@ class TwoLevel:
 class AllReduceTimes:
     """All-reduce times measured at some message sizes, on the number of ranks in question.
 
-    `points` are (bytes, seconds) by size. Between two points the time is a straight line; below the
-    first it is the first's; above the last it grows with the bytes at the last one's rate. The
+    `points` are (bytes, seconds) by size. Between two points the time is a straight line. Below the
+    first it is the first's. Above the last it grows with the bytes at the last one's rate. The
     all-to-all was not measured: it takes `otherwise`, a UsageError without.
     """
 

@@ -2,7 +2,7 @@
 
 The formulas come first, one function each: seconds of one operator in one layer on one rank, the
 longer of its arithmetic and its memory traffic (experts: both) at the rates that the GPU reaches
-(`Rates`); a multiply-add is 2 operations. Does not know: overlap of compute and communication,
+(`Rates`). A multiply-add is 2 operations. Does not know: overlap of compute and communication,
 kernels that change with the batch size, CUDA graphs, and CPU time (the runtime's business). Where
 it is off is in docs/costs-errors.md, with numbers.
 """
@@ -81,10 +81,10 @@ def quantize_s(tokens: float, inputs: int, dtype_bytes: int, rates: Rates) -> fl
 def elementwise_values(model: ModelSpec, tensor_parallel: int) -> dict[str, float]:
     """Return the values moved per token by each operator of a layer that only moves memory.
 
-    4 x hidden for a norm fused with the residual (read two, write two), of which a layer has two; 2
+    4 x hidden for a norm fused with the residual (read two, write two), of which a layer has two. 2
     x (heads + KV heads) x head size for the rotary embedding (read, write) and as many for the
-    norms of queries and keys, if there are any; 2 or 3 x MLP columns for the activation (read up
-    and gate, write); 2 x the values kept for the KV write (read, write). Latents are normed too.
+    norms of queries and keys, if there are any. 2 or 3 x MLP columns for the activation (read up
+    and gate, write). 2 x the values kept for the KV write (read, write). Latents are normed too.
     """
     heads = model.num_heads / tensor_parallel
     kv_heads = model.local_kv_heads(tensor_parallel)
@@ -136,8 +136,8 @@ class AttentionRates(NamedTuple):
     ) -> AttentionRates:
         """Return the seconds per (query, key) pair, per key and value read, per query and output.
 
-        A pair takes 4 x heads x head size operations (2 each for the score and for the value); a
-        key brings 2 x KV heads x head size values; a query reads and writes heads x head size.
+        A pair takes 4 x heads x head size operations (2 each for the score and for the value). A
+        key brings 2 x KV heads x head size values. A query reads and writes heads x head size.
         Latent attention makes keys and values of a prompt's latents, and decodes against latents as
         they are (absorbed): a key and a value of the latent's size, one for all heads.
         """
@@ -256,7 +256,7 @@ def experts_s(
 def all_to_all_bytes(tokens: int, model: ModelSpec, ranks: int, imbalance: float) -> float:
     """Return the bytes that the busiest rank receives when tokens are sent to their experts.
 
-    Each rank has 1/ranks of the tokens; a copy of a token goes to each of its experts, of which
+    Each rank has 1/ranks of the tokens. A copy of a token goes to each of its experts, of which
     (ranks - 1)/ranks are elsewhere. The way back is as much. Known error: several experts of a
     token on one rank need one copy where the library is clever.
     """
@@ -378,8 +378,8 @@ class RooflineCost:
     def transfer_bytes(self, batch: BatchShape) -> float:
         """Return the bytes of the hidden states that cross from one stage to the next.
 
-        Known error: engines that keep the residual apart (vLLM, gLLM) send it too, twice as much;
-        with tensor parallelism each pair of ranks may send its share only.
+        Known error: engines that keep the residual apart (vLLM, gLLM) send it too, twice as much.
+        With tensor parallelism each pair of ranks may send its share only.
         """
         return self._transfer_bytes_per_token * (batch.prefill_tokens + batch.decode_tokens)
 

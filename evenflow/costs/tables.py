@@ -29,7 +29,7 @@ class Curve:
     Between two of them inside one tile of `tile` units, and where `tile` is 1, the seconds follow a
     straight line. Where tile edges lie between, they step at the edges: a partly filled tile takes
     as long as a full one. Beyond the last size they grow by the slope of the upper half of the
-    measured sizes; below the first they are those of the first. At least one size, in order.
+    measured sizes. Below the first they are those of the first. At least one size, in order.
     """
 
     __slots__ = ("_growth_s", "_seconds", "_sizes", "tile")

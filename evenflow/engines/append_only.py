@@ -12,8 +12,8 @@ from evenflow.core.request import Prefix
 class TwinPage(CachedPage):
     """A node with its content on one or more pages.
 
-    `twins` are all nodes of its content by page, the oldest first, which is the one that is found;
-    they share `children`.
+    `twins` are all nodes of its content by page, the oldest first, which is the one that is found.
+    They share `children`.
     """
 
     __slots__ = ("twins",)

@@ -49,7 +49,7 @@ class PrefillLoop(RingLoop):
 
     Source: SGLang 0.5.23's `event_loop_pp_disagg_prefill`. One token of each request is computed
     here; its KV is then on its way for `transfer_s`. In each turn rank 0 lists what is there. The
-    list passes from stage to stage with the turns; stages - 1 turns later these requests end, and
+    list passes from stage to stage with the turns. Stages - 1 turns later these requests end, and
     their pages are free. With `EngineRules.admits_late`, a request that comes goes round a
     ring, too, before it may be admitted. Turns with nothing in flight take no time.
     """

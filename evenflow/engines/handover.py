@@ -1,6 +1,6 @@
 """Handover of requests from one engine to another, with their KV.
 
-A finished request's pages stay until `release`, for the other engine to fetch; there `reserve`
+A finished request's pages stay until `release`, for the other engine to fetch. There `reserve`
 takes pages for its KV, and `adopt` puts it among the ready decodes when the KV is there.
 """
 

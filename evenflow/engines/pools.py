@@ -1,13 +1,13 @@
 """Disaggregated prefill and decode, on separate pools (DistServe, Splitwise), simulated or real.
 
 A prompt is computed by the prefill pool, which serves it as a request of one token and keeps its
-pages; its KV crosses a link when the decode pool has room; the decode pool goes on with the second
+pages. Its KV crosses a link when the decode pool has room. The decode pool goes on with the second
 token. A mixed pool computes prompts when many wait, and decodes what it prefilled or what the
 decode pool has no room for. Each pool is an ordinary driver with an ordinary policy, which knows
 nothing of the others. Here is what goes where; the owner of the pools has their clock. Does not
 know machines that change pools, nor several engines in a pool.
 
-One transfer uses the whole link; a prompt's KV sets out when the whole of it is there, not layer by
+One transfer uses the whole link. A prompt's KV sets out when the whole of it is there, not layer by
 layer.
 """
 
@@ -226,7 +226,7 @@ class PooledWorld:
 class Pool(Protocol):
     """One pool of a system: its engine, and the engine's driver.
 
-    `record` counts a request as served here; `changed` says that something happened; `adopt`
+    `record` counts a request as served here. `changed` says that something happened. `adopt`
     continues a request once its KV is there.
     """
 
@@ -285,7 +285,7 @@ class Pools:
     """Route requests to pools, and computed KV from one pool to the next.
 
     `on_done` is called with the number of requests done. `move` brings the KV of a request that
-    sets out to its destination, and has `transfers.arrive` called when it is there; None: its link
+    sets out to its destination, and has `transfers.arrive` called when it is there. None: its link
     says when that is. `blocks`: where `flush` puts what the clients have.
     """
 

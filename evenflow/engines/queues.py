@@ -37,7 +37,7 @@ class Sent(Notes):
     """Notes on a micro-batch in flight: its late tokens.
 
     `ahead`: sequences that get a token where decodes run ahead, by request id, and how many tokens
-    they then have; `last` of them get their last allowed one. `preempted`: sequences that were
+    they then have. `last` of them get their last allowed one. `preempted`: sequences that were
     preempted on the way, and the tokens that each is still to get.
     """
 

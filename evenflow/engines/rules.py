@@ -25,9 +25,9 @@ class EngineRules(Rules):
 
     `ahead`: a decode may go again before its last token is there, with the next question (one
     stage) or after as many as there are stages. `slotted`: each micro-batch that may be in flight
-    has a slot; slots are asked in turn, and a request decodes in the slot of its last chunk.
-    `delivers`: what is in flight may be preempted; its pages are free at once, its output still
-    counts when it returns, and until then the request waits; with `ends_late` its last token comes
+    has a slot. Slots are asked in turn, and a request decodes in the slot of its last chunk.
+    `delivers`: what is in flight may be preempted. Its pages are free at once, its output still
+    counts when it returns, and until then the request waits. With `ends_late` its last token comes
     with the one after it, once all is computed again. `preempted_last`: preempted requests wait
     last, not first; with `by_arrival`, where they were. `newest_first`: rows are in the order in
     which their prompts ended, the last first. `by_priority`: requests wait by `Request.priority`,
@@ -35,7 +35,7 @@ class EngineRules(Rules):
     began to run.
     `cuts`: a prefill may end before all of the prompt, or after a preemption of the output, is
     computed, with which no model would write the same. `cache`: a prefix cache is a `PrefixCache`,
-    an `AppendOnlyCache` whose pages are found as soon as decodes fill them, or a `RadixCache`;
+    an `AppendOnlyCache` whose pages are found as soon as decodes fill them, or a `RadixCache`.
     `none`: it is refused, as swap and speculation. `waits_first`: the loop sees nothing new between
     a choice and the end of the micro-batch before it on stage 0. `reserves`: with speculation, a
     decode holds pages for two steps. `prefills`: prompts only, for another engine (`PrefillLoop`),

@@ -83,7 +83,7 @@ class Speculation(Decoding):
     def tokens_per_step(self) -> float:
         """Expected tokens that a sequence gains in a step: 1 + a1 + a1 a2 + ... + a1 ... ak.
 
-        The first wrong proposal ends the step and is replaced by a right token; if all are right,
+        The first wrong proposal ends the step and is replaced by a right token. If all are right,
         the step yields one more (Leviathan et al., 2023, equation 1).
         """
         return plain_sum(accumulate(self.acceptance, mul, initial=1.0))

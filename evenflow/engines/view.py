@@ -51,7 +51,7 @@ class EnginePrompt(Prompt):
 
 class Active(NamedTuple):
     """A request that is served. A `decode` is one with all of its prompt scheduled, and has
-    `kv_tokens` once what is in flight is back; `ready`: it could be in the next micro-batch.
+    `kv_tokens` once what is in flight is back. `ready`: it could be in the next micro-batch.
     """
 
     request: EnginePrompt

@@ -1,6 +1,6 @@
 """The server of a page on loopback: with the token, what the command line named is simulated.
 
-A page's request lasts as long as its answer, a line of JSON a message; when the page leaves it, for
+A page's request lasts as long as its answer, a line of JSON a message. When the page leaves it, for
 the next one or for good, the simulation stops. Nothing else is kept of a page.
 """
 

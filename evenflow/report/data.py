@@ -154,7 +154,7 @@ def shares(run: Outcome) -> dict[str, float]:
 def steady(run: Outcome, width: int) -> slice:
     """Return the positions of the `width` micro-batches around the middle of the steady window.
 
-    That is about the same time for every scheduler under the same traffic; without a steady window
+    That is about the same time for every scheduler under the same traffic. Without a steady window
     in the summary, the middle of the run.
     """
     start_s = run.summary.get("steady_start_s", 0.0)

@@ -39,7 +39,7 @@ FORMULA = re.compile("'*[=+@\\t\\r\\n-]")
 def write_table(path: Path, table: Mapping[str, Any] | DataFrame) -> None:
     """Write equally long columns as the path's suffix says; floats read back bit for bit.
 
-    NaN is an empty cell, in an array or a Series; a list is written as it is, None as nothing. In
+    NaN is an empty cell, in an array or a Series. A list is written as it is, None as nothing. In
     Parquet an empty cell is a null. In CSV a word that a spreadsheet would compute begins with an
     apostrophe, which `read_table` takes away.
     """

@@ -150,7 +150,7 @@ def _readable(metric: Metric, values: Sequence[float]) -> tuple[str, list[str]]:
 def verdict(runs: Mapping[str, Outcome]) -> list[str]:
     """Return the sentences of the verdict as HTML: what was refused, pace, latency, bubbles.
 
-    The pace of requests that arrive by themselves is whether they are served as they come; what
+    The pace of requests that arrive by themselves is whether they are served as they come. What
     drains after the last of them says nothing. Of all others it is the throughput.
     """
     numbers = {name: figures_of(run) for name, run in runs.items()}

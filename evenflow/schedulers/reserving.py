@@ -84,7 +84,7 @@ class Orca(Reserving):
     """All ready decodes, and whole waiting prompts in the same micro-batch.
 
     Source: Orca (OSDI'22), algorithm 1. Pages for `max_model_len` tokens are reserved at admission,
-    so nothing is ever preempted; the head of the queue blocks what is behind it. No token cap.
+    so nothing is ever preempted. The head of the queue blocks what is behind it. No token cap.
     Nothing is reserved for KV that comes from another pool: its decodes take pages first.
     """
 

@@ -405,7 +405,7 @@ class PrefillAdder:
     """Budgets left in a pass over the prompts, in tokens, and the prompts taken (PrefillAdder).
 
     Of prompts it takes `chunk` and `inputs` at most, both charged whole pages. Of `free` tokens,
-    `planned` are those of this pass; `reserved` also has what running decodes, and the outputs of
+    `planned` are those of this pass. `reserved` also has what running decodes, and the outputs of
     this pass, may need: admission reserves, it does not allocate. Where outputs have an exact
     length and no prefix cache (`walks`), it is looked ahead to the ends instead.
     """

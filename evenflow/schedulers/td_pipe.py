@@ -107,7 +107,7 @@ def temporal_intensity(
     """Return 1 - bubble / total, for a switch to these prefill micro-batches now.
 
     All times are seconds on one stage: bubble = longest prefill - decode step, counted `waits`
-    times; total = all prefills + a decode step of each of `depth` batches + bubble. TD-Pipe,
+    times. Total = all prefills + a decode step of each of `depth` batches + bubble. TD-Pipe,
     section 3.5, equation 2, which counts the bubble once.
     """
     bubble_s = max(max(prefill_s) - decode_step_s, 0.0) * waits
@@ -150,11 +150,11 @@ class TDPipe(Policy):
     point. Prefill micro-batches hold whole prompts.
 
     Ablations: `kv_occupancy_ratio`, `work_stealing`, `request_finish_ratio`. `variant: paper`
-    counts the bubble of equation 2 once, as printed; `reading` counts it on each stage after the
-    first, as each waits the longer behind a decode step; `code` does so too, and is the public code
-    otherwise: prefill ends at a predicted use of 90 %; future points 5, 8, 16, 32, 64, ... 4096;
-    the even split takes the rows that arrived first; peak decode speed is that of 256 rows, and 192
-    count as saturated; the end of decode is looked for at one batch a round.
+    counts the bubble of equation 2 once, as printed. `reading` counts it on each stage after the
+    first, as each waits the longer behind a decode step. `code` does so too, and is the public code
+    otherwise: prefill ends at a predicted use of 90 %; future points 5, 8, 16, 32, 64, ... 4096.
+    The even split takes the rows that arrived first. Peak decode speed is that of 256 rows, and 192
+    count as saturated. The end of decode is looked for at one batch a round.
     """
 
     search_space: ClassVar[SearchSpace] = {

@@ -258,16 +258,16 @@ class TokenThrottling(Policy):
     """A throttled share of the waiting prefill tokens, and an even share of the running decodes.
 
     Source: gLLM (SC'25), section 3.2, equations 1 to 4, with the public code's integer rules: the
-    budget is also capped by the pages above the reserve; the most recently returned decodes go
-    first, so micro-batches stay as they are; decodes are chosen after prefills. On one stage there
+    budget is also capped by the pages above the reserve. The most recently returned decodes go
+    first, so micro-batches stay as they are. Decodes are chosen after prefills. On one stage there
     is nothing to balance, and the budget is `max_prefill`.
 
     Ablations: `use_wt`, `use_ut`; `coupled` (w/ CK) is Sarathi-Serve's policy with a budget of
     `max_prefill`. `reserve: adaptive` keeps what the running decodes are expected to need times a
     ratio, which starts at 0.7, falls by 0.002 a call to 0.1 and rises by 0.05 with a preemption.
 
-    `variant`: `reading` is the above; `paper` is equations 1 to 4 as printed, where `min_prefill`
-    is a floor of the whole and pages do not cap the budget; `code` is the package gllm-rt
+    `variant`: `reading` is the above. `paper` is equations 1 to 4 as printed, where `min_prefill`
+    is a floor of the whole and pages do not cap the budget. `code` is the package gllm-rt
     0.0.6.post1, decision for decision (`PackageRules`).
     """
 

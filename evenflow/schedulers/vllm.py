@@ -102,7 +102,7 @@ class VLLMV1(Policy):
 
     Source: vLLM 0.32.0 and 0.33.0 (its V1 scheduler), whose recorded decisions are this policy's
     (engines.md). Chunks of a prompt follow one another without waiting for the last to return.
-    Pages come with each chunk; a prompt is only admitted if all of it would fit now, `watermark` of
+    Pages come with each chunk. A prompt is only admitted if all of it would fit now, `watermark` of
     the pages left free once anything runs. When a page is missing, the last admitted is preempted,
     in flight or not, and this step admits nothing. Requests of one `priority` go by arrival.
     """
@@ -296,7 +296,7 @@ class VLLMV1(Policy):
 class VLLMBalanced(VLLMV1):
     """`vllm_v1` that takes a share of the decodes, or of the tokens, and leaves the rest.
 
-    Source: vLLM pull requests 57433, 19873 and vllm-rbln 900, none of them in vLLM 0.32.0; read
+    Source: vLLM pull requests 57433, 19873 and vllm-rbln 900, none of them in vLLM 0.32.0. Read
     from their descriptions, never compared with their code. `share` of a micro-batch on n stages:
     `seats`, at most max_num_seqs / n decodes (57433); `decodes`, at most a n-th of the running ones
     (900), prompts free in both; `tokens`, a n-th of all decodes and prompt tokens that there are,

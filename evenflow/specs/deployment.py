@@ -75,7 +75,7 @@ class Deployment:
     `expert_parallel`: the GPUs of a stage hold whole experts, not a slice of each. `data_parallel`
     > 1: a stage is as many groups of `tensor_parallel` GPUs, each with all of the model but the
     experts, which are over all of them, and with separate requests and KV. `draft`: a second model
-    that proposes tokens (speculative decoding); it lives on the last stage, divided over its ranks,
+    that proposes tokens (speculative decoding). It lives on the last stage, divided over its ranks,
     with separate KV. `verified_tokens`: what a decoding request computes in a step, one or with the
     proposals k + 1.
     """
@@ -300,7 +300,7 @@ class Deployment:
         """Return how many KV pages fit. A page is one id on every stage: the fullest stage decides.
 
         The states of as many requests as sample at once (`logits_rows`) are set apart first, as
-        SGLang does; vLLM takes a page for each. Layers with a sliding window keep all tokens, or,
+        SGLang does. VLLM takes a page for each. Layers with a sliding window keep all tokens, or,
         if more pages fit then, have room for a window of each of `windows` requests, beside pages
         of the other layers.
 

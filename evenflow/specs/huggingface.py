@@ -34,7 +34,7 @@ from evenflow.specs.tables import read_table
 class ModelFamily:
     """Keys and habits of one family's config.json: a row of `families.csv`.
 
-    `experts` and `columns` are the keys of how many experts a layer has, and of the columns of one;
+    `experts` and `columns` are the keys of how many experts a layer has, and of the columns of one.
     `shared` is that of the shared MLP: its columns, or how many experts it is as wide as.
     `without`: the layers without experts, the first or those between steps; `sometimes`: models of
     the family may have no experts. `latent`: latent attention. `full_every`: n, where every n-th

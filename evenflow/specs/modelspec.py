@@ -53,7 +53,7 @@ class ModelSpec:
     separate gate, if that is above 0. `intermediate_size` is then that of layers without experts.
 
     `kv_lora_rank` > 0: multi-head latent attention (DeepSeek-V2, section 2.1). A token keeps one
-    latent vector of that size and a rotated key of `qk_rope_head_dim`, for all heads; queries pass
+    latent vector of that size and a rotated key of `qk_rope_head_dim`, for all heads. Queries pass
     a latent of `q_lora_rank` (0: none). A head compares `head_dim` values without position and the
     rotated ones, and yields `v_head_dim`.
 
@@ -68,7 +68,7 @@ class ModelSpec:
     (Gemma 4). `expert_hidden_size` > 0: experts work on vectors of that size, not the hidden one.
 
     `parts`: the kinds of layers, each as a model of such, where layers are not alike (dense ones
-    before a mixture's, windows between global ones); `pattern` has the part of each layer.
+    before a mixture's, windows between global ones). `pattern` has the part of each layer.
 
     `quantization`: the format of the layers' matrices, a name of `FORMATS`; "": the model's dtype.
     `plain_attention`, `plain_mlp`: what stays in the model's dtype; in gpt-oss both, so that only
@@ -238,10 +238,10 @@ class ModelSpec:
     def linear_shapes(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
         """Return (inputs, outputs) of the matrices that every token passes in a layer, on one rank.
 
-        In order: qkv, o, and the MLP (gate and up, down); in a mixture of experts the MLP is the
+        In order: qkv, o, and the MLP (gate and up, down). In a mixture of experts the MLP is the
         shared one, if there is one, then the router, whole on every rank, and of a next-token
         module what projects its input. Heads and MLP columns are divided over the ranks (rounded
-        up); KV heads are replicated where there are fewer of them than ranks. Latent attention: see
+        up). KV heads are replicated where there are fewer of them than ranks. Latent attention: see
         `_latent_shapes`.
         """
         hidden, mixer = self.hidden_size, self.mixer
@@ -458,7 +458,7 @@ def in_precision(spec: Model, dtype: str | None, kv_dtype: str | None) -> Model:
     """Return a model with its weights in `dtype`, and its keys and values in `kv_dtype`.
 
     `dtype` is a plain type (bfloat16, float16, float32) or a name of `FORMATS`, which leaves what
-    is not quantised at 2 bytes; None leaves either as it is.
+    is not quantised at 2 bytes. None leaves either as it is.
     """
     if dtype in DTYPE_BYTES:
         spec = spec.changed(dtype_bytes=DTYPE_BYTES[dtype], quantization="", expert_quantization="")

@@ -1,7 +1,7 @@
 """Read the formats of weights, keys and values that a checkpoint states.
 
 That is `quantization_config` of a config.json, or `quantization` of an hf_quant_config.json. One
-format for all layers is read, and another one of a mixture's experts; attention and the MLPs beside
+format for all layers is read, and another one of a mixture's experts. Attention and the MLPs beside
 experts may be left out of it. What is not read is refused with the format that stands in for it.
 """
 

@@ -42,7 +42,7 @@ class Allowed(NamedTuple):
 def most_beyond(percent: float, requests: int) -> int:
     """Return how many of some requests may be beyond a limit on a percentile, at most.
 
-    The percentile of n numbers lies between the numbers of two ranks (linear, as NumPy's); with one
+    The percentile of n numbers lies between the numbers of two ranks (linear, as NumPy's). With one
     more beyond the limit, the lower of the two is beyond it. It is no more for fewer requests.
     """
     return requests - 1 - math.floor(percent / 100 * (requests - 1))
@@ -51,7 +51,7 @@ def most_beyond(percent: float, requests: int) -> int:
 class EarlyEnd:
     """Watch of a run: raises MissedError once more requests are beyond a limit than are allowed.
 
-    Now and then it counts those, too, that are served still and cannot keep the limit any more; no
+    Now and then it counts those, too, that are served still and cannot keep the limit any more. No
     harm is in one that is given up later, as a run that serves fewer requests keeps no SLO.
     """
 

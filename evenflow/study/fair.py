@@ -101,7 +101,7 @@ def unpaired_difference(values: Sequence[float], others: Sequence[float]) -> Int
     """Return the mean of `values` less that of `others`, independent draws, with its interval.
 
     Welch's: the squares of the two standard errors add up, and the degrees of freedom are Welch and
-    Satterthwaite's, rounded down; `n` is the smaller number of values.
+    Satterthwaite's, rounded down. `n` is the smaller number of values.
     """
     (mean, square), (other, other_square) = _mean_and_error(values), _mean_and_error(others)
     both, n, m = square + other_square, len(values), len(others)

@@ -1,6 +1,6 @@
 """The question of a plan: what is asked, the settings to try, the points and their cases.
 
-A setting is a layout of one pipeline, a scheduler and its budget; a point is a setting with a
+A setting is a layout of one pipeline, a scheduler and its budget. A point is a setting with a
 number of replicas. Simulates nothing.
 """
 

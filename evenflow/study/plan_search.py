@@ -135,7 +135,7 @@ def search(question: PlanQuestion) -> Search:
     """Find the fewest GPUs with which a setting keeps the SLO; `exhaustive`: ask for all points.
 
     A stretch of the trace finds which setting of the run's own policy needs the fewest GPUs. While
-    all requests decide on it, stretches refute others with this number; all requests decide on the
+    all requests decide on it, stretches refute others with this number. All requests decide on the
     rest, two at a time, the cheapest first.
     """
     settings = list(question.settings.values())

@@ -69,7 +69,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
 class Point:
     """A configuration, the folder its relative paths start from, and what to keep of its run.
 
-    `measure` makes plain data of an outcome; it has to be a function of a module, so that another
+    `measure` makes plain data of an outcome. It has to be a function of a module, so that another
     process finds it. `more` are its arguments by name, as plain data. A run ends early once
     more requests than `allowed` are beyond a limit; its record has nothing but MISSED.
     """

@@ -122,7 +122,7 @@ def bisect(
     """Find the largest rate that passes: bracket it by doubling, then narrow the bracket.
 
     Up to `width` rates are probed at once. It assumes that what fails at one rate fails at all
-    higher ones; where that is not so, it finds one that passes just below one that fails.
+    higher ones. Where that is not so, it finds one that passes just below one that fails.
     """
     known: list[Probe] = []
     while rates := next_rates(known, start, tolerance, width):

@@ -111,7 +111,7 @@ def given_process(process: object) -> tuple[object, UserProcess | None]:
 class Job(NamedTuple):
     """One configuration to simulate on requests already made; `beside` is its file's folder.
 
-    `policy`, given in Python, replaces the configuration's, `name` its name in tables; `processes`
+    `policy`, given in Python, replaces the configuration's, `name` its name in tables. `processes`
     given in Python replace the configuration's at the same positions.
     """
 
@@ -261,8 +261,8 @@ def write_run(
 ) -> None:
     """Write all that `save` asks for of a run; with a `title`, its report too.
 
-    `window`: what the timeline shows, see `write_details`; `more` is in the report, and its
-    tables are written; `form`: the format of the tables.
+    `window`: what the timeline shows, see `write_details`. `more` is in the report, and its
+    tables are written. `form`: the format of the tables.
     """
     for each in more:
         each.write(folder)
@@ -303,7 +303,7 @@ def write_details(
 ) -> None:
     """Write the tables of micro-batches, stages and bubbles, and the timeline.
 
-    The timeline shows a `window` (seconds of the run); None: all, or where there are more,
+    The timeline shows a `window` (seconds of the run). None: all, or where there are more,
     TIMELINE_BATCHES micro-batches around the middle of the steady window, as a viewer takes them.
     Replicas have separate folders, and so have the pools of a system, with the requests as the pool
     saw them.

@@ -48,7 +48,7 @@ KINDS = {"tokens": (INPUT, OUTPUT), "input_tokens": (INPUT,), "output_tokens": (
 class Condition:
     """A limit on one number of a run's summary, in that number's unit.
 
-    `least`: whether the number may not be below the limit, or may not be above it; None: whichever
+    `least`: whether the number may not be below the limit, or may not be above it. None: whichever
     is the better.
     """
 

@@ -67,7 +67,7 @@ def main_effects(found: Swept) -> list[ParameterPanel]:
 
     Points are averaged within a replication first: the interval is over replications. A parameter
     with many values has single points. Means are fair over all points of a balanced method, of
-    `one_at_a_time` over points that differ from the default in nothing else; the run as it is
+    `one_at_a_time` over points that differ from the default in nothing else. The run as it is
     counts only if the method chose it.
     """
     values = {metric: found.values(metric) for metric in found.config.metrics}

@@ -198,8 +198,8 @@ def unfair(trials: Mapping[str, Trial]) -> list[str]:
 class Study:
     """A run, the parts of its trace that each case is simulated on, and what is kept of each.
 
-    `beside` is the folder that the run's relative paths start from; `measure` and `more` are as for
-    a `Point`; `places` say where a patch's key was written, for error messages. A `tied` key is not
+    `beside` is the folder that the run's relative paths start from. `measure` and `more` are as for
+    a `Point`. `places` say where a patch's key was written, for error messages. A `tied` key is not
     one of the run: its values are mappings of keys that change together.
     """
 
@@ -263,7 +263,7 @@ class Simulator:
         """Return the record of each point, in order; those in the store are not simulated again.
 
         What is done is kept when this is interrupted, and when a worker dies, which is a
-        UsageError; so is an input that changes meanwhile.
+        UsageError. So is an input that changes meanwhile.
         """
         keys = [point.key for point in points]
         copies, by_key = Counter(keys), dict(zip(keys, points, strict=True))

@@ -312,7 +312,7 @@ def run_cases(
     """Run cases with every seed; return their rows. `measure` is by default the figure's.
 
     `more` are its arguments, by default the values of the case, or numbers of the study, named by
-    `args`; `columns` are filled by a case's values, by default all.
+    `args`. `columns` are filled by a case's values, by default all.
     """
     keys = study.plan.keys
     columns = columns or keys.columns or list(cases[0].values)
@@ -415,7 +415,7 @@ def capacities(
 
     `names` are the columns that a case's key fills. `capacity` (requests/s) is 0 where even a rate
     at which requests do not meet fails, and missing where the run is too short to tell (`status`)
-    or cannot be (`error`); `fails_at` is the rate just above, `failed` what fails there; KNEE are
+    or cannot be (`error`). `fails_at` is the rate just above, `failed` what fails there; KNEE are
     numbers of the run at the capacity, and with `enough_requests` its length would not matter.
     Seeds count up from the first of the figure's. Raises a UsageError when no case can be run.
     """

@@ -66,7 +66,7 @@ class Answer:
     """One value of a claim, and ours. `part` is its key or position, empty for a single value.
 
     `ratio` is ours / paper. Of a comparison, `effect` is log(ours) / log(paper):
-    1 is the whole published effect, 0 none of it, below 0 the opposite; None where there is none.
+    1 is the whole published effect, 0 none of it, below 0 the opposite. None where there is none.
     `low` and `high` are the ends of the 90 % interval of ours, where nine more runs were made.
     """
 

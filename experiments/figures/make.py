@@ -59,7 +59,7 @@ def chosen(
 ) -> list[FigurePlan]:
     """Return the figures asked for, all where none is; UsageError for an unknown name.
 
-    A name without its number stands for all of that paper: `gllm`; one that ends in .yaml is a
+    A name without its number stands for all of that paper: `gllm`. One that ends in .yaml is a
     figure of the user's own, as are those given by name with their keys.
     """
     known, wanted = names(), {}

@@ -1,6 +1,6 @@
 """The tables of single micro-batches: costs by size, part and layout, without a run.
 
-Knows a figure's micro-batches and which of their costs it shows; the picture and the claims are in
+Knows a figure's micro-batches and which of their costs it shows. The picture and the claims are in
 the figure's YAML.
 """
 

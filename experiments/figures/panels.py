@@ -85,18 +85,18 @@ class Panel(Keys):
 
     A point is a mean over the seeds, with a whisker from least to most. Words may name numbers of
     the study in braces. `x`: several columns are lines of one word. `hue`: columns whose values
-    make curves, of a `y` whose words name one of them; `each`: columns whose values make panels.
+    make curves, of a `y` whose words name one of them. `each`: columns whose values make panels.
     `where`: the formula that holds for the rows shown (`formulas`). `also`: the column of the
     steady window by that of the whole run, dotted or as rings. `write`: what stands over a bar,
-    `{:.2f}` for its height, or the row's columns by name in braces; over a stack, and in the legend
+    `{:.2f}` for its height, or the row's columns by name in braces. Over a stack, and in the legend
     of lines for all points but the first, those columns. `strong`: the value of `x` whose bar is
     not pale, and has no words. `line`: a level to compare with, `levels`: columns of a level for
-    each bar, by their words, `bands`: ranges by theirs; `mark`: the column that has the default of
+    each bar, by their words, `bands`: ranges by theirs. `mark`: the column that has the default of
     `x`, whose values then stand at equal distance. `log_2`: powers of two across; `decades`: powers
     of ten upwards, with plain numbers. `width` is in inches; `words` are what `each` is called.
 
     `tokens`, `stages`, `busy` and `kv` show columns of `measures.micro_batches` within the run of
-    the first seed, with no `x` and `y`; words may name numbers of the runs, and their `[mean]`,
+    the first seed, with no `x` and `y`. Words may name numbers of the runs, and their `[mean]`,
     `[min]` and `[max]` over the seeds.
     """
 

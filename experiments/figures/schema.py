@@ -66,7 +66,7 @@ Shape = str | list[str] | dict[str, str]
 class Query(Keys):
     """Our value of a claim: a mean over the seeds, where the columns have these values.
 
-    `take`: the column; `over`: that of the runs which differ in these values; `best`: the largest
+    `take`: the column. `over`: that of the runs which differ in these values. `best`: the largest
     of what is left (`max`), the least, or its `range`. `how`: the mean, or the `geomean`. A list or
     a mapping in place of one value makes a list or a mapping of answers, of which `then` takes one.
     """
@@ -97,18 +97,18 @@ class FigureKeys(Keys):
     `systems`: names of `evenflow schedulers`, by the label in the figure; or the keys that a label
     stands for. `study`: the figure's own numbers (rates, requests, seeds ...); `quick` replaces
     some of them for a coarse pass. `title` may name numbers of the study in braces, and `{gpus}`.
-    `differs` says what is not as in the paper; `says` gives, by the key read so, the section and
+    `differs` says what is not as in the paper. `says` gives, by the key read so, the section and
     the words behind it. `like`: the figure whose keys hold where this one has none, but for
     `claims`, `beside` and, in a figure of the user's, `differs`; of `plot`, key by key, and of
     `study`, number by number.
 
-    `vary`: the axes of its cases, the last fastest (`cases.AXES`, or its own in `axes`); `columns`:
+    `vary`: the axes of its cases, the last fastest (`cases.AXES`, or its own in `axes`). `columns`:
     which of them stand first in a row, in which order. `measure`: what is kept of each run, a
-    function of `measures` or MODULE.FUNCTION; `args`: the values of a case, or numbers of the
+    function of `measures` or MODULE.FUNCTION. `args`: the values of a case, or numbers of the
     study, that it gets, or a list itself. `table`: in place of these, the function that has the
     rows. `add`: columns by the function that makes them, `over`: as ratios. `explode`: columns
     whose lists the data has a row a value of, in place of all. `shown`: those a terminal shows.
-    `claims`: what of the table answers a published claim, by its id; `beside`: the same in other
+    `claims`: what of the table answers a published claim, by its id. `beside`: the same in other
     readings, by their words. `plot`: how the table is drawn (`panels.Plot`), or `draw`: the
     function that does. `module`: in place of all of these, the function that makes the figure.
     """

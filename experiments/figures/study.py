@@ -41,7 +41,7 @@ class Drawing(Shown):
     """The result of a figure's module.
 
     `table` is the data behind the picture, a row a measurement, of which a terminal shows the
-    columns `shown` (None: all); `claims` has our value for each published claim the figure answers,
+    columns `shown` (None: all). `claims` has our value for each published claim the figure answers,
     by the claim's id and in the shape of its value; `beside` the same by the words of a reading.
     `doubts` say what is not fair.
     """
@@ -187,7 +187,7 @@ class FigureStudy:
     def system(self, label: str, gpus: int | None = None) -> Layer:
         """Return the keys of one of the figure's systems, on `gpus` GPUs (default: the figure's).
 
-        A system on tensor parallelism gets one stage of all GPUs; any other as many stages as its
+        A system on tensor parallelism gets one stage of all GPUs. Any other as many stages as its
         GPUs make, each of as many ranks as the figure's run has.
         """
         keys = dict(self.keys_of(label))
@@ -222,7 +222,7 @@ class FigureStudy:
     ) -> pd.DataFrame:
         """Simulate every case with every seed; return their rows, in order.
 
-        `names` are the columns that a case's key fills; `seed`, what `measure` returns and `error`
+        `names` are the columns that a case's key fills. `seed`, what `measure` returns and `error`
         (None unless the run failed) follow. `args` are further arguments of `measure`, by case.
         Raises a UsageError when every run failed.
         """

@@ -70,7 +70,7 @@ def replay_engines(
 def form_of(path: Path, assumed: str | None = None) -> tuple[Form, str, str]:
     """Return what reads a journal, the version whose rules it has, and a warning for a later one.
 
-    A journal may say its `engine` and version, or else its folder by its name, as vllm-0.33.0;
+    A journal may say its `engine` and version, or else its folder by its name, as vllm-0.33.0.
     `assumed` goes before that. A later version has the latest rules. UsageError for another
     version, and for an unknown engine.
     """

@@ -79,8 +79,8 @@ class Form(Protocol):
 
     `scheduler_of` gives the policy of a name with those of a journal's settings that it has.
     `deployment` gives the other fields of its World, and the `contents` of requests where there is
-    a prefix cache; UsageError for what is not modelled. `answers`: the parts of an answer, ours and
-    as recorded, in the order in which they are compared; `ask` asks our Batcher.
+    a prefix cache. UsageError for what is not modelled. `answers`: the parts of an answer, ours and
+    as recorded, in the order in which they are compared. `ask` asks our Batcher.
     """
 
     @property

@@ -2,7 +2,7 @@
 
 The catalogue has a YAML for each set of runs: where its data lies, and what is simulated as it.
 Every run is simulated so, and once more with `runtime: ideal`, to show what the CPU time of the
-engine adds; an error is simulated / measured - 1. What is in the data is `measured`'s business.
+engine adds. An error is simulated / measured - 1. What is in the data is `measured`'s business.
 Knows no picture and no command line.
 """
 
@@ -77,12 +77,12 @@ class EntryKeys(Keys):
     """A set of measured runs that one RUN.yaml describes, each from a file, or from a row of one.
 
     `files` are patterns below the folder of the data: of the form that this catalogue was made
-    with, and of the original; `sha256` are the hashes of files that were read. Of a file with many
+    with, and of the original. `sha256` are the hashes of files that were read. Of a file with many
     rows, those with facts among those of `where`, or of one of several, are taken. `metrics` are
     compared, with the largest error that is aimed at (null: none). `spread` is the run-to-run
     spread by metric, of runs with names that end so. `launch` is how the engine was started, where
-    that is known. `run` holds RUN.yaml's keys; lengths, arrivals and layout come from the file
-    where it says them; `by_clients` holds keys that are the number of clients plus a constant,
+    that is known. `run` holds RUN.yaml's keys. Lengths, arrivals and layout come from the file
+    where it says them. `by_clients` holds keys that are the number of clients plus a constant,
     `by_step` keys of a prompt, a decode of each client and a constant, in tokens, `some`
     those of some rows, each before what stands before it. A closed loop serves `rounds`
     requests a client, of lengths drawn uniformly from the `shortest` share of what is stated to all
@@ -247,10 +247,10 @@ class Reproduced(Shown):
     """The results of reproducing measured runs.
 
     `table` has a row a run and metric: `measured`, `simulated` and `ideal` (with no CPU time), each
-    with its `error`, the `goal` for it, and the `spread` of what was measured, as shares; NaN where
+    with its `error`, the `goal` for it, and the `spread` of what was measured, as shares. NaN where
     there is none. Where intervals were asked for, also `low_90`, `high_90`, the `half_width` as a
     share, and whether the measured value lies `inside`. `failures` are runs that could not be
-    simulated, with the reason; `doubts` say what is not fair, by the name of an entry; `others`
+    simulated, with the reason. `doubts` say what is not fair, by the name of an entry. `others`
     what is missing of the data, or not as the catalogue knows it.
     """
 

@@ -1,6 +1,6 @@
 """Find the CPU time of an engine from a benchmark's results: the constants of a `runtime`.
 
-Given are a deployment (RUN.yaml) and its measurements (the results); the constants bring the
+Given are a deployment (RUN.yaml) and its measurements (the results). The constants bring the
 simulation nearest to the measured TTFT and TPOT (`fit`). Here: what is compared, and what is unfair
 about it. Knows no form of results and no command line.
 """
@@ -53,7 +53,7 @@ class Calibrated(Shown):
     """The constants that fit results best.
 
     `runtime` is what to paste into a RUN.yaml, empty where the results tell none of it. `off` are
-    the median deviations by latency, without any CPU time and with these constants; `doubts` what
+    the median deviations by latency, without any CPU time and with these constants. `doubts` what
     makes the comparison of a run unfair.
     """
 

@@ -147,7 +147,7 @@ def _numbers(values: Any) -> Floats:
 class Requests(NamedTuple):
     """Columns of a client's result for each value of a request, and their units (requests.csv).
 
-    The units are those of the arrival in seconds, of TTFT and E2EL in milliseconds; `clock`: the
+    The units are those of the arrival in seconds, of TTFT and E2EL in milliseconds. `clock`: the
     last two are times, as the arrival is. Rows with "warmup" at `phase` are none of the run.
     """
 

@@ -122,7 +122,7 @@ class Recorded:
     """Gives each micro-batch what a run measured for it.
 
     As long as the decisions are those of the run, that is the run's micro-batch at the same
-    position. Once they part, `parted_at` says where; from then on a micro-batch takes on the stages
+    position. Once they part, `parted_at` says where. From then on a micro-batch takes on the stages
     what the run's next one with as many prefill and decode tokens took, after the last of them the
     first again, or where it had none what `costs` says, scaled by what the run measured over that
     so far. Messages take what they took at the same position.
@@ -394,7 +394,7 @@ def compared(
 ) -> dict[str, float | None]:
     """Return one metric: the runs' mean, least and most, the simulator's, and its error.
 
-    `error` is relative to the mean of the runs, and so is `spread`, from least to most; None where
+    `error` is relative to the mean of the runs, and so is `spread`, from least to most. None where
     there is no mean, or it is 0. `calibrated` is the mean of several simulations,
     `calibrated_spread` theirs.
     """

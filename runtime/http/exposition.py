@@ -1,6 +1,6 @@
 """Prometheus metrics of a server, under the names, types and labels of vLLM V1.
 
-Names and bounds as `vllm/v1/metrics` of vLLM 0.32.0 has them, so that its dashboards fill; what an
+Names and bounds as `vllm/v1/metrics` of vLLM 0.32.0 has them, so that its dashboards fill. What an
 engine here has not (prefix caches of several tiers, adapters) is left out.
 """
 

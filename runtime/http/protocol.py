@@ -87,8 +87,8 @@ class StreamOptions(Strict):
 class CompletionBody(Strict):
     """The parameters that both kinds of call share; `ignore_eos` and `top_k` are vLLM's.
 
-    An answer's id begins with `prefix`; `names` are those of a whole answer and of a chunk of a
-    stream; `prompts_are` is the parameter with the prompts.
+    An answer's id begins with `prefix`. `names` are those of a whole answer and of a chunk of a
+    stream. `prompts_are` is the parameter with the prompts.
     """
 
     prefix: ClassVar[str]

@@ -2,7 +2,7 @@
 
 Attention is paged: keys and values lie in pages, are gathered, and go through SDPA, on one code
 path for CPU and CUDA. Known cost: gathering copies the context once, and decodes are padded within
-their group; a kernel that reads the pages in place would do neither. Knows one micro-batch's
+their group. A kernel that reads the pages in place would do neither. Knows one micro-batch's
 tensors; no names of weights and no ranks.
 """
 

@@ -1,7 +1,7 @@
 """Decoder-only Llama, Mistral, Mixtral, Qwen and DeepSeek-V2, cut into stages, with paged KV.
 
 Knows one micro-batch at a time; no scheduler, no processes, no clock. Weights are those of
-Hugging Face checkpoints; query, key and value are one matrix here, and so are gate and up. Not
+Hugging Face checkpoints. Query, key and value are one matrix here, and so are gate and up. Not
 supported: shared experts with a gate, groups of experts, quantisation (a profiler times 8-bit
 floats), and rotary embeddings scaled in other ways than `linear` and `llama3` (yarn, longrope).
 """
@@ -122,7 +122,7 @@ class Stage:
     """Layers [start, stop) of a model: with the embedding when first, norm and LM head when last.
 
     `forward` takes token ids [tokens] on the first stage and hidden states [tokens, hidden] on the
-    others; it returns hidden states, and logits [sampled rows, vocabulary] on the last. `spec` is
+    others. It returns hidden states, and logits [sampled rows, vocabulary] on the last. `spec` is
     the whole model; as an attribute it has the shapes that this one of `ranks` holds.
     """
 

@@ -144,7 +144,7 @@ def formats(
 ) -> dict[str, str]:
     """Return the engine's names for a layer's formats; UsageError without one.
 
-    Of a checkpoint that says its formats itself, the engine reads them, part by part; `four_bits`
+    Of a checkpoint that says its formats itself, the engine reads them, part by part. `four_bits`
     are those of experts of four bits beside others of eight.
     """
     if whole.family in READERS and whole.quantization == _as_read(whole).quantization:

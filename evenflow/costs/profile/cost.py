@@ -133,7 +133,7 @@ def hop_of(profile: Profile) -> tuple[float, float] | None:
 def host_of(profile: Profile) -> RuntimeOverheads:
     """Return the CPU time around a micro-batch; nothing of what was not measured.
 
-    Lines as in `hop_of` through the points of each of HOST, added up; points of `cpu_prompt`, of a
+    Lines as in `hop_of` through the points of each of HOST, added up. Points of `cpu_prompt`, of a
     micro-batch of one prompt alone, give the time for a prompt.
     """
     lines = [_line(points) for name in HOST if (points := profile.of(name))]

@@ -80,7 +80,7 @@ def from_memory(
 
     No operator takes less than its matrix, keys and values do at `memory_bytes_per_s`, as a cache
     holds what a benchmark repeats (docs/costs-errors.md). `bits` are of a value of the quantised
-    matrices; `key_bytes` a token keeps for a KV head, in a window at most.
+    matrices. `key_bytes` a token keeps for a KV head, in a window at most.
     """
     per_byte_s = 1 / memory_bytes_per_s(tables.gemm)
 
@@ -136,7 +136,7 @@ def product_times(
     """Return m -> seconds of a product [m, k] x [k, n] of any shape.
 
     Along k, the number of steps of every tile, seconds follow a straight line between measured
-    shapes; along n, and beyond the measured shapes, the efficiency does (over log n).
+    shapes. Along n, and beyond the measured shapes, the efficiency does (over log n).
     """
     if n in gemm and k in gemm[n]:
         return dict(gemm[n][k])
@@ -290,7 +290,7 @@ def chunk_times(
     """Return seconds of a chunk after some context, from prompts without any.
 
     The prompt of length L = context + chunk gives the seconds per (query, key) pair at that length,
-    beyond the shortest prompt's (the launch); the chunk has its share of the pairs. It takes at
+    beyond the shortest prompt's (the launch). The chunk has its share of the pairs. It takes at
     least as long as one query tile that reads L keys: `tile_times`, a prompt of one head, which
     leaves most of the GPU idle. Beyond the longest measured prompt its seconds per pair go on.
     Known error: kernels that split the keys of few, long rows beat it.

@@ -62,7 +62,7 @@ class ExpertLayer(NamedTuple):
     """A layer of experts: its shape and format as measured.
 
     `times[slices, ranks][tokens]`: seconds on the busiest rank where each expert is cut in `slices`
-    slices and the experts are spread over `ranks` ranks; tokens of all of these ranks together.
+    slices and the experts are spread over `ranks` ranks. Tokens of all of these ranks together.
     """
 
     shape: ExpertShape

@@ -135,7 +135,7 @@ def diff(a: given.Saved, b: given.Saved) -> "Difference":
 
     `diff("out/a", "out/b")`, each a saved folder, or a run that is at hand. `.config` has what
     differs in the configuration, `.metrics` the numbers that differ, with paired 95 % intervals
-    where both served the same requests, `.warnings` why it may not be fair. Requests of one run
+    where both served the same requests. `.warnings` say why it may not be fair. Requests of one run
     wait for each other: an interval is of these requests, not of other seeds. UsageError for a
     folder that holds no run.
     """

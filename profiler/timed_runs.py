@@ -45,11 +45,10 @@ class CpuStopwatch:
     """Time what a CPU computes; a mark costs 0.5 to 3 microseconds.
 
     It starts after a wait, as a worker does: caches are as the micro-batch before, and what else
-    computed meanwhile, have left them.
-    `threads` that compute: with one, seconds are those for which it had the CPU, since what other
-    processes take meanwhile is no cost of an operator, and a run is disturbed when these were less
-    than UNDISTURBED of its time. With several, that looks like their waiting for each other, and
-    seconds are those of the clock.
+    computed meanwhile, have left them. `threads` that compute: with one, seconds are those for
+    which it had the CPU, since what other processes take meanwhile is no cost of an operator. A run
+    is disturbed when these were less than UNDISTURBED of its time. With several, that looks like
+    their waiting for each other, and seconds are those of the clock.
     """
 
     def __init__(self, threads: int = 1) -> None:

@@ -37,8 +37,8 @@ MOST_PARTS = 1_000_000  # of one answer
 class Batcher:
     """Serves requests with one engine; validates and carries out the plans of its policy.
 
-    Parameters: the pages, a pool or a KvCache. `depth` pipeline stages. At most `max_in_flight`
-    micro-batches at once (None: no cap). `max_model_len` tokens of prompt and output.
+    Parameters: the pages (a pool or a KvCache), `depth` pipeline stages. `max_in_flight`: the most
+    micro-batches at once (None: no cap). `max_model_len`: tokens of prompt and output.
     `pipelined_chunks` overrides the policy's rules. `decoding`: how a decode step goes.
     `asks_again`: a policy that only preempted is asked again at once. Raises UsageError when a step
     could yield more tokens than a page holds, and where the policy's rules do not go with the rest.

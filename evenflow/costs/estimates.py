@@ -33,8 +33,8 @@ def estimates(cost: StageCost) -> Estimates:
     """Return estimates by the names under which a policy's constructor takes them.
 
     `token_budget_for(slo_s)` is the function of that name. `prefill_s(tokens)` and `decode_s(rows,
-    context_tokens)` are seconds on the slowest stage: of a prefill micro-batch, as if it were one
-    prompt, and of a decode step of `rows` rows that attend to `context_tokens` in all.
+    context_tokens)` are seconds on the slowest stage. They are of a prefill micro-batch, as if it
+    were one prompt, and of a decode step. Its `rows` rows attend to `context_tokens` in all.
     """
     return {
         "token_budget_for": lambda slo_s: token_budget_for(cost, slo_s),
@@ -99,9 +99,9 @@ def balanced_layers(
     The embedding counts on stage 0, the LM head on the last stage. Where layers are alike, handing
     each to the stage that is done first with it gives the best split; of equal stages the first
     takes it. Where they are of several kinds, all splits are compared. Memory is not looked at: the
-    stage with the fewest layers has the most room for KV, so a balanced split may hold fewer pages
-    than an even one, as the fullest stage decides.
-    UsageError when there are more stages than layers.
+    stage with the fewest layers has the most room for KV. So a balanced split may hold fewer pages
+    than an even one, as the fullest stage decides. UsageError when there are more stages than
+    layers.
     """
     split_layers(model.num_layers, stages)
     if len(model.kinds()) > 1:

@@ -74,12 +74,12 @@ def stage_kernels(deployment: Deployment, stage: int) -> int:
 def layer_kernels(kind: ModelSpec, ranks: int, *, narrow: bool = False) -> int:
     """Return the kernels of a layer on one of `ranks` GPUs, and what is as long as a launch.
 
-    Attention: norm, rotary embedding, writing of keys and values, attention; a norm of queries and
-    one of keys where the model has them, with an all-reduce where they are over all heads of
-    several ranks (SGLang, pull request 14416); one of each latent, and the joining of keys. MLP:
-    norm, activation. Each product, where it is `narrow` after the quantising of its inputs.
-    Experts: choice, sorting in two, two products, activation, sum, the shared one added. Two
-    all-reduces.
+    Attention: norm, rotary embedding, writing of keys and values, attention. Further, a norm of
+    queries and one of keys where the model has them. Those have an all-reduce where they are over
+    all heads of several ranks (SGLang, pull request 14416). Latents add a norm of each, and the
+    joining of keys. MLP: norm, activation. Each product, where it is `narrow` after the quantising
+    of its inputs. Experts: choice, sorting in two, two products, activation, sum, the shared one
+    added. Two all-reduces.
     """
     shapes = kind.linear_shapes(ranks)
     has_mlp = kind.shared_columns > 0

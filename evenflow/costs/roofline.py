@@ -52,12 +52,12 @@ def linear_s(
 ) -> float:
     """Return the seconds of a product [tokens, inputs] x [inputs, outputs], `shape` the matrix's.
 
-    Operations: 2 x inputs x outputs x tokens, tokens rounded up to whole tiles because a partly
-    filled tile takes as long as a full one (the steps in the measured L20 curves; Sarathi-Serve,
-    section 4.3). Fewer tokens have a smaller tile, a power of two. Bytes: the matrix
-    (`matrix_bytes` where it is quantised), its input and its output, once each.
-    Known error: below one tile the kernel changes with the tokens, so real times creep up where
-    this is flat. On L20: 15 % too slow up to 16 tokens, right at 17-64, 2-7 % too fast at 65-128.
+    Operations: 2 x inputs x outputs x tokens, tokens rounded up to whole tiles. A partly filled
+    tile takes as long as a full one (the steps in the measured L20 curves; Sarathi-Serve, section
+    4.3). Fewer tokens have a smaller tile, a power of two. Bytes: the matrix (`matrix_bytes` where
+    it is quantised), its input and its output, once each. Known error: below one tile the kernel
+    changes with the tokens, so real times creep up where this is flat. On L20: 15 % too slow up to
+    16 tokens, right at 17-64, 2-7 % too fast at 65-128.
     """
     inputs, outputs = shape
     tile = min(tile_tokens, max(LEAST_TILE, 1 << (tokens - 1).bit_length()))
@@ -138,7 +138,7 @@ class AttentionRates(NamedTuple):
 
         A pair takes 4 x heads x head size operations (2 each for the score and for the value). A
         key brings 2 x KV heads x head size values. A query reads and writes heads x head size.
-        Latent attention makes keys and values of a prompt's latents, and decodes against latents as
+        Latent attention makes keys and values of a prompt's latents. It decodes against latents as
         they are (absorbed): a key and a value of the latent's size, one for all heads.
         """
         heads = model.num_heads / tensor_parallel
@@ -174,9 +174,9 @@ class AttentionRates(NamedTuple):
 
         Requests with several tokens read their keys once for all of them.
 
-        Known error: only the total context counts, so a batch with one very long row, which leaves
-        parts of the GPU idle, comes out too fast; and of windows, rows shorter than one beside
-        longer ones count as a window's where the mean is above it.
+        Known errors: only the total context counts, so a batch with one very long row, which leaves
+        parts of the GPU idle, comes out too fast. Rows shorter than a window beside longer ones
+        count as a window's where the mean is above it.
         """
         if self.window:
             context_tokens = min(context_tokens, tokens * (self.window - 1) // self.queries)
@@ -213,7 +213,7 @@ def head_s(
 def active_experts(tokens: int, num_experts: int, experts_per_token: int) -> float:
     """Return the expected number of distinct experts that `tokens` tokens are sent to.
 
-    A token is sent to k of E experts, each as likely as any other, so an expert stays idle with
+    A token is sent to k of E experts, each as likely as any other. So an expert stays idle with
     probability (1 - k/E) a token: E x (1 - (1 - k/E)^tokens). Known error: real routers have
     favourites and wake fewer.
     """

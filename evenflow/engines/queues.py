@@ -1,8 +1,8 @@
 """The queues of serving engines.
 
-Decodes that are sent again before their last token is known (vLLM V1, SGLang), slots that are asked
-in turn, preemption of what is in flight, priorities, and caches that learn late. A policy that
-declares plain `Rules` never comes here.
+They are decodes sent again before their last token is known (vLLM V1, SGLang), and slots that are
+asked in turn. They also are preemption of what is in flight, priorities, and caches that learn
+late. A policy that declares plain `Rules` never comes here.
 """
 
 from __future__ import annotations

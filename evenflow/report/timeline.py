@@ -54,10 +54,10 @@ def write_timeline(
 ) -> None:
     """Write `result` to `path` as a gzipped Chrome trace; equal runs give equal bytes.
 
-    A slice per stage and micro-batch, arrows that follow a micro-batch through the stages, idle
-    slices named by cause (with `bubbles`), counters, and a slice per phase of each of the first
-    `requests_limit` requests (None: all). Only what is there at some time of the `window`: seconds
-    of the run, which the name of the pipeline then says. Times in microseconds.
+    It has a slice per stage and micro-batch, arrows that follow a micro-batch through the stages,
+    and counters. Idle slices are named by cause (with `bubbles`). The first `requests_limit`
+    requests (None: all) have a slice per phase. Only what is there at some time of the `window`:
+    seconds of the run, which the name of the pipeline then says. Times in microseconds.
     """
     batches, name = slice(0, len(result.scheduled_s)), "pipeline"
     if window != WHOLE:

@@ -56,7 +56,7 @@ class Static(Reserving):
 
     With several stages, up to `depth` independent static batches exist and never merge; they share
     `max_num_seqs` evenly. A request's pages go back when it ends, not when its batch ends.
-    `padded`: classic static batching, where every member costs as much as the longest: prompts are
+    `padded`: classic static batching, where every member costs as much as the longest. Prompts are
     as long as the longest of the batch, and ended members decode on until it ends.
     """
 

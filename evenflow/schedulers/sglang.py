@@ -57,9 +57,9 @@ class SGLang(Policy):
 
     Source: SGLang 0.5.23 (its scheduler), whose recorded decisions are this policy's: see
     docs/engines.md. A prompt is admitted if the output that its client allows fits beside what the
-    running decodes may still need: what they are allowed times a ratio, which starts at 0.7
-    `schedule_conservativeness`, falls with each decode step and is estimated anew when pages run
-    short. Then the request with the least output is retracted to the end of the queue. In a
+    running decodes may still need. That is what they are allowed times a ratio. The ratio starts at
+    0.7 `schedule_conservativeness`, falls with each decode step and is estimated anew when pages
+    run short. Then the request with the least output is retracted to the end of the queue. In a
     pipeline each micro-batch that may be in flight has separate decodes.
     """
 
@@ -300,7 +300,7 @@ class SGLang(Policy):
         """Resume retracted requests, then give pages to new ones, in order, while they have room.
 
         Beside each decode of the slot, and each that is to come, `num_reserved_decode_tokens` stay
-        free; or what the longest of the slot may still need, if all others of it were retracted.
+        free. If all others of the slot were retracted, what its longest may still need does.
         """
         rows, reserved = view.last_rows, self.num_reserved_decode_tokens
         held = sum(one.tokens for one in rows)

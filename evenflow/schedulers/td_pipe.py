@@ -32,9 +32,9 @@ LARGEST_BATCH_ROWS = 8192
 class FutureUsage:
     """KV tokens in use at each future point, if every request lives as long as predicted.
 
-    `points` are decode steps from now, in rising order. A request that attends to c tokens counts
-    c + m at each point m that it reaches (TD-Pipe, algorithm 1): the KV grows by a token a step,
-    and falls when a request ends. Known error: pages that are not full count as their tokens only.
+    `points` are decode steps from now, in rising order. A request that attends to c tokens counts c
+    + m at each point m that it reaches (TD-Pipe, algorithm 1). The KV grows by a token a step, and
+    falls when a request ends. Known error: pages that are not full count as their tokens only.
     """
 
     __slots__ = ("_context", "_ending", "points")

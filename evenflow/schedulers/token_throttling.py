@@ -1,8 +1,8 @@
 """gLLM: Token Throttling, which evens out prefill and decode tokens over the micro-batches.
 
-The rules come first: the budgets of the equations, what fits, and the pages that are kept, then the
-published package, gllm-rt 0.0.6.post1, decision for decision (`variant: code`), in our own words.
-The policy says which variant uses which.
+The rules come first: the budgets of the equations, what fits, and the pages that are kept. The
+published package follows, gllm-rt 0.0.6.post1, decision for decision (`variant: code`), in our own
+words. The policy says which variant uses which.
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ class PackageRules:
     - Preempted requests go before all other prompts, the last preempted first. A chunk that reaches
       the end of a preempted request's prompt ends its prefill, even if output is left to recompute.
 
-    Where the package would wait for ever (prompts hold all pages above the reserve, and nothing
-    decodes) or run out of pages in a prefill, serving goes on: the reserve is given up, and then
-    the latest of the partly computed prompts.
+    The package would wait for ever where prompts hold all pages above the reserve and nothing
+    decodes, or run out of pages in a prefill. Here serving goes on: the reserve is given up, and
+    then the latest of the partly computed prompts.
     """
 
     def __init__(self, throttle: Throttle, kv_thresh: float) -> None:
@@ -264,7 +264,8 @@ class TokenThrottling(Policy):
 
     Ablations: `use_wt`, `use_ut`; `coupled` (w/ CK) is Sarathi-Serve's policy with a budget of
     `max_prefill`. `reserve: adaptive` keeps what the running decodes are expected to need times a
-    ratio, which starts at 0.7, falls by 0.002 a call to 0.1 and rises by 0.05 with a preemption.
+    ratio. The ratio starts at 0.7, falls by 0.002 a call to 0.1 and rises by 0.05 with a
+    preemption.
 
     `variant`: `reading` is the above. `paper` is equations 1 to 4 as printed, where `min_prefill`
     is a floor of the whole and pages do not cap the budget. `code` is the package gllm-rt

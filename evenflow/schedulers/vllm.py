@@ -297,10 +297,10 @@ class VLLMBalanced(VLLMV1):
     """`vllm_v1` that takes a share of the decodes, or of the tokens, and leaves the rest.
 
     Source: vLLM pull requests 57433, 19873 and vllm-rbln 900, none of them in vLLM 0.32.0. Read
-    from their descriptions, never compared with their code. `share` of a micro-batch on n stages:
-    `seats`, at most max_num_seqs / n decodes (57433); `decodes`, at most a n-th of the running ones
-    (900), prompts free in both; `tokens`, a n-th of all decodes and prompt tokens that there are,
-    up to the budget (19873, whose two phases are one where the next question counts anew).
+    from their descriptions, never compared with their code. `share` of a micro-batch on n stages.
+    `seats`: at most max_num_seqs / n decodes (57433). `decodes`: at most a n-th of the running ones
+    (900), with prompts free in both. `tokens`: a n-th of all decodes and prompt tokens that there
+    are, up to the budget (19873, whose two phases are one where the next question counts anew).
     """
 
     share: Literal["seats", "decodes", "tokens"] = "seats"

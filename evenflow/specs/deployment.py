@@ -39,7 +39,7 @@ def split_layers(num_layers: int, stages: int | Sequence[int]) -> tuple[int, ...
     """Return the layers of each stage: an even split over a number of stages, or those listed.
 
     Layers left over by an even split go one each to the stages before the last, from the back, as
-    vLLM does: the last stage has the LM head already, and stage 0 gets one only when all others
+    vLLM does. The last stage has the LM head already, and stage 0 gets one only when all others
     have. UsageError when the list does not add up or a stage would be empty.
     """
     if isinstance(stages, int):
@@ -73,10 +73,10 @@ class Deployment:
     engine may use. `memory`: what the engine itself takes; None: nothing, and the step by formula.
 
     `expert_parallel`: the GPUs of a stage hold whole experts, not a slice of each. `data_parallel`
-    > 1: a stage is as many groups of `tensor_parallel` GPUs, each with all of the model but the
-    experts, which are over all of them, and with separate requests and KV. `draft`: a second model
-    that proposes tokens (speculative decoding). It lives on the last stage, divided over its ranks,
-    with separate KV. `verified_tokens`: what a decoding request computes in a step, one or with the
+    > 1: a stage is as many groups of `tensor_parallel` GPUs, with separate requests and KV. A group
+    has all of the model but the experts, which are over all groups. `draft`: a second model that
+    proposes tokens (speculative decoding). It lives on the last stage, divided over its ranks, with
+    separate KV. `verified_tokens`: what a decoding request computes in a step, one or with the
     proposals k + 1.
     """
 
@@ -212,8 +212,8 @@ class Deployment:
         """Return the bytes of working memory on one GPU of a stage for the largest micro-batch.
 
         Hidden state and residual, with the MLP's up projection and its product beside them: the
-        widest moment of a layer; of the experts, only the ones that a token is sent to. On the last
-        stage also the logits, as computed and as float32. Of an engine, what it measures
+        widest moment of a layer. Of the experts only the ones that a token is sent to count. On the
+        last stage also the logits, as computed and as float32. Of an engine, what it measures
         (`EngineMemory.step_bytes`). Known error: without an engine an estimate, some 20 % under
         what PyTorch's allocator holds.
         """

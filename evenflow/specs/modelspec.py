@@ -43,14 +43,14 @@ class ModelSpec:
     `gated_mlp`: three MLP matrices (gate, up, down) instead of two. `attention_bias`: a bias on the
     query, key and value projections. `parallel_attention`: attention and MLP read the same input
     and are summed once (Falcon), so tensor parallelism reduces once a layer instead of twice.
-    `qk_norm`: queries and keys are normalised, a head at a time (Qwen3), or, `qk_norm_over_heads`,
-    over all heads, so that tensor parallelism reduces two sums a token and layer besides
+    `qk_norm`: queries and keys are normalised, a head at a time (Qwen3). With `qk_norm_over_heads`
+    it is over all heads, so that tensor parallelism reduces two sums a token and layer besides
     (MiniMax-M2; vLLM, pull request 31493).
 
     `num_experts` > 0: a mixture of experts. A router sends each token to `experts_per_token` MLPs
-    of `expert_intermediate_size` columns each, with shares that `norm_topk_prob` makes add up to 1;
-    beside them every token passes one shared MLP of `shared_intermediate_size` columns with a
-    separate gate, if that is above 0. `intermediate_size` is then that of layers without experts.
+    of `expert_intermediate_size` columns each, with shares that `norm_topk_prob` makes add up to 1.
+    Every token also passes one shared MLP of `shared_intermediate_size` columns with a separate
+    gate, if that is above 0. `intermediate_size` is then that of layers without experts.
 
     `kv_lora_rank` > 0: multi-head latent attention (DeepSeek-V2, section 2.1). A token keeps one
     latent vector of that size and a rotated key of `qk_rope_head_dim`, for all heads. Queries pass

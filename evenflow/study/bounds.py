@@ -64,7 +64,7 @@ def late_by_work(
     most. A request in time has all its prompt on one of these stages between its arrival and that
     plus the limit. So of the requests that arrive in [a, b], those in time have at most
     `tokens_per_s` x (b - a + limit) prompt tokens, and the others the rest. A queue that is served
-    at that rate, and loses what is above `tokens_per_s` x limit, adds up this rest: from where it
+    at that rate, and loses what is above `tokens_per_s` x limit, adds up this rest. From where it
     was empty to its last loss, what came is what was served, the full queue, and what was lost.
     These stretches have no request in common, so all that is lost is in late requests: at least as
     many as the longest prompts that hold it.

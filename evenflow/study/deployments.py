@@ -3,8 +3,8 @@
 A layout is stages x tensor parallel; a candidate is a layout with a scheduler and its parameters.
 Flags are those of vLLM 0.32, SGLang 0.5.23 and gLLM 0.0.6.post1, whose own argument parsers take
 random lines (`tools/launch_check.py`), and of TensorRT-LLM's `serve.py` and `trtllm-bench`
-(documents of 1.0 and 1.2), read and not run.
-Knows what is possible, not how well it serves; lists what an engine cannot express.
+(documents of 1.0 and 1.2), read and not run. Knows what is possible, not how well it
+serves; lists what an engine cannot express.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class Interval:
 def interval(values: Sequence[float]) -> Interval:
     """Return the mean of one or more values with its confidence interval at LEVEL.
 
-    The half-width is t * s / sqrt(n), t being the (1 + LEVEL) / 2 quantile of Student's
-    distribution with n - 1 degrees of freedom and s the sample standard deviation.
+    The half-width is t * s / sqrt(n). t is the (1 + LEVEL) / 2 quantile of Student's distribution
+    with n - 1 degrees of freedom, s the sample standard deviation.
     """
     mean, square = _mean_and_error(values)
     return _interval(mean, square, len(values) - 1, len(values))

@@ -110,8 +110,8 @@ KEEPS_UP = Condition("overloaded", 0)
 def keeps_up(values: Mapping[str, Any]) -> bool:
     """Say whether a run is not overloaded.
 
-    A run too short to tell counts as not overloaded, with one exception: on average, all requests
-    arrive before one is done, and that one waits for its first token most of the time.
+    A run too short to tell counts as not overloaded, with one exception. There, on average, all
+    requests arrive before one is done, and that one waits for its first token most of the time.
     """
     if values.get("overloaded", 0) is not None:
         return not values.get("overloaded", 0)

@@ -192,10 +192,10 @@ def with_papers(
 ) -> pd.DataFrame:
     """Return a table with a column `COLUMN, paper` beside each column that a claim is about.
 
-    It has the paper's value, or bound, where the claim is about one point, or the best one. That of
-    a ratio is times our value of what it is over, so that it stands where ours would have to be; of
-    one system over another it stands at the other. `COLUMN, missed` is 1 where ours is further off
-    than 25 %, unless nothing is `judged`.
+    It has the paper's value, or bound, where the claim is about one point, or the best one. The
+    value of a ratio is times ours of what it is over, so that it stands where ours would have to
+    be. Of one system over another it stands at the other. `COLUMN, missed` is 1 where ours is
+    further off than 25 %, unless nothing is `judged`.
     """
     table = table.copy()
     for name, query in queries.items():

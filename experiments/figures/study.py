@@ -42,8 +42,8 @@ class Drawing(Shown):
 
     `table` is the data behind the picture, a row a measurement, of which a terminal shows the
     columns `shown` (None: all). `claims` has our value for each published claim the figure answers,
-    by the claim's id and in the shape of its value; `beside` the same by the words of a reading.
-    `doubts` say what is not fair.
+    by the claim's id and in the shape of its value. `beside` has the same by the words of a
+    reading. `doubts` say what is not fair.
     """
 
     figure: Figure
@@ -90,7 +90,7 @@ class Numbers(dict[str, Any]):
 class FigureStudy:
     """One figure being made. `on_progress` is called with the points done and the points asked.
 
-    `wrong` is one of the nine runs that make an interval (`study.uncertainty`): every case is then
+    `wrong` is one of the nine runs that make an interval (`study.uncertainty`): then every case is
     as wrong as the stated error of its own costs says, all by the same draw, with other seeds.
     """
 

@@ -82,9 +82,9 @@ class EntryKeys(Keys):
     compared, with the largest error that is aimed at (null: none). `spread` is the run-to-run
     spread by metric, of runs with names that end so. `launch` is how the engine was started, where
     that is known. `run` holds RUN.yaml's keys. Lengths, arrivals and layout come from the file
-    where it says them. `by_clients` holds keys that are the number of clients plus a constant,
-    `by_step` keys of a prompt, a decode of each client and a constant, in tokens, `some`
-    those of some rows, each before what stands before it. A closed loop serves `rounds`
+    where it says them. `by_clients` holds keys that are the number of clients plus a constant.
+    `by_step` holds keys of a prompt, a decode of each client and a constant, in tokens. `some`
+    holds those of some rows, each before what stands before it. A closed loop serves `rounds`
     requests a client, of lengths drawn uniformly from the `shortest` share of what is stated to all
     of it, as InferenceX's client draws them. `sequence`: the runs, by how their names end, were
     made one after the other on one server, with the same prompts at these requests a second (null:
@@ -246,12 +246,12 @@ class MeasuredCase(NamedTuple):
 class Reproduced(Shown):
     """The results of reproducing measured runs.
 
-    `table` has a row a run and metric: `measured`, `simulated` and `ideal` (with no CPU time), each
-    with its `error`, the `goal` for it, and the `spread` of what was measured, as shares. NaN where
-    there is none. Where intervals were asked for, also `low_90`, `high_90`, the `half_width` as a
-    share, and whether the measured value lies `inside`. `failures` are runs that could not be
-    simulated, with the reason. `doubts` say what is not fair, by the name of an entry. `others`
-    what is missing of the data, or not as the catalogue knows it.
+    `table` has a row a run and metric: `measured`, `simulated` and `ideal` (with no CPU time).
+    Beside them stand the `error` of each, the `goal` for it, and the `spread` of what was measured,
+    as shares. NaN where there is none. Where intervals were asked for, also `low_90`, `high_90`,
+    the `half_width` as a share, and whether the measured value lies `inside`. `failures` are runs
+    that could not be simulated, with the reason. `doubts` say what is not fair, by the name of an
+    entry. `others` what is missing of the data, or not as the catalogue knows it.
     """
 
     entries: Sequence[Entry]
@@ -430,7 +430,7 @@ def served(
     """Write the requests of a measured run to the file `trace`; return the keys that serve them.
 
     A closed loop of which only the lengths are known gets `rounds` requests a client, of lengths
-    from the `shortest` share of them on; of a run without requests the workload is not known.
+    from the `shortest` share of them on. The workload of a run without requests is not known.
     """
     requests = measured.requests
     if not len(requests):

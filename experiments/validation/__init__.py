@@ -102,7 +102,7 @@ class Validation:
     """The results of a validation. `found` is ready for JSON.
 
     `measured` is the first real run, `again` that run simulated from its own times (None where a
-    run has none of its stages), `predicted` the prediction of it: calibrated, if there was a
+    run has none of its stages). `predicted` is the prediction of it, calibrated if there was a
     calibration.
     """
 

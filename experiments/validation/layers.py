@@ -1,8 +1,8 @@
 """The layers of a validation, each a pure function of what was measured and what was simulated.
 
 Structure: the simulator with a run's own times, against that run. Costs: seconds of a micro-batch
-on a stage. End to end: what a user sees. Before them: the times of a real run, as what each
-micro-batch of a simulation takes: `Recorded` gives a run's own back, `drawn` draws what another run
+on a stage. End to end: what a user sees. Before them come the times of a real run, as what each
+micro-batch of a simulation takes. `Recorded` gives a run's own back, `drawn` draws what another run
 measured around the stages. Runs nothing in real time.
 """
 
@@ -123,9 +123,9 @@ class Recorded:
 
     As long as the decisions are those of the run, that is the run's micro-batch at the same
     position. Once they part, `parted_at` says where. From then on a micro-batch takes on the stages
-    what the run's next one with as many prefill and decode tokens took, after the last of them the
-    first again, or where it had none what `costs` says, scaled by what the run measured over that
-    so far. Messages take what they took at the same position.
+    what the run's next one with as many prefill and decode tokens took. After the last of them
+    comes the first again. Where the run had none it is what `costs` says, scaled by what the run
+    measured over that so far. Messages take what they took at the same position.
     """
 
     def __init__(self, result: RunResult, times: Times, costs: StageCost) -> None:
@@ -168,7 +168,7 @@ def drawn(times: Times, costs: StageCost, seed: int) -> Callable[[MicroBatch], T
     """Return a timing: stages take what `costs` says, and all around them is drawn from `times`.
 
     Each micro-batch gets the driver's and the messages' times of one micro-batch of that run, each
-    at most its P99: what takes longer is a machine that stands still for a while. That holds up
+    at most its P99. What takes longer is a machine that stands still for a while. That holds up
     everything together; drawn for one message alone, it would merge micro-batches that never met.
     """
     columns = {name: column for name in AROUND if (column := getattr(times, name)).size}
@@ -353,8 +353,9 @@ def cost_errors(
     """Return for each stage how far the costs are from what micro-batches took.
 
     Absolute relative errors (`median`, `p95`) and the relative error of the sum (`bias`), over all
-    runs; beside them the machine's own spread (`median_repeat`, `p95_repeat`): how far the times of
-    micro-batches of as many prefill and decode tokens are from the median of their like.
+    runs. Beside them stands the machine's own spread (`median_repeat`, `p95_repeat`). It is how far
+    the times of micro-batches of as many prefill and decode tokens are from the median of their
+    like.
     """
     measured_s = np.concatenate([result.end_s - result.start_s for result in results])
     expected = np.concatenate(expected_s)

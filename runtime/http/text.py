@@ -28,7 +28,7 @@ class Codec:
     """Both ways between text and tokens, by the tokenizer.json at `path`.
 
     Without one, and for `made_up` tokens, however prompts are read, a token is written as its
-    number and a space: most clients time a token by its text, and random tokens have none, or half
+    number and a space. Most clients time a token by its text, and random tokens have none, or half
     a character. The model knows token ids below `vocab_size` (None: any); `end_ids` end a text.
     """
 
@@ -99,9 +99,9 @@ class Codec:
 class TextStream:
     """The text of one output, as its tokens come; with no `tokenizer`, their numbers.
 
-    Decodes the tokens since the last certain text again, with those before it as context: a decoder
-    may treat the first token of a text differently, so the context stays in front.
-    NOTE: the library's own DecodeStream raises on bytes that are no text, as random weights write.
+    Decodes the tokens since the last certain text again, with the tokens before it as context. A
+    decoder may treat the first token of a text differently, so the context stays in front. NOTE:
+    the library's own DecodeStream raises on bytes that are no text, as random weights write.
     """
 
     def __init__(self, tokenizer: Any) -> None:

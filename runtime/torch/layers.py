@@ -289,8 +289,8 @@ class HeadAttention:
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, section 2.1), of chunks and decodes alike absorbed.
 
-    What makes keys and values of latents is multiplied into queries and outputs instead, so that
-    all heads attend to one key, the latent and the rotated part, and to one value, the latent.
+    What makes keys and values of latents is multiplied into queries and outputs instead. So all
+    heads attend to one key, the latent and the rotated part, and to one value, the latent.
     """
 
     down: Linear  # of the queries or their latents, the latents, and the rotated keys

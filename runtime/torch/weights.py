@@ -134,8 +134,8 @@ def dtype_of(name: str) -> torch.dtype:
 def read_model(name_or_path: str | Path, *, timed: bool = False) -> tuple[ModelSpec, Rope]:
     """Return a model of the table, or of a config.json or the folder that holds one.
 
-    Refuses what the torch model does not compute; UsageError names the file and the key.
-    `timed`: what it does not serve but a profiler times with random weights is let through: latent
+    Refuses what the torch model does not compute; UsageError names the file and the key. `timed`:
+    what it does not serve but a profiler times with random weights is let through. That is latent
     attention, 8-bit floats, and any scaling of positions, which changes no time of a layer.
     """
     spec = model(name_or_path)

@@ -2,8 +2,8 @@
 
 Knows how the tables of `aiconfigurator-core` make a layer of any model. Does not know gaps between
 kernels (nearly absent with CUDA graphs, else the runtime's business). Estimated, and counted as
-unmeasured: norms, rotary embedding, activation, KV write, embedding and sampling, none of which the
-tables have (one launch and their bytes at the bandwidth that products reach).
+unmeasured: norms, rotary embedding, activation, KV write, embedding and sampling. The tables have
+none of these (one launch and their bytes at the bandwidth that products reach).
 """
 
 from __future__ import annotations

@@ -189,8 +189,8 @@ def step_times(
 ) -> dict[tuple[int, int], float]:
     """Return (rows, context) -> seconds of a decode step, for heads with measured KV heads.
 
-    A point that is not measured is the median of up to three estimates: over the heads at the same
-    point, along its own context, and over the rows at the same total context.
+    A point that is not measured is the median of up to three estimates. These are over the heads at
+    the same point, along its own context, and over the rows at the same total context.
     """
     times = generation.get(heads, {})
     lines = [
@@ -422,8 +422,8 @@ def read_latent(
     """Return fields of the tables: `context` and `generation` by (heads, 1), and `rotates`.
 
     Of modules, where there are any, the measured `products` of the same shapes and format are
-    taken: vLLM's in 16 bits, as its quantised ones wait for the host, others' in the model's format
-    if it was measured.
+    taken. vLLM's are in 16 bits, as its quantised ones wait for the host, others' in the model's
+    format if it was measured.
     """
     files, around = latent_files(base, framework, version)
     formats = [DTYPE] if framework == "vllm" or around else [*products][::-1]

@@ -185,7 +185,7 @@ def each_product(
 def without_host(blocks: Products, plain: Products) -> Products:
     """Return FP8 products with a scale a block, without those measured while waiting for the host.
 
-    Where the smallest takes more than twice the smallest with a scale a matrix, what takes less
+    The smallest may take more than twice the smallest with a scale a matrix. Then what takes less
     than twice as long counts as the product with a scale a matrix (docs/costs-errors.md).
     """
     ends = (_least(blocks), _least(plain))
@@ -326,9 +326,10 @@ def _gemm(path: Path, wanted: set[str]) -> dict[str, dict[int, dict[int, dict[in
 def calm_products(table: dict[int, dict[int, dict[int, float]]]) -> None:
     """Take hiccups of the benchmark out of products, `table[n][k][m]`, in place.
 
-    What takes more than 1.5 times as long as the same product of more rows, and as one of as many
-    rows with a matrix at least as wide and as long, is one, and counts as the longer of the two:
-    0.6 % of 3 million points of 13 GPUs, 7 % of vLLM's FP8 products on B200.
+    A point is one if it takes more than 1.5 times as long as the same product of more rows. It must
+    also do so beside one of as many rows with a matrix at least as wide and as long. It counts as
+    the longer of the two. Of 3 million points of 13 GPUs 0.6 % are, of vLLM's FP8 products on B200
+    7 %.
     """
     most_wide: dict[int, dict[int, float]] = {}  # k -> m -> seconds of the wider ones
     for n in sorted(table, reverse=True):

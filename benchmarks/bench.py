@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.bench_study import dask, figures, memory, points, sweeps
+from benchmarks.children import taken
 
 PAGE = Path(__file__).parent.parent / "docs" / "speed.md"
 TABLE = re.compile(r"(?<=<!-- make bench -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -79,16 +80,7 @@ class Bench(NamedTuple):
 
     def cpu_s(self, command: list[str]) -> float:
         """Return the CPU seconds, user and system, of a command and its children."""
-        with tempfile.TemporaryFile() as said:
-            child = subprocess.Popen(
-                self._ready(command), cwd=self.folder, stdout=subprocess.DEVNULL, stderr=said
-            )
-            _, status, used = os.wait4(child.pid, 0)
-            child.returncode = os.waitstatus_to_exitcode(status)
-            if child.returncode:
-                said.seek(0)
-                raise SystemExit(f"{' '.join(command)}: {said.read().decode()}")
-        return used.ru_utime + used.ru_stime
+        return taken(self._ready(command), self.folder).cpu_s
 
     def instructions(self, command: list[str]) -> str:
         """Return how many instructions a command takes, in words; "" without valgrind."""

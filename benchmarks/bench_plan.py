@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
+
+from benchmarks.children import Taken, taken
 
 RUN = """\
 model: Llama-3.1-70B
@@ -42,28 +42,20 @@ def main() -> None:
         turns = [[plan(each, name, text) for each in pythons] for _ in range(asked.runs)]
     told = []
     for of_one in zip(*turns, strict=True):
-        wall_s, cpu_s = map(median, zip(*of_one, strict=True))
+        wall_s, cpu_s, _ = map(median, zip(*of_one, strict=True))
         told.append(f"{wall_s:.1f} s, {cpu_s:.1f} s of CPU")
-    ratio = f"{median(now[0] / plain[0] for plain, now in turns):.2f}" if asked.compiled else ""
+    ratio = (
+        f"{median(now.wall_s / plain.wall_s for plain, now in turns):.2f}" if asked.compiled else ""
+    )
     what = f"plan, 4 to 64 GPUs, {os.cpu_count()} cores"
     print("|", " | ".join([what, *told, *[""] * (2 - len(told)), ratio, "10 s"]), "|")
 
 
-def plan(python: str, below: str, text: str) -> tuple[float, float]:
-    """Make the plan in a new folder, as points that are there are not simulated again.
-
-    Returns the seconds of the clock, and of the CPU with all workers.
-    """
-    folder = tempfile.mkdtemp(dir=below)
-    Path(folder, "run.yaml").write_text(text, encoding="utf-8")
-    words = [python, "-P", "-m", "evenflow", "plan", "run.yaml", *ASKED]
-    started = time.perf_counter()
-    child = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise SystemExit(f"{' '.join(words)}: exit {child.returncode}")
-    return time.perf_counter() - started, used.ru_utime + used.ru_stime
+def plan(python: str, below: str, text: str) -> Taken:
+    """Make the plan in a new folder, as points that are there are not simulated again."""
+    folder = Path(tempfile.mkdtemp(dir=below))
+    (folder / "run.yaml").write_text(text, encoding="utf-8")
+    return taken([python, "-P", "-m", "evenflow", "plan", "run.yaml", *ASKED], folder)
 
 
 if __name__ == "__main__":

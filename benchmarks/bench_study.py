@@ -7,13 +7,13 @@ pages.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.children import taken
 from evenflow.sim import simulate_replicas
 from evenflow.study.points import Point, executor_of, simulate_point, simulated
 from evenflow.study.runs import Job
@@ -38,6 +38,7 @@ method: grid
 objectives: [{{metric: mean_e2el_ms, goal: minimize}}]
 """
 FIGURE = ["gllm-15", "--quick"]
+EVENFLOW = [sys.executable, "-m", "evenflow"]
 CORES = os.cpu_count() or 1
 
 Cells = tuple[str, str, str, str, str]
@@ -71,9 +72,7 @@ def figures(folder: Path) -> Cells:
 
 
 def busy(name: str, words: Sequence[str], folder: Path) -> Cells:
-    began = time.perf_counter()
-    cpu_s, _ = command(words, folder)
-    wall_s = time.perf_counter() - began
+    wall_s, cpu_s, _ = taken([*EVENFLOW, *words], folder)
     beside = f"{CORES} cores for {wall_s:.1f} s"
     return name, f"{cpu_s:.1f}", beside, f"{cpu_s / wall_s / CORES:.2f}", "0.95"
 
@@ -81,7 +80,8 @@ def busy(name: str, words: Sequence[str], folder: Path) -> Cells:
 def memory(folder: Path) -> Cells:
     """Measure the memory of a study of 10,000 points, of its largest process."""
     file = sweep_file(folder, steps=2500, requests=1)
-    _, megabytes = command(["sweep", str(file), "--out", str(folder / "large")], folder)
+    words = ["sweep", str(file), "--out", str(folder / "large")]
+    megabytes = taken([*EVENFLOW, *words], folder).megabytes
     ratio = f"{megabytes / 1000:.2f}"
     return "`evenflow sweep` of 10,000 points: peak MB", f"{megabytes:,.0f}", "1 GB", ratio, "1"
 
@@ -131,18 +131,3 @@ def seconds(call: Callable[..., Any], *arguments: Any) -> float:
     began = time.process_time()
     call(*arguments)
     return time.process_time() - began
-
-
-def command(words: Sequence[str], folder: Path) -> tuple[float, float]:
-    """Return the CPU seconds of a command with its processes, and the MB of the largest."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "evenflow", *words],
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    _, status, used = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise SystemExit(f"evenflow {' '.join(words)}: exit {child.returncode}")
-    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1000

@@ -1,14 +1,6 @@
 """The real world: worker processes, one a stage, around the Batcher of a simulation.
 
-Their torch models have the shapes that are simulated, run stage by stage.
-
-`serve` is to it what `evenflow.sim.simulate` is to the simulated world. Importing the package
-imports
-neither torch nor ZeroMQ; its modules do.
+Their torch models have the shapes that are simulated, run stage by stage. `serve.serve` is to it
+what `evenflow.sim.simulate` is to the simulated world. Importing the package imports neither torch
+nor ZeroMQ; its modules do.
 """
-
-from evenflow.errors import WorkerError
-from evenflow.runtime.serve import ServedRun, Workers, serve
-from evenflow.runtime.tokens import RandomTexts, Text
-
-__all__ = ["RandomTexts", "ServedRun", "Text", "WorkerError", "Workers", "serve"]

@@ -19,7 +19,8 @@ from evenflow.engines.ahead import IN_STEP
 from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError, require_package
 from evenflow.profiler.machine import device_name, driver_version
-from evenflow.runtime import RandomTexts, Workers
+from evenflow.runtime.serve import Workers
+from evenflow.runtime.tokens import RandomTexts
 from evenflow.runtime.torch import settings as on_torch
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.huggingface import read_dtype

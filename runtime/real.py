@@ -28,7 +28,7 @@ from evenflow.errors import PolicyError, UsageError, require_package
 from evenflow.report.folder import killed_runs, reading
 from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
-from evenflow.runtime import RandomTexts, ServedRun, Workers, journal, serve
+from evenflow.runtime import journal
 from evenflow.runtime.kinds import (
     ONLY_SIMULATED,
     check_all_is_known,
@@ -37,7 +37,8 @@ from evenflow.runtime.kinds import (
     workers_of,
 )
 from evenflow.runtime.records import LINK, Records, write_served
-from evenflow.runtime.serve import LAST, Journals, names_of, parts_of
+from evenflow.runtime.serve import LAST, Journals, ServedRun, Workers, names_of, parts_of, serve
+from evenflow.runtime.tokens import RandomTexts
 from evenflow.runtime.torch import settings as on_torch
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED

@@ -30,7 +30,7 @@ from evenflow.costs.silicon.cost import GPUS, silicon_cost, silicon_source
 from evenflow.errors import UsageError
 from evenflow.experiments.reproduce import MeasuredCase, cases_of, chosen, data_folder
 from evenflow.experiments.reproduce.fit import CONSTANTS, Fit, nearest_of
-from evenflow.profiler import import_files
+from evenflow.profiler.importers import import_files
 from evenflow.report.plots import finish, key, panels
 from evenflow.report.tables import markdown_table, percent
 from evenflow.results.run import Floats

@@ -31,9 +31,9 @@ from evenflow.costs.profile.file import read_profile
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 from evenflow.costs.tables import TableCost
 from evenflow.errors import UsageError
-from evenflow.profiler import ProfileSettings, check_profile, require_device
-from evenflow.profiler.check import errors_table
-from evenflow.profiler.machine import device_name
+from evenflow.profiler.check import check_profile, errors_table
+from evenflow.profiler.machine import device_name, require_device
+from evenflow.profiler.profile import ProfileSettings
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
 from evenflow.specs.model import model

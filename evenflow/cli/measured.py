@@ -95,7 +95,8 @@ def _profiled(run: Path, set_: list[str], profile: Path) -> list[str]:
     from evenflow.config.run import load_config
     from evenflow.config.workers import TorchWorkers
     from evenflow.config.yaml_file import find
-    from evenflow.profiler import ProfileSettings, most_beside
+    from evenflow.profiler.machine import most_beside
+    from evenflow.profiler.profile import ProfileSettings
 
     override = f"costs={{kind: profile, path: {json.dumps(str(profile))}}}"
     config = load_config(run, [*set_, override])

@@ -17,7 +17,7 @@ from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
     from evenflow.costs.profile.file import Profile
-    from evenflow.profiler import ProfileSettings
+    from evenflow.profiler.profile import ProfileSettings
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="What another tool measured.")]
 Beside = Annotated[
@@ -69,7 +69,7 @@ def measure_command(
         return
     if model is None or out is None:
         raise UsageError("profile: give --model PATH (a config.json) and --out FILE")
-    from evenflow.profiler import ProfileSettings
+    from evenflow.profiler.profile import ProfileSettings
 
     bounds = (max_tokens, max_rows, max_context)
     settings = ProfileSettings(
@@ -105,7 +105,7 @@ def import_command(
     """Make a profile of Vidur's CSVs (mlp, attention, all_reduce, send_recv) or total lengths."""
     from evenflow.costs.profile.cost import missing_operators
     from evenflow.costs.profile.file import write_profile
-    from evenflow.profiler import import_files
+    from evenflow.profiler.importers import import_files
     from evenflow.specs.model import model as model_named
 
     require_new(out)
@@ -133,8 +133,8 @@ def check_command(
 ) -> None:
     """Measure random micro-batches off the grid; print and record how far predictions are off."""
     from evenflow.costs.profile.file import read_profile
-    from evenflow.profiler import check_profile, require_device
-    from evenflow.profiler.check import errors_table, record_errors
+    from evenflow.profiler.check import check_profile, errors_table, record_errors
+    from evenflow.profiler.machine import require_device
 
     require_device(read_profile(file).header.device_kind)
     from evenflow.runtime.profiled import timed_stage
@@ -157,7 +157,7 @@ def check_command(
 
 def measured(model: str, out: Path, settings: ProfileSettings) -> Profile:
     """Measure the profile of a model that the runtime computes; show the progress."""
-    from evenflow.profiler import require_device
+    from evenflow.profiler.machine import require_device
 
     require_device(settings.device)  # says so where there is no torch, which the next line needs
     from evenflow.runtime.profiled import profile_model

@@ -15,7 +15,7 @@ from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
     from evenflow.results.outcome import Outcome
-    from evenflow.runtime import ServedRun
+    from evenflow.runtime.serve import ServedRun
 
 
 def run_command(

@@ -27,11 +27,10 @@ from evenflow.errors import PolicyError, UsageError
 from evenflow.experiments.validation import layers
 from evenflow.experiments.validation.faults import JoinedProcesses
 from evenflow.results.run import Floats, RunResult, merged
-from evenflow.runtime import ServedRun
 from evenflow.runtime.kinds import servable
 from evenflow.runtime.mortal import Joins
 from evenflow.runtime.real import check_comparable, real_workload, recorded, serve_job
-from evenflow.runtime.serve import LAST, engine_names, names_of
+from evenflow.runtime.serve import LAST, ServedRun, engine_names, names_of
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.sim import Link, World, simulate_replicas
 from evenflow.sim.timed import simulate_timed

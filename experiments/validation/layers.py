@@ -27,7 +27,7 @@ from evenflow.errors import PolicyError
 from evenflow.results.bubbles import CAUSES, attribute
 from evenflow.results.metrics import request_metrics, summarize
 from evenflow.results.run import Floats, Ints, RunResult, Transfers, around_stages
-from evenflow.runtime import ServedRun
+from evenflow.runtime.serve import ServedRun
 from evenflow.sim import World
 from evenflow.sim.timed import GRID_PER_S, TimedLink, Timing, simulate_timed
 from evenflow.sums import plain_sum

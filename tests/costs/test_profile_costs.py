@@ -16,7 +16,7 @@ from evenflow.costs.profile.cost import check_device, check_units, profile_cost
 from evenflow.costs.profile.file import Profile, ProfilePoint
 from evenflow.costs.tables import Curve, Surface, never_falling
 from evenflow.errors import UsageError
-from evenflow.profiler import import_files
+from evenflow.profiler.importers import import_files
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import LinkSpec, gpu
 from evenflow.specs.hybrids import unlike_layers

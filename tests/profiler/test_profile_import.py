@@ -11,7 +11,7 @@ from evenflow.costs import RooflineCost, decode_work, prefill_work
 from evenflow.costs.profile.cost import profile_cost
 from evenflow.costs.profile.file import Profile, read_profile
 from evenflow.errors import UsageError
-from evenflow.profiler import import_files
+from evenflow.profiler.importers import import_files
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu
 from tests.command_line import complaint, evenflow, mistake

@@ -21,9 +21,9 @@ from evenflow.costs import decode_work  # noqa: E402
 from evenflow.costs.profile.cost import HOST, profile_cost  # noqa: E402
 from evenflow.costs.profile.file import OPERATORS, Profile, read_profile  # noqa: E402
 from evenflow.errors import UsageError  # noqa: E402
-from evenflow.profiler import ProfileSettings, check_profile  # noqa: E402
-from evenflow.profiler.check import errors_table  # noqa: E402
+from evenflow.profiler.check import check_profile, errors_table  # noqa: E402
 from evenflow.profiler.outside import Service, detokenise_points  # noqa: E402
+from evenflow.profiler.profile import ProfileSettings  # noqa: E402
 from evenflow.profiler.timed_runs import MIN_ROUNDS  # noqa: E402
 from evenflow.runtime import profiled as timed  # noqa: E402
 from evenflow.runtime.profiled import profile_model, timed_stage  # noqa: E402

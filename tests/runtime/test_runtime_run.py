@@ -25,10 +25,10 @@ from evenflow.engines.loop import EngineLoop
 from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError, WorkerError
 from evenflow.results.bubbles import attribute
-from evenflow.runtime import Workers, serve
 from evenflow.runtime.driver import Driver
 from evenflow.runtime.emulated import EmulatedSettings, Faults, emulated_token, wait_until
 from evenflow.runtime.pipeline import WorkerPipeline
+from evenflow.runtime.serve import Workers, serve
 from evenflow.runtime.wire import Failed, driver_address, encode, open_socket
 from evenflow.runtime.worker import WorkerSettings
 from evenflow.sim import World

@@ -24,12 +24,12 @@ from evenflow.engines.handover import PoolBatcher
 from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.experiments.validation import validate
 from evenflow.results.run import RunResult
-from evenflow.runtime import ServedRun, Workers
-from evenflow.runtime import serve as serve_world
 from evenflow.runtime.driver import Driver, Replicas
 from evenflow.runtime.emulated import EmulatedSettings
 from evenflow.runtime.pipeline import WorkerPipeline
 from evenflow.runtime.real import job_of
+from evenflow.runtime.serve import ServedRun, Workers
+from evenflow.runtime.serve import serve as serve_world
 from evenflow.sim import World, simulate_replicas
 from evenflow.types import Prefix, Request
 from tests.command_line import SOON, complaint, evenflow, summary_of

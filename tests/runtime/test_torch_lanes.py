@@ -18,9 +18,9 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install -e '.[runtime]'")
 from evenflow.errors import UsageError  # noqa: E402
 from evenflow.experiments.validation import validate  # noqa: E402
 from evenflow.profiler import outside  # noqa: E402
-from evenflow.runtime import Workers  # noqa: E402
 from evenflow.runtime.kinds import notes_of, workers_of  # noqa: E402
 from evenflow.runtime.real import job_of  # noqa: E402
+from evenflow.runtime.serve import Workers  # noqa: E402
 from evenflow.runtime.torch import carriers, settings  # noqa: E402
 from evenflow.runtime.torch.carriers import SentPages  # noqa: E402
 from evenflow.runtime.torch.inputs import batch_inputs  # noqa: E402

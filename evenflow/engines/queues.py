@@ -1,8 +1,8 @@
 """The queues of serving engines.
 
-They are decodes sent again before their last token is known (vLLM V1, SGLang), and slots that are
-asked in turn. They also are preemption of what is in flight, priorities, and caches that learn
-late. A policy that declares plain `Rules` never comes here.
+Decodes may go again before their last token is known (vLLM V1, SGLang), and slots take turns. What
+is in flight may be preempted, requests have priorities, and caches learn late.
+A policy that declares plain `Rules` never comes here.
 """
 
 from __future__ import annotations

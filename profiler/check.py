@@ -122,9 +122,8 @@ class Errors(NamedTuple):
     """Errors of predictions of one operator, over the micro-batches that have it.
 
     Shares of the mean (Swanson's) of the undisturbed runs: absolute relative errors (median and
-    P95), and the signed mean. Beside them the machine's spread: how far all single runs lie from
-    their median (median and P95), and the medians of their halves from each other (P95). `share`:
-    of the stages' time.
+    P95), and the signed mean. Beside them is the machine's spread: of all single runs from their
+    median (median and P95), and of the medians of their halves (P95). `share`: of the stages' time.
     """
 
     operator: str

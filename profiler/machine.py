@@ -1,7 +1,7 @@
 """The measured machine: its names and versions, pinned threads, and neighbouring stages.
 
-Stages on one CPU share its memory and its last cache: what a stage finds there after it waited for
-its next micro-batch is what the others have left. So others compute on this machine while one is
+Stages on one CPU share its memory and its last cache. After it waited for its next micro-batch a
+stage finds there what the others have left. So others compute on this machine while one is
 measured, as those of a pipeline do. Knows no operators and keeps no times. torch is imported inside
 the functions that ask it.
 """

@@ -46,9 +46,9 @@ class CpuStopwatch:
 
     It starts after a wait, as a worker does: caches are as the micro-batch before, and what else
     computed meanwhile, have left them. `threads` that compute: with one, seconds are those for
-    which it had the CPU, since what other processes take meanwhile is no cost of an operator. A run
-    is disturbed when these were less than UNDISTURBED of its time. With several, that looks like
-    their waiting for each other, and seconds are those of the clock.
+    which it had the CPU. What other processes take meanwhile is no cost of an operator. A run is
+    disturbed when these were less than UNDISTURBED of its time. With several, that looks like their
+    waiting for each other, and seconds are those of the clock.
     """
 
     def __init__(self, threads: int = 1) -> None:
@@ -407,7 +407,7 @@ def operator_points(
 
     A point is of one time that an operator runs; `counts`: how often a stage runs it, if not once.
     Shapes with several chunks say nothing of one: their prefill attention is left out. Tokens met
-    in one context only say nothing of how attention grows with the context: they are left out, so
+    in one context only say nothing of how attention grows with the context. They are left out, so
     that the attention of a profile is a grid.
     """
     samples: dict[Key, list[float]] = {}

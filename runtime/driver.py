@@ -1,7 +1,7 @@
 """The driver of a real run: the clock of a loop, between a front end and a pipeline of workers.
 
-An instant is over when all messages and arrivals that are there have been applied, at one time:
-then the loop asks, at that time.
+An instant is over when all messages and arrivals that are there have been applied, at one time. The
+loop asks then, at that time.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class System(Protocol):
     def run(self) -> None:
         """Serve until nothing is left to do or, after `stop`, in flight.
 
-        An instant is over when all drivers have read their messages, the system has admitted the
-        due requests, and no decision has changed anything for another driver.
+        An instant is over when all drivers have read their messages and the system has admitted the
+        due requests. No decision has then changed anything for another driver.
         """
         for other in self.drivers[1:]:
             self.drivers[0].pipeline.watch(other.pipeline.results)

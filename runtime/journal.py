@@ -37,9 +37,9 @@ def journals_in(folder: Path) -> list[Path]:
 class Lines:
     """Lines of JSON for a new gzip file, passed to the system once flushed.
 
-    Each flush writes a separate member, so that a killed process leaves a file that any tool reads,
-    but for what it had not flushed. A file that cannot be written on, on a full disk, stops no run:
-    it is removed, which makes room for the results, and at the end `on_loss` gets why.
+    Each flush writes a separate member. A killed process leaves a file that any tool reads, but for
+    what it had not flushed. A file that cannot be written on, on a full disk, stops no run. It is
+    removed, which makes room for the results, and at the end `on_loss` gets why.
     """
 
     def __init__(self, path: Path, on_loss: Callable[[str], None]) -> None:

@@ -158,11 +158,11 @@ def serve(
 
     Of several pipelines, replicas or pools, `workers` has an entry by name. `on_done` is called
     with the number of requests done, `on_token` with the tokens. `record` gives the journal of an
-    engine, of the only one for None. `blocks` gives what is written each second, by pipeline: ""
-    is the only one, REQUESTS what the clients of pools have. `joins` acts on the workers of the
-    only pipeline. A worker that dies by itself ends the run, and so does Ctrl-C; of a server the
-    second one, as the first sends new clients away. What is finished is returned. UsageError where
-    the workers do not start.
+    engine, of the only one for None. `blocks` gives what is written each second, by pipeline: "" is
+    the only one, REQUESTS what the clients of pools have. `joins` acts on the workers of the only
+    pipeline. A worker that dies by itself ends the run, and so does Ctrl-C. A server ends at the
+    second, as the first sends new clients away. What is finished is returned. UsageError where the
+    workers do not start.
     """
     own = workers if isinstance(workers, Mapping) else {"": workers}
     pooled = isinstance(world, PooledWorld)

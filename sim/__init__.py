@@ -61,8 +61,8 @@ def pipeline_of(
 ) -> Pipeline:
     """Return which pipeline runs: the one asked for, else the faster one that can.
 
-    UsageError for the recurrence where what happens later changes the times of what was sent: hops
-    share a link, or processes of the user's are `joining`.
+    UsageError for the recurrence where what happens later changes the times of what was sent. That
+    is where hops share a link, or processes of the user's are `joining`.
     """
     needs = "hops share a link" if world.shares_link else "processes join in" if joining else ""
     if asked == "recurrence" and needs:

@@ -205,8 +205,8 @@ MEASURED_WITH = (
 class ProfileCosts(Keys):
     """Operators measured on a device, from a file that `evenflow profile` wrote.
 
-    Without a `link` in the run its `transfer` points, if it has any, are the hops between stages,
-    and without a `runtime` its `cpu_*` points are the host's time.
+    Without a `link` in the run its `transfer` points, if any, are the hops between stages. Without
+    a `runtime` its `cpu_*` points are the host's time.
     """
 
     NEEDS: ClassVar[tuple[str, ...]] = ("model",)

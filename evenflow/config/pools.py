@@ -111,7 +111,7 @@ class SplitwiseConfig(DistServeConfig):
     """Pools as in `distserve`, and a mixed pool that either side may borrow.
 
     Source: Splitwise (ISCA'24), section 4. The mixed pool computes prompts when too many wait for
-    the prefill pool, and decodes those, and others, when the decode pool has no room.
+    the prefill pool. It decodes them, and others when the decode pool has no room.
     """
 
     mixed: MixedPoolConfig | None = None

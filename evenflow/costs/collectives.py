@@ -32,14 +32,13 @@ class Fabric(Protocol):
 class Ring:
     """A ring over one kind of link; the slowest link of the ring where there are several kinds.
 
-    All-reduce: 2 (n - 1) steps, each of which sends 1/n of the data: 2 (n - 1)/n x bytes /
-    bandwidth, plus 2 (n - 1) latencies. All-to-all: n - 1 messages, one after the other. All n
-    ranks send at once, and where they share a wire each has 1/n of it. Over direct links the
-    fastest of that and of what engines launch for messages up to some MB (vLLM's custom
-    all-reduce). In one shot every rank reads all of the others' data, in two shots each reads and
-    then shares its part. That is 2 and 4 latencies, a barrier a transfer. Known error: trees beat
-    the ring on small messages. Direct links do not reach their nominal rate, so 8 MB and more come
-    out up to twice too fast.
+    All-reduce: 2 (n - 1) steps of 1/n of the data. That is 2 (n - 1)/n x bytes / bandwidth, plus 2
+    (n - 1) latencies. All-to-all: n - 1 messages, one after the other. All n ranks send at once,
+    and where they share a wire each has 1/n of it. Over direct links the fastest of that and of
+    what engines launch for messages up to some MB (vLLM's custom all-reduce). In one shot every
+    rank reads all of the others' data, in two shots each reads and then shares its part. That is 2
+    and 4 latencies, a barrier a transfer. Known error: trees beat the ring on small messages.
+    Direct links do not reach their nominal rate, so 8 MB and more come out up to twice too fast.
     """
 
     link: LinkSpec

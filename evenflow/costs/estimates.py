@@ -55,10 +55,10 @@ def token_budget_for(
     """Return the largest token budget, in whole tiles, with iterations of at most `slo_s`.
 
     `slo_s` is the limit on the time between tokens. The iteration holds `decodes` rows with
-    `context_tokens` each and fills the budget with a prompt chunk after as much context:
-    Sarathi-Serve's reference batch (Table 3 and section 4.3). Its time is depth x the slowest
-    stage: with as many micro-batches in flight as stages, a request gets a token that often.
-    UsageError when not even one tile meets the limit.
+    `context_tokens` each. A prompt chunk after as much context fills the budget: Sarathi-Serve's
+    reference batch (Table 3, section 4.3). Its time is depth x the slowest stage: with as many
+    micro-batches in flight as stages, a request gets a token that often. UsageError when not even
+    one tile meets the limit.
     """
     require_positive("token budget", slo_s=slo_s)
     require_counts("token budget", tile_tokens=tile_tokens, max_budget_tokens=max_budget_tokens)
@@ -96,12 +96,11 @@ def balanced_layers(
 ) -> tuple[int, ...]:
     """Return the layers of each stage that minimise the slowest stage's roofline for `work`.
 
-    The embedding counts on stage 0, the LM head on the last stage. Where layers are alike, handing
-    each to the stage that is done first with it gives the best split; of equal stages the first
-    takes it. Where they are of several kinds, all splits are compared. Memory is not looked at: the
-    stage with the fewest layers has the most room for KV. So a balanced split may hold fewer pages
-    than an even one, as the fullest stage decides. UsageError when there are more stages than
-    layers.
+    The embedding counts on stage 0, the LM head on the last stage. A layer goes to the stage that
+    is done first with it, the first of equal ones. Where layers are alike that is the best split.
+    Where they are of several kinds, all splits are compared. Memory is not looked at: the stage
+    with the fewest layers has the most room for KV. So a balanced split may hold fewer pages than
+    an even one, as the fullest stage decides. UsageError when there are more stages than layers.
     """
     split_layers(model.num_layers, stages)
     if len(model.kinds()) > 1:

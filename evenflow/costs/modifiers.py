@@ -91,9 +91,9 @@ class DraftedCost(Modified):
 
     Each row has its `k` proposals and its last sure token verified, which is the ordinary cost of
     the tokens that the micro-batch holds. The proposals are k decode steps of the draft, one after
-    the other, on the stage that samples, after it has sampled (vLLM's place for the drafter).
-    `draft_step_s(rows, context)` is one of them. Of several `groups` that step together, with as
-    many rows each as are in the mean of them. A draft model computes the prompts, too:
+    the other. The stage that samples makes them after it has sampled (vLLM's place for the
+    drafter). `draft_step_s(rows, context)` is one of them. Of several `groups` that step together,
+    with as many rows each as are in the mean of them. A draft model computes the prompts, too:
     `draft_prompts_s` of a micro-batch. Does not know: tree drafts.
     """
 
@@ -180,8 +180,8 @@ class RanksCost(Modified):
 
     Each part of a micro-batch (`parts`, a group's each) is computed apart. `experts`, if there are
     any, serve the tokens of all. Any other micro-batch is one group's, and all groups have the
-    like. Known error: the slowest group is that of a whole stage; where layers are of several kinds
-    another group may be the slowest in each.
+    like. Known error: the slowest group is that of a whole stage. Where layers are of several
+    kinds, another group may be the slowest in each.
     """
 
     ranks: int

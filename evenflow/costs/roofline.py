@@ -82,9 +82,9 @@ def elementwise_values(model: ModelSpec, tensor_parallel: int) -> dict[str, floa
     """Return the values moved per token by each operator of a layer that only moves memory.
 
     4 x hidden for a norm fused with the residual (read two, write two), of which a layer has two. 2
-    x (heads + KV heads) x head size for the rotary embedding (read, write) and as many for the
-    norms of queries and keys, if there are any. 2 or 3 x MLP columns for the activation (read up
-    and gate, write). 2 x the values kept for the KV write (read, write). Latents are normed too.
+    x (heads + KV heads) x head size for the rotary embedding (read, write). Norms of queries and
+    keys, if any, move as many. 2 or 3 x MLP columns for the activation (read up and gate, write). 2
+    x the values kept for the KV write (read, write). Latents are normed too.
     """
     heads = model.num_heads / tensor_parallel
     kv_heads = model.local_kv_heads(tensor_parallel)
@@ -159,8 +159,8 @@ class AttentionRates(NamedTuple):
         """Return the seconds of one prompt chunk [start, stop), causal.
 
         Token i attends to i + 1 tokens, a window's at most; the pairs are the sum over the chunk.
-        Keys and values are read once. Known error: attention kernels reach less of the peak than
-        products do (FlashAttention-2 reports 50-73 % on A100), so long contexts come out too fast.
+        Keys and values are read once. Known error: long contexts come out too fast, as attention
+        kernels reach less of the peak than products do. FlashAttention-2 reports 50-73 % on A100.
         """
         tokens, keys = stop - start, stop
         whole = tokens * (start + stop + 1) / 2
@@ -174,7 +174,7 @@ class AttentionRates(NamedTuple):
 
         Requests with several tokens read their keys once for all of them.
 
-        Known errors: only the total context counts, so a batch with one very long row, which leaves
+        Known errors: only the total context counts. A batch with one very long row, which leaves
         parts of the GPU idle, comes out too fast. Rows shorter than a window beside longer ones
         count as a window's where the mean is above it.
         """
@@ -299,10 +299,10 @@ class _Layers:
 class RooflineCost:
     """Predict each operator as the longer of arithmetic and memory traffic, and add them up.
 
-    `fabric` is what connects the tensor-parallel ranks of a stage (a link means a ring over it); a
-    UsageError without it when there are several. `tile_tokens`: linear operators compute whole
-    tiles of that many tokens. `expert_imbalance` is the load of the busiest expert-parallel rank
-    over the mean. `part`: only the experts, with what is exchanged around them, or all the rest.
+    `fabric` connects the tensor-parallel ranks of a stage (a link means a ring over it). UsageError
+    without it when there are several. `tile_tokens`: linear operators compute whole tiles of that
+    many tokens. `expert_imbalance` is the load of the busiest expert-parallel rank over the mean.
+    `part`: only the experts, with what is exchanged around them, or all the rest.
     """
 
     __slots__ = (
@@ -399,10 +399,10 @@ class RooflineCost:
     def exchange_s(self, tokens: int) -> float:
         """Return the seconds that one layer spends sending tokens to their experts and back.
 
-        Where the ranks hold whole experts. The all-reduce of the attention is then the only one:
-        its scatter half leaves each rank its share of the tokens, its gather half comes after the
+        Where the ranks hold whole experts. The all-reduce of the attention is then the only one.
+        Its scatter half leaves each rank its share of the tokens; its gather half comes after the
         experts. Where each has slices of all of them, groups of ranks with separate requests gather
-        the tokens of all and add up the outputs, in all an all-reduce.
+        the tokens of all. They add up the outputs: in all an all-reduce.
         """
         deployment, model, fabric = self.deployment, self.deployment.model, self.fabric
         ranks = deployment.stage_gpus

@@ -1,7 +1,7 @@
 """Seconds from tables of measured operators: how they are interpolated, and add up to stages.
 
-Over one size they are a curve, over tokens and context a surface: plain lists and bisection,
-because a look-up is on the hot path. Knows no file and no GPU; counts how much rests on no
+Over one size they are a curve, over tokens and context a surface. They are plain lists with
+bisection, as a look-up is on the hot path. Knows no file and no GPU; counts how much rests on no
 measurement.
 """
 

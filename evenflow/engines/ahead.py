@@ -25,8 +25,8 @@ def runs_ahead(policy: str) -> UsageError:
 class AheadGroup(DecodeGroup):
     """Group of decodes that steps when it is sent: lengths run ahead of delivered tokens.
 
-    The times of tokens are the sequences' own. A member goes on up to the limit of its output: an
-    earlier end is known when its token is there, and then one more is on its way.
+    The times of tokens are the sequences' own. A member goes on up to the limit of its output. An
+    earlier end is known when its token is there: then one more is on its way.
     """
 
     def limit_of(self, seq: Sequence) -> int:

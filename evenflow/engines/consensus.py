@@ -138,9 +138,9 @@ class DecodeLoop(RingLoop):
     """Decode what another server has computed, once all stages agree on pages and on KV.
 
     Source: SGLang 0.5.23's `event_loop_pp_disagg_decode`. In each turn rank 0 lists retracted
-    requests (one in the turns of the slot that saw it first), new ones, and those whose KV is
-    there. The list is back stages - 1 turns later, after that turn's wait and before its result
-    is processed. KV takes `transfer_s` from when it has pages.
+    requests, new ones, and those whose KV is there. A retracted one is listed in the turns of the
+    slot that saw it first. The list is back stages - 1 turns later, after that turn's wait and
+    before its result is processed. KV takes `transfer_s` from when it has pages.
     """
 
     def __init__(self, *given: Any, transfer_s: float = 0.0, **options: Any) -> None:

@@ -90,10 +90,10 @@ class Transfer:
 class TransferQueue:
     """Send KV over one link, in the order in which it was queued.
 
-    `place(transfer)` takes pages at a destination and returns its index, or None where no pool has
-    room: the head then waits, and all behind it. `deliver(transfer, now_s)` is called at its end.
-    With `move`, which takes a transfer as it sets out, that is when `arrive` is called; else, when
-    the link says.
+    `place(transfer)` takes pages at a destination and returns its index. It returns None where no
+    pool has room: the head then waits, and all behind it. `deliver(transfer, now_s)` is called at
+    its end. With `move`, which takes a transfer as it sets out, that is when `arrive` is called;
+    else, when the link says.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class PooledWorld:
     """One simulation of a disaggregated system; `requests` and `concurrency` as in `World`.
 
     Each pool is a world that is given no requests. KV sets out when its destination has pages for
-    it and a share `watermark` of its pages to spare (all of them count once nothing runs there). A
+    it and a share `watermark` of its pages to spare. All of them count once nothing runs there. A
     prompt goes to the mixed pool when more than `borrow_tokens` prompt tokens wait in the prefill
     pool and fewer in the mixed one.
     """

@@ -26,7 +26,7 @@ class RadixCache(PrefixCache):
 
     Source: SGLang 0.5.23 (its UnifiedRadixCache). Pages are held and found as in a `PrefixCache`,
     but evicted by node. A lookup is a use of what it finds. A node is split where a lookup ends in
-    it, where another prompt goes on differently, and where a prompt ends whose output is in it.
+    it, or another prompt goes on differently. So it is where a prompt ends whose output is in it.
     `pairs`: tokens are known with the one after each, as where EAGLE proposes tokens.
     """
 

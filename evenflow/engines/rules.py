@@ -23,9 +23,9 @@ from evenflow.errors import UsageError
 class EngineRules(Rules):
     """Rules of an engine that differ from the plain `Rules`.
 
-    `ahead`: a decode may go again before its last token is there, with the next question (one
-    stage) or after as many as there are stages. `slotted`: each micro-batch that may be in flight
-    has a slot. Slots are asked in turn, and a request decodes in the slot of its last chunk.
+    `ahead`: a decode may go again before its last token is there. It does with the next question
+    (one stage) or after as many as there are stages. `slotted`: each micro-batch that may be in
+    flight has a slot. Slots are asked in turn, and a request decodes in the slot of its last chunk.
     `delivers`: what is in flight may be preempted. Its pages are free at once, its output still
     counts when it returns, and until then the request waits. With `ends_late` its last token comes
     with the one after it, once all is computed again. `preempted_last`: preempted requests wait
@@ -34,7 +34,7 @@ class EngineRules(Rules):
     then by arrival, preempted or not. `by_admission`: the order "arrival" is that in which they
     began to run.
     `cuts`: a prefill may end before all of the prompt, or after a preemption of the output, is
-    computed, with which no model would write the same. `cache`: a prefix cache is a `PrefixCache`,
+    computed. No model would then write the same. `cache`: a prefix cache is a `PrefixCache`,
     an `AppendOnlyCache` whose pages are found as soon as decodes fill them, or a `RadixCache`.
     `none`: it is refused, as swap and speculation. `waits_first`: the loop sees nothing new between
     a choice and the end of the micro-batch before it on stage 0. `reserves`: with speculation, a

@@ -108,7 +108,7 @@ class ReservingGroup(DecodeGroup):
     """Sequences that each gain their own number of tokens in a step, and hold pages for two steps.
 
     Source: SGLang's `get_alloc_reserve_per_decode`. With `relayed` proposals, the last stage makes
-    them after a step of decodes, so the first step after a prompt has none (its `degenerate` rows).
+    them after a step of decodes. The first step after a prompt has none (its `degenerate` rows).
     Counts stay with the sequences: the group's tick is 0, and a step costs O(sequences).
     """
 

@@ -142,17 +142,17 @@ class TDPipe(Policy):
 
     Source: TD-Pipe (ICPP'25), algorithm 1 and section 3. Prefill ends when the predicted KV use at
     one of `future_points` exceeds the pool. The live requests are then split evenly over the
-    stages, and whenever a batch returns, it withholds rows above the average or is topped up from
-    what others withheld. Decode ends when its batches use the GPUs less well than a switch to the
-    prefills that would fit (intensities, section 3.4). A decode phase lasts one round at least.
-    Micro-batches in flight are not capped in prefill, and are one a stage in decode. Evicted is the
-    latest-arrived ready request. A request without a prediction counts as outliving every future
-    point. Prefill micro-batches hold whole prompts.
+    stages. A batch that returns withholds rows above the average, or is topped up from what others
+    withheld. Decode ends when its batches use the GPUs less well than a switch to the prefills that
+    would fit (intensities, section 3.4). A decode phase lasts one round at least. Micro-batches in
+    flight are not capped in prefill, and are one a stage in decode. Evicted is the latest-arrived
+    ready request. A request without a prediction counts as outliving every future point. Prefill
+    micro-batches hold whole prompts.
 
     Ablations: `kv_occupancy_ratio`, `work_stealing`, `request_finish_ratio`. `variant: paper`
     counts the bubble of equation 2 once, as printed. `reading` counts it on each stage after the
     first, as each waits the longer behind a decode step. `code` does so too, and is the public code
-    otherwise: prefill ends at a predicted use of 90 %; future points 5, 8, 16, 32, 64, ... 4096.
+    otherwise. Prefill ends at a predicted use of 90 %, at future points 5, 8, 16, 32, 64, ... 4096.
     The even split takes the rows that arrived first. Peak decode speed is that of 256 rows, and 192
     count as saturated. The end of decode is looked for at one batch a round.
     """

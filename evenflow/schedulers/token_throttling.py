@@ -44,8 +44,8 @@ class Throttle:
 
         `waiting_tokens` await prefill; `idle_rate` is the free share of the KV pages; prefill is
         suspended below `kv_thresh`. As in the public code, results are whole tokens and
-        `min_prefill` is a floor of WT only, so UT can push the budget below it where equation 3
-        would not.
+        `min_prefill` is a floor of WT only. UT can push the budget below it where equation 3 would
+        not.
         """
         if idle_rate < kv_thresh:
             return 0
@@ -156,8 +156,8 @@ class PackageRules:
       the end of a preempted request's prompt ends its prefill, even if output is left to recompute.
 
     The package would wait for ever where prompts hold all pages above the reserve and nothing
-    decodes, or run out of pages in a prefill. Here serving goes on: the reserve is given up, and
-    then the latest of the partly computed prompts.
+    decodes. Or it would run out of pages in a prefill. Here serving goes on: the reserve is given
+    up, and then the latest of the partly computed prompts.
     """
 
     def __init__(self, throttle: Throttle, kv_thresh: float) -> None:
@@ -257,10 +257,10 @@ NOT_IN: dict[str, dict[str, object]] = {
 class TokenThrottling(Policy):
     """A throttled share of the waiting prefill tokens, and an even share of the running decodes.
 
-    Source: gLLM (SC'25), section 3.2, equations 1 to 4, with the public code's integer rules: the
-    budget is also capped by the pages above the reserve. The most recently returned decodes go
-    first, so micro-batches stay as they are. Decodes are chosen after prefills. On one stage there
-    is nothing to balance, and the budget is `max_prefill`.
+    Source: gLLM (SC'25), section 3.2, equations 1 to 4, with the public code's integer rules. The
+    pages above the reserve cap the budget, too. The most recently returned decodes go first, so
+    micro-batches stay as they are. Decodes are chosen after prefills. On one stage there is nothing
+    to balance, and the budget is `max_prefill`.
 
     Ablations: `use_wt`, `use_ut`; `coupled` (w/ CK) is Sarathi-Serve's policy with a budget of
     `max_prefill`. `reserve: adaptive` keeps what the running decodes are expected to need times a

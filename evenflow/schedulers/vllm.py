@@ -300,7 +300,7 @@ class VLLMBalanced(VLLMV1):
     from their descriptions, never compared with their code. `share` of a micro-batch on n stages.
     `seats`: at most max_num_seqs / n decodes (57433). `decodes`: at most a n-th of the running ones
     (900), with prompts free in both. `tokens`: a n-th of all decodes and prompt tokens that there
-    are, up to the budget (19873, whose two phases are one where the next question counts anew).
+    are, up to the budget (19873). Its two phases are one where the next question counts anew.
     """
 
     share: Literal["seats", "decodes", "tokens"] = "seats"

@@ -1,7 +1,7 @@
 """A model spread over GPUs: which stage holds what, and how many KV pages fit beside it.
 
-Knows bytes, not seconds. Communication buffers, CUDA graphs and the step that an engine measures
-are counted where `memory` is that of an engine; else `memory_utilization` leaves room for them.
+Knows bytes, not seconds. Communication buffers, CUDA graphs and an engine's measured step are
+counted where `memory` is that of an engine. Else `memory_utilization` leaves room for them.
 """
 
 from collections import Counter
@@ -282,7 +282,7 @@ class Deployment:
         """Return the bytes that a token takes of the pool on one GPU of a stage.
 
         vLLM divides layers with and without a window into groups of as many layers, and pads the
-        last (`kv_cache_utils`): Gemma 3 of 62 layers has pages of 70.
+        last (`kv_cache_utils`). Gemma 3 of 62 layers has pages of 70.
         """
         held = self.kv_bytes_per_token(stage)
         counts = Counter[int]()

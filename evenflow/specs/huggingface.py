@@ -39,8 +39,8 @@ class ModelFamily:
     `without`: the layers without experts, the first or those between steps; `sometimes`: models of
     the family may have no experts. `latent`: latent attention. `full_every`: n, where every n-th
     layer attends to all tokens unless the file says which (0: none; -1: no windows). `tied`,
-    `biased`, `normed`: whether embeddings are tied, projections of queries, keys and values have
-    biases, and heads are normalised, where the file does not say.
+    `biased`, `normed`, where the file does not say: whether embeddings are tied, queries, keys and
+    values have biases, and heads are normalised.
     """
 
     name: str

@@ -239,9 +239,9 @@ class ModelSpec:
         """Return (inputs, outputs) of the matrices that every token passes in a layer, on one rank.
 
         In order: qkv, o, and the MLP (gate and up, down). In a mixture of experts the MLP is the
-        shared one, if there is one, then the router, whole on every rank, and of a next-token
-        module what projects its input. Heads and MLP columns are divided over the ranks (rounded
-        up). KV heads are replicated where there are fewer of them than ranks. Latent attention: see
+        shared one, if there is one, then the router, whole on every rank. A next-token module has
+        what projects its input, too. Heads and MLP columns are divided over the ranks (rounded up).
+        KV heads are replicated where there are fewer of them than ranks. Latent attention: see
         `_latent_shapes`.
         """
         hidden, mixer = self.hidden_size, self.mixer

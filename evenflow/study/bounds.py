@@ -63,11 +63,11 @@ def late_by_work(
     `tokens_per_s` is what the slowest stages of each deployment's pipelines compute together, at
     most. A request in time has all its prompt on one of these stages between its arrival and that
     plus the limit. So of the requests that arrive in [a, b], those in time have at most
-    `tokens_per_s` x (b - a + limit) prompt tokens, and the others the rest. A queue that is served
+    `tokens_per_s` x (b - a + limit) prompt tokens. The others have the rest. A queue that is served
     at that rate, and loses what is above `tokens_per_s` x limit, adds up this rest. From where it
     was empty to its last loss, what came is what was served, the full queue, and what was lost.
-    These stretches have no request in common, so all that is lost is in late requests: at least as
-    many as the longest prompts that hold it.
+    These stretches have no request in common, so all that is lost is in late requests. They are at
+    least as many as the longest prompts that hold it.
     """
     room = tokens_per_s * limit_s
     queued, lost, now_s = np.zeros_like(room), np.zeros_like(room), 0.0
@@ -89,8 +89,8 @@ def refuted(
     """Return for each deployment a limit that it cannot keep; None where bounds refute none.
 
     A deployment is the least that a pipeline takes, and the number of pipelines. Percentiles of
-    TTFT and E2EL are bounded by the prefill alone, which ends no later; of TPOT, the mean of gaps
-    between tokens, by one step.
+    TTFT and E2EL are bounded by the prefill alone, which ends no later. Those of TPOT, the mean of
+    gaps between tokens, are by one step.
     """
     found: list[Refuted | None] = [None] * len(deployments)
     late: NDArray[Any]

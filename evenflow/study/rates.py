@@ -135,8 +135,8 @@ def next_rates(
 ) -> list[float]:
     """Return the rates to probe next, up to `width` at once; none when the search has ended.
 
-    Doubles from `start` while all pass, halves while all fail, then divides the bracket in equal
-    ratios until its ends differ by no more than `tolerance` (0.02: 2 %).
+    Doubles from `start` while all pass, halves while all fail. Then it divides the bracket in equal
+    ratios until its ends differ by at most `tolerance` (0.02: 2 %).
     """
     low, high = bracket(probes)
     steps = range(1, width + 1)

@@ -202,8 +202,8 @@ def optuna(
     """Let Optuna propose cases, batch by batch, from what the earlier batches came to.
 
     `propose` makes a case of what `proposed` says of one of Optuna's trials. Results are reported
-    in the order of the batch, so that the proposals depend on the seed and on results only: an
-    interrupted search, run again, proposes the same. UsageError without the extra `search`.
+    in the order of the batch, so proposals depend on the seed and on results only. An interrupted
+    search, run again, proposes the same. UsageError without the extra `search`.
     """
     require_package("optuna", "method: optuna:")
     import optuna

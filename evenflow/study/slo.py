@@ -236,8 +236,8 @@ def levels_of(slo: Sequence[Condition], config: RunConfig) -> tuple[tuple[str, A
 def service_levels(outcome: Outcome, *, metrics: Sequence[str], limits: Limits) -> dict[str, Any]:
     """Return a run's summary with any other percentile among `metrics`, and what its SLO needs.
 
-    `attainment` is the share of all requests within the limits, `request_goodput` those a second;
-    `gap_attainment` the share of gaps between tokens within the limit on ITL.
+    `attainment` is the share of all requests within the limits, `request_goodput` those a second.
+    `gap_attainment` is the share of gaps between tokens within the limit on ITL.
     """
     values = dict(outcome.summary)
     if outcome.result.marks is not None:

@@ -48,7 +48,7 @@ def sensitivity(found: Swept) -> list[ParameterPanel]:
     """Return a panel a parameter: metrics relative to the default, all other parameters as there.
 
     Ratios are taken within a replication. A parameter with no other value than the default is left
-    out. There are no panels without a default, nor of points that are drawn or searched for: hardly
+    out. There are no panels without a default, nor of points that are drawn or searched for. Hardly
     any of those differ in one parameter only.
     """
     chosen = found.config.method.kind in ("grid", "one_at_a_time")

@@ -1,7 +1,7 @@
 """Check whether the gain of a sweep's best point holds on requests that it has not seen.
 
 The best of many points is partly luck, which other requests do not share. The best point and the
-default see the same of them in pairs, so that what those do to both drops out of the difference.
+default see the same of them in pairs. What those do to both drops out of the difference.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The cases of a figure, axis by axis, and its table: cases run or searched over the seeds.
 
-An axis is one of AXES, or a name under the figure's `axes`, with values from a number of the study:
-labels with their keys, or values of one key. Draws nothing.
+An axis is one of AXES, or a name under the figure's `axes`. Its values are from a number of the
+study: labels with their keys, or values of one key. Draws nothing.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def datasets(study: FigureStudy) -> dict[str, Layer]:
 def served(study: FigureStudy) -> list[ServedModel]:
     """Return the figure's deployments.
 
-    A limit that is not given, or not for the hardware set by hand, is by Sarathi-Serve's rule:
+    A limit not given, or not for the hardware set by hand, is by Sarathi-Serve's rule. That is
     `study.slo_iterations` (by SLO) times the reference iteration, by prediction. One set by hand
     stays. `study.budgets` are those of a deployment without its own. Raises UsageError where a
     relaxed limit is below the strict one.
@@ -414,10 +414,10 @@ def capacities(
     """Search the capacity of every case; return a row for each and each seed, in order.
 
     `names` are the columns that a case's key fills. `capacity` (requests/s) is 0 where even a rate
-    at which requests do not meet fails, and missing where the run is too short to tell (`status`)
-    or cannot be (`error`). `fails_at` is the rate just above, `failed` what fails there; KNEE are
-    numbers of the run at the capacity, and with `enough_requests` its length would not matter.
-    Seeds count up from the first of the figure's. Raises a UsageError when no case can be run.
+    at which requests do not meet fails. It is missing where the run is too short to tell (`status`)
+    or cannot be (`error`). `fails_at` is the rate just above, `failed` what fails there. KNEE are
+    numbers of the run at the capacity; with `enough_requests` its length would not matter. Seeds
+    count up from the first of the figure's. Raises a UsageError when no case can be run.
     """
     threads = ThreadPoolExecutor(AT_ONCE)
     try:

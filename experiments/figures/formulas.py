@@ -1,7 +1,7 @@
 """Texts of a figure's file: formulas over columns, and words with numbers in braces.
 
-A file is data. A text is read part by part, and what is not listed here is refused by a line: no
-attribute, no call, no power, nothing longer than a person writes.
+A file is data. A text is read part by part, and what is not listed here is refused by a line. There
+is no attribute, no call, no power, nothing longer than a person writes.
 """
 
 from __future__ import annotations

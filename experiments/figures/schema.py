@@ -33,8 +33,8 @@ Text = Annotated[str, Field(min_length=1)]
 
 class OwnAxis(Keys):
     """An axis of one figure. `of`: the number of the study that has its values, by default its own
-    name with an s: labels with keys, or, where `key` names one, values of that. `words` is the
-    format of a label, `more` labels with keys after those. `digits` is how finely `load` is
+    name with an s. They are labels with keys, or, where `key` names one, values of that. `words` is
+    the format of a label, `more` labels with keys after those. `digits` is how finely `load` is
     written.
     """
 

@@ -90,7 +90,7 @@ class Numbers(dict[str, Any]):
 class FigureStudy:
     """One figure being made. `on_progress` is called with the points done and the points asked.
 
-    `wrong` is one of the nine runs that make an interval (`study.uncertainty`): then every case is
+    `wrong` is one of the nine runs that make an interval (`study.uncertainty`). Then every case is
     as wrong as the stated error of its own costs says, all by the same draw, with other seeds.
     """
 

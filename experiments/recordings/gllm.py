@@ -1,8 +1,8 @@
 """Journals of gLLM's scheduler (tools/gllm_package.py), replayed through a Batcher.
 
-An `ask` has the rows that decode and the tokens of prompts, in the package's order, the requests
-preempted, and how many pages were free then. `fails` is the last event where the package finds no
-page for a prefill, or would wait for ever.
+An `ask` has the rows that decode and the tokens of prompts, in the package's order. It has the
+requests preempted and the number of free pages, too. `fails` is the last event where the package
+finds no page for a prefill, or would wait for ever.
 """
 
 from __future__ import annotations

@@ -85,10 +85,10 @@ class EntryKeys(Keys):
     where it says them. `by_clients` holds keys that are the number of clients plus a constant.
     `by_step` holds keys of a prompt, a decode of each client and a constant, in tokens. `some`
     holds those of some rows, each before what stands before it. A closed loop serves `rounds`
-    requests a client, of lengths drawn uniformly from the `shortest` share of what is stated to all
-    of it, as InferenceX's client draws them. `sequence`: the runs, by how their names end, were
-    made one after the other on one server, with the same prompts at these requests a second (null:
-    all at once). `assumed` is what nothing measured says, `misses` why what misses does.
+    requests a client. Lengths are uniform from the `shortest` share of what is stated to all of it,
+    as InferenceX's client draws them. `sequence`: the runs, by how their names end, were made one
+    after the other on one server. They had the same prompts at these requests a second (null: all
+    at once). `assumed` is what nothing measured says, `misses` why what misses does.
     """
 
     title: Text

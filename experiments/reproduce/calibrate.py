@@ -181,7 +181,7 @@ def one_load(targets: Sequence[CalibrationTarget]) -> Iterator[str]:
 class CalibrationTarget:
     """A measured run's values to compare with: TTFT by length of the prompt, TPOT by load.
 
-    Requests are put into groups, as the latencies of a single one are a matter of luck: TTFT is the
+    Requests are put into groups, as the latencies of a single one are a matter of luck. TTFT is the
     group's geometric mean, TPOT that of all its tokens. Of a run of which only means are known,
     those are compared.
     """

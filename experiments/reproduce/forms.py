@@ -1,7 +1,7 @@
 """Results of benchmarks, in the forms in which their clients write them.
 
-`read_results(path)` sees the form from the file's content, not its name: JSON, one object or
-several, a line each or not, or a CSV with a header. A form of a request a row is a line in
+`read_results(path)` sees the form from the file's content, not its name. That is JSON, one object
+or several, in lines or not, or a CSV with a header. A form of a request a row is a line in
 requests.csv, one of a run an object is a function in RUNS.
 """
 

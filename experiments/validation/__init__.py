@@ -117,8 +117,8 @@ def validate(
     """Serve a job `runs` times, simulate it, and return the three layers.
 
     `calibration`: before that, this many requests of the same kind, drawn with another seed, are
-    served for real, for the times of the driver and of messages. Raises KeyboardInterrupt when a
-    run is interrupted, UsageError when one does not finish.
+    served for real. They give the times of the driver and of messages. Raises KeyboardInterrupt
+    when a run is interrupted, UsageError when one does not finish.
     """
     check_comparable(job)
     if job.config.workers.kind == "vllm":

@@ -1,7 +1,7 @@
 """The wire format of OpenAI's completions and chats: requests and answers.
 
 Knows no requests that are being served. A parameter that would change an answer and is not
-supported is refused, never ignored: of those, only values that change nothing are in the models.
+supported is refused, never ignored. Of those, only values that change nothing are in the models.
 """
 
 from __future__ import annotations

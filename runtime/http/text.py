@@ -1,7 +1,7 @@
 """Tokens to text and back, for clients: with a tokenizer.json, or as numbers where there is none.
 
-Knows no requests. Text of a token may come with a later one: a character can take several tokens,
-and what may be the beginning of a stop string is held back.
+Knows no requests. Text of a token may come with a later one, as a character can take several
+tokens. What may be the beginning of a stop string is held back.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ def batch_inputs(
 
     `ids` and `draws` come along as they are. `windows`: those of the layers, 0 for a layer without.
 
-    Rows of a single token are decodes. They are grouped by context, rounded up to a power of two
-    of pages, so that padding reads at most twice the keys that are needed.
+    Rows of a single token are decodes. They are grouped by context, rounded up to a power of two of
+    pages. Padding then reads at most twice the keys that are needed.
     """
     positions, slots, sampled = [], [], []
     first = 0

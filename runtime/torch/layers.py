@@ -36,7 +36,7 @@ def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 class Linear:
     """A matrix [outputs, inputs] and perhaps a bias [outputs].
 
-    With a `scale` the matrix is in 8-bit floats: inputs are brought to such, too, by a scale that
+    With a `scale` the matrix is in 8-bit floats. Inputs become 8-bit floats, too, by a scale that
     follows from their largest, and `torch._scaled_mm` multiplies both.
     """
 

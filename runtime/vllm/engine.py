@@ -1,6 +1,6 @@
 """vLLM's engine core in this process, its workers in others, and the driver of a run it serves.
 
-vLLM's engine asks, and the driver hands it what comes: it lets requests in and out, as
+vLLM's engine asks, and the driver hands it what comes. It lets requests in and out, as
 `runtime.driver` does for our own pipeline, and records what happens. Only for the version that
 `evenflow.runtime.vllm` asks for.
 """

@@ -1,8 +1,8 @@
 """Costs from a profile file: the operators measured on a device, interpolated.
 
-Knows what a prediction needs of a file, how operators make a layer, and the roofline's estimates of
-operators that a file lacks (`fill: roofline`). Known error: decoding rows count with their mean
-context, and operators measured alone miss what they do to each other's caches.
+Knows what a prediction needs of a file and how operators make a layer. Operators that a file lacks
+are the roofline's (`fill: roofline`). Known error: decoding rows count with their mean context, and
+operators measured alone miss what they do to each other's caches.
 """
 
 from __future__ import annotations
@@ -208,8 +208,9 @@ def check_fits(profile: Profile, model: ModelSpec, name: str) -> None:
 def check_units(profile: Profile, model: ModelSpec, name: str) -> None:
     """Raise a UsageError when linear operators cannot take the seconds that a profile says.
 
-    A product reads its matrix: not faster than any memory, and with megabytes of it not slower than
-    any GPU, unless a CPU was measured. Times in another unit are off by a factor of 1000.
+    A product reads its matrix at most as fast as the fastest memory. With megabytes of it, it is at
+    least as fast as the slowest GPU, unless a CPU was measured. Times in another unit are off by a
+    factor of 1000.
     """
     for ranks in sorted({point.ranks for point in profile.points}):
         for operator, count in _parameters(model, ranks).items():

@@ -291,9 +291,9 @@ def chunk_times(
 
     The prompt of length L = context + chunk gives the seconds per (query, key) pair at that length,
     beyond the shortest prompt's (the launch). The chunk has its share of the pairs. It takes at
-    least as long as one query tile that reads L keys: `tile_times`, a prompt of one head, which
-    leaves most of the GPU idle. Beyond the longest measured prompt its seconds per pair go on.
-    Known error: kernels that split the keys of few, long rows beat it.
+    least as long as one query tile that reads L keys (`tile_times`). That is a prompt of one head,
+    which leaves most of the GPU idle. Beyond the longest measured prompt its seconds per pair go
+    on. Known error: kernels that split the keys of few, long rows beat it.
     """
     prompt = Surface({(tokens, 0): seconds for tokens, seconds in times.items()})
     tile = Surface({(tokens, 0): seconds for tokens, seconds in tile_times.items()})

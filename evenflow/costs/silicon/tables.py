@@ -74,8 +74,8 @@ class ExpertLayer(NamedTuple):
 class SiliconTables:
     """The seconds measured on one GPU with one framework.
 
-    `gemm[n][k][m]`: a product [m, k] x [k, n]; `quantized` the same with the weights in a format,
-    inputs quantised on the way, empty where that was not measured. `context[heads][tokens]`: causal
+    `gemm[n][k][m]`: a product [m, k] x [k, n]. `quantized`: the same with weights in a format and
+    inputs quantised on the way; empty where not measured. `context[heads][tokens]`: causal
     attention of one prompt. `generation[heads][rows, context]`: a decode step of rows with
     `context` tokens each. `all_reduce[ranks][bytes]`. `versions`: of the framework, for each kind
     of operator. `rotates`: attention was measured with the rotary embedding and the KV write.
@@ -294,8 +294,8 @@ def nested(rows: Iterable[tuple[Any, ...]], *, first: bool = False) -> dict[Any,
 def calm(times: Mapping[int, float]) -> dict[int, float]:
     """Return size -> seconds without hiccups of the benchmark.
 
-    A size that takes more than twice as long as both its neighbours is one (2,200 of 4.6 million
-    points), and counts as the longer of the two.
+    A size that takes more than twice as long as both its neighbours is one: 2,200 of 4.6 million
+    points. It counts as the longer of the two.
     """
     sizes = sorted(times)
     around = zip(sizes[:1] + sizes[:-1], sizes, sizes[1:] + sizes[-1:], strict=True)

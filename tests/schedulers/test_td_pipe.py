@@ -223,21 +223,16 @@ def test_prefill_ends_above_the_pool_or_in_the_code_at_nine_tenths_of_it(
 
 
 @pytest.mark.parametrize(("pages", "answer"), [(25, "D"), (26, "P")])
-def test_decode_goes_on_if_the_predicted_use_leaves_no_prefill_room(
-    pages: int, answer: str
+@pytest.mark.parametrize(("points", "predicted"), [([64], 90), ([16, 64], None)])
+def test_decode_goes_on_if_the_use_at_a_point_leaves_no_prefill_room(
+    points: list[int], predicted: int | None, pages: int, answer: str
 ) -> None:
-    """In 64 steps the first four hold 81 tokens each, a fifth 80: 404 are more than 25 pages."""
-    policy = TDPipe(future_points=[64], decode_s=flat, prefill_s=lambda tokens: 1.0)
-    assert after_an_arrival(deciding(policy, [90] * 4, pages=pages)) == answer
+    """In 64 steps the first four hold 81 tokens each, a fifth 80: 404 are more than 25 pages.
 
-
-@pytest.mark.parametrize(("pages", "answer"), [(25, "D"), (26, "P")])
-def test_without_a_prediction_a_request_is_there_until_the_last_point(
-    pages: int, answer: str
-) -> None:
-    """As above with 16 steps before, in which there is room: only the last point decides."""
-    policy = TDPipe(future_points=[16, 64], decode_s=flat, prefill_s=lambda tokens: 1.0)
-    batcher = deciding(policy, [90] * 4, predicted=None, pages=pages)
+    Without a prediction a request is there until the last point, which alone decides.
+    """
+    policy = TDPipe(future_points=points, decode_s=flat, prefill_s=lambda tokens: 1.0)
+    batcher = deciding(policy, [90] * 4, predicted=predicted, pages=pages)
     assert after_an_arrival(batcher) == answer
 
 

@@ -1,6 +1,6 @@
 """The functions of `import evenflow as ef` and of the command line; they return tables.
 
-`ef.simulate` is `evenflow simulate`, and so on: a parameter with an option of the command line has
+`ef.simulate` is `evenflow simulate`, and so on. A parameter with an option of the command line has
 it in its type. Nothing is written unless a folder is given as `out`. Each function loads what it
 needs. Knows which pieces answer a question; each piece does its own work.
 """

@@ -32,7 +32,7 @@ def end_with_parent(folder: str = "") -> None:
 def meeting(folder: str) -> str:
     """Return the path of a file in `folder` by which torch's processes find each other.
 
-    It is open already: for a file of a folder that has gone, torch waits five minutes, and holds
-    the GIL. OSError when the folder is gone.
+    It is open already. For a file of a folder that has gone, torch waits five minutes and holds the
+    GIL. OSError when the folder is gone.
     """
     return f"/dev/fd/{os.open(f'{folder}/meeting', os.O_RDWR | os.O_CREAT)}"

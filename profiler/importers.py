@@ -59,8 +59,8 @@ def import_files(
 ) -> Imported:
     """Read foreign files of one device into one profile for a model.
 
-    UsageError names the file and the line: unknown layout, other layer shapes, times that are
-    negative or no numbers, another unit than milliseconds.
+    UsageError names the file and the line of a mistake. Those are an unknown layout, other layer
+    shapes, times below 0 or no numbers, and another unit than milliseconds.
     """
     merged: dict[Key, list[float]] = {}
     zeros = 0

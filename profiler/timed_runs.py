@@ -44,7 +44,7 @@ class Stopwatch(Protocol):
 class CpuStopwatch:
     """Time what a CPU computes; a mark costs 0.5 to 3 microseconds.
 
-    It starts after a wait, as a worker does: caches are as the micro-batch before, and what else
+    It starts after a wait, as a worker does. Caches are as the micro-batch before, and what else
     computed meanwhile, have left them. `threads` that compute: with one, seconds are those for
     which it had the CPU. What other processes take meanwhile is no cost of an operator. A run is
     disturbed when these were less than UNDISTURBED of its time. With several, that looks like their
@@ -84,7 +84,7 @@ class CpuStopwatch:
 class CudaStopwatch:
     """Time what a GPU computes, gaps between launches included, as an eager stage meets them.
 
-    The L2 cache is overwritten before each start: the weights of a stage do not survive in it from
+    The L2 cache is overwritten before each start. The weights of a stage do not survive in it from
     one micro-batch to the next. A mark is an event, some microseconds of CPU time.
     """
 

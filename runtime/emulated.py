@@ -55,8 +55,8 @@ class Prepared(NamedTuple):
 class EmulatedWorker:
     """Waits from when its input is there and it is free, to a deadline, so that no delay adds up.
 
-    A device with a queue does the same: the next kernel starts when the last one ends, whenever
-    the CPU looks.
+    A device with a queue does the same. Its next kernel starts when the last one ends, whenever the
+    CPU looks.
     """
 
     def __init__(self, place: Place, settings: EmulatedSettings) -> None:

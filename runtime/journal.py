@@ -74,9 +74,10 @@ class Lines:
 class Journal:
     """A new journal; `on_loss` is called if it cannot be kept. `write` appends an entry.
 
-    The first line says what a Batcher is made from: the resolved configuration, and the folder that
-    its relative paths start from. The last one says that it is the last. `pool` names the journal's
-    pool, in a system of pools. Of requests, prefixes are written where there is a cache for them.
+    The first line says what a Batcher is made from. That is the resolved configuration, and the
+    folder that its relative paths start from. The last one says that it is the last. `pool` names
+    the journal's pool, in a system of pools. Of requests, prefixes are written where there is a
+    cache for them.
     """
 
     def __init__(
@@ -137,8 +138,8 @@ def read_head(path: Path) -> tuple[RunConfig, Path, str | None]:
 class Entries:
     """The entries of a journal; UsageError, as they are read, for another line.
 
-    Once read, `cut` says whether the journal has no end, because its driver was killed, and
-    `last_s` when its last entry was made.
+    Once read, `cut` says whether the journal has no end, because its driver was killed. `last_s` is
+    when its last entry was made.
     """
 
     def __init__(self, path: Path) -> None:

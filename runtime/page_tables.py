@@ -1,7 +1,7 @@
 """Page tables sent to the workers as differences: both ends of that.
 
-A step names only new pages of sequences and the sequences that released theirs, so a continuing
-decode costs its id. Knows no sockets and no clock.
+A step names only new pages of sequences and the sequences that released theirs. A continuing decode
+costs its id. Knows no sockets and no clock.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def job_of(
 ) -> Job:
     """Return the job that a file and its overrides describe; UsageError if it cannot be served.
 
-    The CPU time of a `runtime` is for simulations: a real run has its own, which `say` gets in a
+    The CPU time of a `runtime` is for simulations. A real run has its own, which `say` gets in a
     line. `clients` have the requests: a workload is not read. An `engine` serves in the place of
     the workers of the file, and asks as it does. `joined`: its processes act on the workers.
     """

@@ -1,7 +1,7 @@
 """Files that a real run keeps while serving, and the results made from them.
 
-Of a run that was killed, `recover` makes the files that it would have written, had it ended when it
-last kept something. Serves nothing.
+Of a run that was killed, `recover` makes the files of one that ended when this one last kept
+something. Serves nothing.
 """
 
 from __future__ import annotations

@@ -38,10 +38,10 @@ TextOf = Callable[[Request], Text]
 class RandomTexts:
     """Made-up prompts for requests of which only the length is known, and what they have in common.
 
-    Ids below `vocabulary` follow from `seed` and the blocks of the request's prefix, the others
-    from `seed` and the request's id. `prompts`, by request id, are said as they are. `sampling` is
-    (temperature, top_k, top_p); what is drawn follows from `sampling_seed` and the request's id.
-    Nothing ends a request early, so that it has the length that its trace gives.
+    Ids are below `vocabulary`. Those of the prefix's blocks follow from `seed` and the blocks, the
+    others from `seed` and the request's id. `prompts`, by request id, are said as they are.
+    `sampling` is (temperature, top_k, top_p); what is drawn follows from `sampling_seed` and the
+    request's id. Nothing ends a request early, so that it has the length that its trace gives.
     """
 
     vocabulary: int

@@ -1,8 +1,8 @@
 """The simulated world as a SimPy model, a Batcher in the middle.
 
-Read in this order: clock, arrivals, driver, stages (with their links, as processes),
-tandem (the stages as a recurrence); then replica, processes and faults: what joins a run. Pools,
-given times and processes, which few runs need, are loaded when they are used.
+Read in this order: clock, arrivals, driver, stages (with their links, as processes), tandem (the
+stages as a recurrence). Then replica, processes and faults: what joins a run. Pools, given times
+and processes, which few runs need, are loaded when they are used.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ def simulate(
 ) -> RunResult:
     """Simulate one pipeline of a world, or a system of pools; return what happened.
 
-    The same world always gives the same result.
-    `on_done` is called with the number of requests done. `pipeline`: as `pipeline_of` says, and
-    `processes` as for `simulate_replicas`. Raises PolicyError when the policy breaks its promise or
-    takes longer than `ANSWER_LIMIT_S` for an answer, StallError when it would never send.
+    The same world always gives the same result. `on_done` is called with the number of requests
+    done. `pipeline`: as `pipeline_of` says, and `processes` as for `simulate_replicas`. Raises
+    PolicyError when the policy breaks its promise or takes longer than `ANSWER_LIMIT_S` for an
+    answer. Raises StallError when it would never send.
     """
     if isinstance(world, World):
         world = replace(world, replicas=1)

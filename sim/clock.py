@@ -22,8 +22,8 @@ LAST = EventPriority(9)
 class Instant(Event):
     """An event at an absolute time, as SimPy's Timeout is one after a delay.
 
-    NOTE: `timeout(t - now)` may fire one bit away from `t`, and then two ways to compute the same
-    schedule differ. SimPy schedules by delays only, so an Instant enters its queue by itself.
+    NOTE: `timeout(t - now)` may fire one bit away from `t`. Two ways to compute the same schedule
+    then differ. SimPy schedules by delays only, so an Instant enters its queue by itself.
     """
 
     callbacks: Any  # SimPy's own fields, declared so that mypyc keeps them in the object

@@ -24,8 +24,8 @@ KILLED = "its pipeline died"
 class Replica(SimDriver):
     """The driver of a pipeline of processes, which `fail` stops for a while.
 
-    A request that an engine lost is served from the start, with its output so far behind its
-    prompt, as after a preemption.
+    A request that an engine lost is served from the start. Its output so far is behind its prompt,
+    as after a preemption.
     """
 
     def __init__(self, world: Any, clock: SimClock, **options: Any) -> None:

@@ -1,7 +1,7 @@
 """A pipeline with given times for each micro-batch, the driver's and the messages' included.
 
-So the rules of the pipeline can be checked alone, with times that a real run measured, or with
-times drawn at random. Knows no measurement and no distribution.
+So the rules of the pipeline can be checked alone. Its times are a real run's, or drawn at random.
+Knows no measurement and no distribution.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Timing(NamedTuple):
 def on_grid(time_s: float) -> float:
     """Return the nearest multiple of 2^-30 s.
 
-    Sums and differences of such times are exact, so what the driver got at one time stays at one
-    time, however it is computed.
+    Sums and differences of such times are exact. What the driver got at one time stays at one time,
+    however it is computed.
     """
     return round(time_s * GRID_PER_S) / GRID_PER_S
 

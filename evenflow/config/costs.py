@@ -87,10 +87,10 @@ class Hardware(NamedTuple):
 class MadeCosts(NamedTuple):
     """A cost model; for tables, also the tables unwrapped and their source.
 
-    `hop`: seconds, and seconds a byte, from stage to stage, and `host`: the CPU time around a
-    micro-batch, where they were measured too. `experts`: the costs shared by groups of GPUs with
-    separate requests, which are then not in `cost`. `prompt_scale` multiplies micro-batches
-    with prompts.
+    `hop`: seconds, and seconds a byte, from stage to stage. `host`: the CPU time around a
+    micro-batch. Both are there where they were measured, too. `experts`: the costs shared by groups
+    of GPUs with separate requests, which are then not in `cost`. `prompt_scale` multiplies
+    micro-batches with prompts.
     """
 
     cost: StageCost

@@ -68,7 +68,7 @@ def wall_clock(seconds: float) -> dict[str, Any]:
 def checkout_commit() -> str | None:
     """Return the commit the package runs from ("-dirty" with changes), None outside a checkout.
 
-    It is asked once: git takes 40 ms of a run, and what a process has imported stays as it is.
+    It is asked once, as git takes 40 ms of a run. What a process has imported stays as it is.
     """
     package = Path(evenflow.__file__)
     if _git(package.parent, "ls-files", "--error-unmatch", package.name) is None:

@@ -1,7 +1,7 @@
 """Seconds of the exchanges between the GPUs of one stage: all-reduce and all-to-all.
 
-Knows links and numbers of ranks; no model. Three sources, one interface: a ring over one link,
-rings in two levels where a stage spans nodes, and points measured by message size.
+Knows links and numbers of ranks; no model. Three sources have one interface. They are a ring over
+one link, rings in two levels where a stage spans nodes, and points measured by message size.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Ring:
     (n - 1) latencies. All-to-all: n - 1 messages, one after the other. All n ranks send at once,
     and where they share a wire each has 1/n of it. Over direct links the fastest of that and of
     what engines launch for messages up to some MB (vLLM's custom all-reduce). In one shot every
-    rank reads all of the others' data, in two shots each reads and then shares its part. That is 2
+    rank reads all of the others' data. In two shots each reads and then shares its part. That is 2
     and 4 latencies, a barrier a transfer. Known error: trees beat the ring on small messages.
     Direct links do not reach their nominal rate, so 8 MB and more come out up to twice too fast.
     """

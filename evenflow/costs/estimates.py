@@ -56,7 +56,7 @@ def token_budget_for(
 
     `slo_s` is the limit on the time between tokens. The iteration holds `decodes` rows with
     `context_tokens` each. A prompt chunk after as much context fills the budget: Sarathi-Serve's
-    reference batch (Table 3, section 4.3). Its time is depth x the slowest stage: with as many
+    reference batch (Table 3, section 4.3). Its time is depth x the slowest stage. With as many
     micro-batches in flight as stages, a request gets a token that often. UsageError when not even
     one tile meets the limit.
     """

@@ -89,7 +89,7 @@ class StagesCost:
 class DraftedCost(Modified):
     """Add the time to propose tokens to the last stage of every micro-batch that decodes.
 
-    Each row has its `k` proposals and its last sure token verified, which is the ordinary cost of
+    Each row has its `k` proposals and its last sure token verified. That is the ordinary cost of
     the tokens that the micro-batch holds. The proposals are k decode steps of the draft, one after
     the other. The stage that samples makes them after it has sampled (vLLM's place for the
     drafter). `draft_step_s(rows, context)` is one of them. Of several `groups` that step together,
@@ -155,7 +155,7 @@ class SwapCost(Modified):
     """`costs`, and before them the copies of KV pages that a micro-batch waits for.
 
     On each stage: swapped_rows * `latency_s` + swapped_pages * page_bytes / `bandwidth_bytes_per_s`
-    seconds, where `page_bytes` [depth] is a page's share of the layers on one GPU. Each GPU has a
+    seconds. `page_bytes` [depth] is a page's share of the layers on one GPU. Each GPU has a
     separate host link; copies in and out share it, one after the other. Known error: an engine that
     copies ahead of time would hide a part.
     """

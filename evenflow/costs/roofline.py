@@ -53,7 +53,7 @@ def linear_s(
     """Return the seconds of a product [tokens, inputs] x [inputs, outputs], `shape` the matrix's.
 
     Operations: 2 x inputs x outputs x tokens, tokens rounded up to whole tiles. A partly filled
-    tile takes as long as a full one (the steps in the measured L20 curves; Sarathi-Serve, section
+    tile takes as long as a full one: the steps in L20's measured curves (Sarathi-Serve, section
     4.3). Fewer tokens have a smaller tile, a power of two. Bytes: the matrix (`matrix_bytes` where
     it is quantised), its input and its output, once each. Known error: below one tile the kernel
     changes with the tokens, so real times creep up where this is flat. On L20: 15 % too slow up to
@@ -72,8 +72,8 @@ def linear_s(
 def quantize_s(tokens: float, inputs: int, dtype_bytes: int, rates: Rates) -> float:
     """Return the seconds in which a product's inputs are read, and written as single bytes.
 
-    Only where the GPU multiplies in the weights' format. Known error: engines join it with the
-    norm or the activation before where they can, and 4 bits are counted as 8.
+    Only where the GPU multiplies in the weights' format. Known errors: engines join it with the
+    norm or the activation before where they can. 4 bits are counted as 8.
     """
     return tokens * inputs * (dtype_bytes + 1) / rates.bytes_per_s
 

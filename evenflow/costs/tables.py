@@ -123,7 +123,7 @@ class _Line:
 class Surface:
     """Seconds of attention against (tokens, context), never falling when the context grows.
 
-    Exact at the measured points, save where measured times fall with the context: those are
+    Exact at the measured points, save where measured times fall with the context. Those are
     averaged, unless they are to be kept (`calm` false). The measured contexts may differ from one
     number of tokens to the next.
     """
@@ -214,8 +214,8 @@ Attention = Callable[[int, int], tuple[float, bool]]
 class Attending(NamedTuple):
     """Attention in one layer, on one rank: of a chunk, and of all decoding rows together.
 
-    `launch_s`: of what each chunk takes, the seconds that all chunks of a micro-batch spend once,
-    where one kernel attends to all of them.
+    `launch_s`: the seconds that all chunks of a micro-batch spend once, where one kernel attends to
+    all of them.
     """
 
     prefill: Attention

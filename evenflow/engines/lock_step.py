@@ -66,7 +66,7 @@ class Together:
 
     An engine with nothing to send takes part in the step and waits for the others. Where prompts
     wait until all engines have one, no policy sees any before. Known errors: a prompt for which an
-    engine has no place counts as one that it has, and one that was begun goes on.
+    engine has no place counts as one that it has. One that was begun goes on.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
 """Disaggregated prefill and decode, on separate pools (DistServe, Splitwise), simulated or real.
 
-A prompt is computed by the prefill pool, which serves it as a request of one token and keeps its
-pages. Its KV crosses a link when the decode pool has room. The decode pool goes on with the second
-token. A mixed pool computes prompts when many wait, and decodes what it prefilled or what the
-decode pool has no room for. Each pool is an ordinary driver with an ordinary policy, which knows
-nothing of the others. Here is what goes where; the owner of the pools has their clock. Does not
-know machines that change pools, nor several engines in a pool.
+The prefill pool computes a prompt: it serves it as a request of one token and keeps its pages. Its
+KV crosses a link when the decode pool has room. The decode pool goes on with the second token. A
+mixed pool computes prompts when many wait. It decodes what it prefilled or what the decode pool has
+no room for. Each pool is an ordinary driver with an ordinary policy, which knows nothing of the
+others. Here is what goes where; the owner of the pools has their clock. Does not know machines that
+change pools, nor several engines in a pool.
 
 One transfer uses the whole link. A prompt's KV sets out when the whole of it is there, not layer by
 layer.
@@ -195,7 +195,7 @@ class PooledWorld:
     Each pool is a world that is given no requests. KV sets out when its destination has pages for
     it and a share `watermark` of its pages to spare. All of them count once nothing runs there. A
     prompt goes to the mixed pool when more than `borrow_tokens` prompt tokens wait in the prefill
-    pool and fewer in the mixed one.
+    pool. Fewer have to wait in the mixed one.
     """
 
     requests: abc.Sequence[Request]

@@ -179,8 +179,8 @@ def _is_held(folder: Path) -> bool:
 def recovery(scratch: Path) -> Iterator[Path]:
     """Let a block complete a killed run's scratch folder, then give it a visible name.
 
-    Yields that name. UsageError when the run is still alive, the folder cannot be written, or it
-    holds a link, which a run does not make.
+    Yields that name. UsageError when the run is still alive or the folder cannot be written. So it
+    is for a link in it, which no run makes.
     """
     if _is_held(scratch.parent):
         raise UsageError(f"{scratch}: its run is alive; it writes its results when it ends")

@@ -1,6 +1,6 @@
 """The manifest of a results folder: the files that evenflow wrote, moved there as one step.
 
-While files move in from a scratch folder it names that folder, and the next command that opens the
+While files move in from a scratch folder it names that folder. The next command that opens the
 results finishes the move. It is not trusted, so it names nothing but files of its folder, by their
 content. Knows no locks.
 """

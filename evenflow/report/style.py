@@ -1,7 +1,7 @@
 """Colours and dashes that stay the same from picture to picture.
 
-The colours are chosen by search, so that the colour-blind can distinguish them on white and on the
-dark page, as `tests/report/test_palette.py` measures. Does not know what is drawn.
+The colours are chosen by search. The colour-blind can distinguish them on white and on the dark
+page, as `tests/report/test_palette.py` measures. Does not know what is drawn.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Room:
         """Plan waiting prompts, first come first served, until the first that does not fit.
 
         A prompt gets pages for all of it, or for `reserved_tokens` if that is more. Unchunked, it
-        must fit into `tokens` whole, unless the micro-batch holds no other prefill: else a long
+        must fit into `tokens` whole, unless the micro-batch holds no other prefill. Else a long
         prompt would wait for ever.
         """
         for prompt in view.waiting:

@@ -267,8 +267,8 @@ class TokenThrottling(Policy):
     ratio. The ratio starts at 0.7, falls by 0.002 a call to 0.1 and rises by 0.05 with a
     preemption.
 
-    `variant`: `reading` is the above. `paper` is equations 1 to 4 as printed, where `min_prefill`
-    is a floor of the whole and pages do not cap the budget. `code` is the package gllm-rt
+    `variant`: `reading` is the above. `paper` is equations 1 to 4 as printed. There `min_prefill`
+    is a floor of the whole, and pages do not cap the budget. `code` is the package gllm-rt
     0.0.6.post1, decision for decision (`PackageRules`).
     """
 

@@ -67,8 +67,8 @@ class Deployment:
 
     All are a `gpu`, or those of each stage as in `gpus`, where stages have unlike ones.
 
-    `activation_tokens` is the largest micro-batch, `logits_rows` the most rows that sample at once:
-    both are memory that must stay free of KV. `windows`: the number of requests with room for the
+    `activation_tokens` is the largest micro-batch, `logits_rows` the most rows that sample at once.
+    Both are memory that must stay free of KV. `windows`: the number of requests with room for the
     tokens of sliding windows. `memory_utilization` is the share of a GPU's nominal memory that the
     engine may use. `memory`: what the engine itself takes; None: nothing, and the step by formula.
 

@@ -1,10 +1,10 @@
 """Deployments of a run: its layers on GPUs, the policies of engines, commands that start them.
 
 A layout is stages x tensor parallel; a candidate is a layout with a scheduler and its parameters.
-Flags are those of vLLM 0.32, SGLang 0.5.23 and gLLM 0.0.6.post1, whose own argument parsers take
-random lines (`tools/launch_check.py`), and of TensorRT-LLM's `serve.py` and `trtllm-bench`
-(documents of 1.0 and 1.2), read and not run. Knows what is possible, not how well it
-serves; lists what an engine cannot express.
+Flags are those of vLLM 0.32, SGLang 0.5.23 and gLLM 0.0.6.post1. Their own argument parsers take
+random lines (`tools/launch_check.py`). Those of TensorRT-LLM's `serve.py` and `trtllm-bench`
+(documents of 1.0 and 1.2) were read and not run. Knows what is possible, not how well it serves;
+lists what an engine cannot express.
 """
 
 from __future__ import annotations
@@ -267,8 +267,8 @@ def _moved(value: Any, beside: Path, final: Path) -> Any:
 def most_tokens(config: RunConfig, beside: Path) -> int | None:
     """Return the longest request, in tokens, with which an engine starts; None: the model's.
 
-    An engine refuses a length that its pages cannot hold, one of which vLLM keeps empty, and one
-    that is longer than the model's.
+    An engine refuses a length that its pages cannot hold, one of which vLLM keeps empty. It refuses
+    one longer than the model's, too.
     """
     world, spec = build(config, [], beside).world, model_of(config, beside)
     assert isinstance(world, World)  # plan refuses systems of pools

@@ -68,7 +68,7 @@ def interval(values: Sequence[float]) -> Interval:
     """Return the mean of one or more values with its confidence interval at LEVEL.
 
     The half-width is t * s / sqrt(n). t is the (1 + LEVEL) / 2 quantile of Student's distribution
-    with n - 1 degrees of freedom, s the sample standard deviation.
+    with n - 1 degrees of freedom. s is the sample standard deviation.
     """
     mean, square = _mean_and_error(values)
     return _interval(mean, square, len(values) - 1, len(values))
@@ -100,7 +100,7 @@ def paired_difference(values: Sequence[float], others: Sequence[float]) -> Inter
 def unpaired_difference(values: Sequence[float], others: Sequence[float]) -> Interval:
     """Return the mean of `values` less that of `others`, independent draws, with its interval.
 
-    Welch's: the squares of the two standard errors add up, and the degrees of freedom are Welch and
+    Welch's: the squares of the two standard errors add up. The degrees of freedom are Welch and
     Satterthwaite's, rounded down. `n` is the smaller number of values.
     """
     (mean, square), (other, other_square) = _mean_and_error(values), _mean_and_error(others)

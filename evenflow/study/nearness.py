@@ -85,8 +85,8 @@ def deviation(like: Likeness, metric: str, sets: pd.DataFrame | None = None) -> 
     """Return how far a latency of a run may be off, by the nearest sets that were measured.
 
     Of one set with its facts, Student's interval of a further run. Else the sets nearest to it are
-    draws of one kind: the variance within their runs, and between all sets at this distance. None
-    for a metric that was not measured.
+    draws of one kind. It has the variance within their runs, and between all sets at this distance.
+    None for a metric that was not measured.
     """
     known = measured_sets() if sets is None else sets
     known = known[known["metric"] == metric]

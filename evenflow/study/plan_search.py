@@ -1,9 +1,9 @@
 """Search the cheapest deployment that keeps an SLO: which points are simulated, and on what.
 
-What bounds refute is not simulated, a part of the trace comes before the whole, and a run ends once
-it cannot keep the SLO. It is taken for granted that fewer replicas or more traffic than break the
-SLO break it too, and that an SLO which a part breaks the whole breaks. `exhaustive` takes nothing
-for granted of points. Knows no words and no files.
+What bounds refute is not simulated, and a part of the trace comes before the whole. A run ends once
+it cannot keep the SLO. Two things are taken for granted. Fewer replicas or more traffic than break
+the SLO break it, too. An SLO that a part breaks, the whole breaks. `exhaustive` takes nothing for
+granted of points. Knows no words and no files.
 """
 
 from __future__ import annotations

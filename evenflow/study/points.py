@@ -105,7 +105,7 @@ class Point:
 class Record:
     """The result of a point: its measure as plain data, or the `error` it ended with.
 
-    `cost_source` is what the run's provenance says of its costs, `why` the reason of the first
+    `cost_source` is what the run's provenance says of its costs. `why` is the reason of the first
     request that was not completed.
     """
 
@@ -260,8 +260,8 @@ def executor_of(name: str = "process", workers: int | None = None) -> Iterator[E
     """Yield an executor: `process`, `dask` (a cluster inside this process) or `dask:ADDRESS`.
 
     `workers` defaults to the number of cores; a cluster at an address has its own. UsageError for
-    another name, for a cluster that does not answer, has no workers or runs other code, and without
-    the extra `cluster`. Leaves no process behind, however this one ends.
+    another name, and without the extra `cluster`. So it is for a cluster that does not answer, has
+    no workers or runs other code. Leaves no process behind, however this one ends.
     """
     if workers is not None:
         require_counts("executor", workers=workers)

@@ -303,10 +303,9 @@ def write_details(
 ) -> None:
     """Write the tables of micro-batches, stages and bubbles, and the timeline.
 
-    The timeline shows a `window` (seconds of the run). None: all, or where there are more,
-    TIMELINE_BATCHES micro-batches around the middle of the steady window, as a viewer takes them.
-    Replicas have separate folders, and so have the pools of a system, with the requests as the pool
-    saw them.
+    The timeline shows a `window` (seconds of the run). None: all. Of more than a viewer takes,
+    TIMELINE_BATCHES micro-batches around the middle of the steady window. Replicas have separate
+    folders, and so have the pools of a system, with the requests as the pool saw them.
     """
     from evenflow.report.timeline import write_timeline
 

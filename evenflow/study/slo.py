@@ -111,7 +111,7 @@ def keeps_up(values: Mapping[str, Any]) -> bool:
     """Say whether a run is not overloaded.
 
     A run too short to tell counts as not overloaded, with one exception. There, on average, all
-    requests arrive before one is done, and that one waits for its first token most of the time.
+    requests arrive before one is done. That one waits for its first token most of the time.
     """
     if values.get("overloaded", 0) is not None:
         return not values.get("overloaded", 0)

@@ -238,8 +238,8 @@ class Study:
 class Simulator:
     """Simulates points on an executor and keeps results in a store: each point at most once.
 
-    `on_done` is called with the number of points done since the simulator was made, `on_failure`
-    with the record of each point that fails. A failed point is in the store too, with its error;
+    `on_done` is called with the number of points done since the simulator was made. `on_failure`
+    gets the record of each point that fails. A failed point is in the store too, with its error;
     `retry` simulates those again.
     """
 

@@ -63,7 +63,7 @@ METRICS = (
 class Stated:
     """The standard deviation of the log of a prediction, and its source.
 
-    The host's time has an equal and independent one: its constants are fitted to runs that the
+    The host's time has an equal and independent one. Its constants are fitted to runs that the
     costs predict this well.
     """
 

@@ -140,7 +140,7 @@ def _flat(value: Any, part: str = "") -> Iterator[tuple[str, Any]]:
 def ends(ours: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Ends]:
     """Return the ends of the 90 % intervals of our values, from those of the nine wrong runs.
 
-    A ratio is taken in each of the nine, so an error common to both its runs is no error of it.
+    A ratio is taken in each of the nine. So an error common to both its runs is no error of it.
     """
     found: dict[str, Ends] = {}
     for name in ours:
@@ -193,9 +193,9 @@ def with_papers(
     """Return a table with a column `COLUMN, paper` beside each column that a claim is about.
 
     It has the paper's value, or bound, where the claim is about one point, or the best one. The
-    value of a ratio is times ours of what it is over, so that it stands where ours would have to
-    be. Of one system over another it stands at the other. `COLUMN, missed` is 1 where ours is
-    further off than 25 %, unless nothing is `judged`.
+    value of a ratio is times ours of what it is over. So it stands where ours would have to be. Of
+    one system over another it stands at the other. `COLUMN, missed` is 1 where ours is further off
+    than 25 %, unless nothing is `judged`.
     """
     table = table.copy()
     for name, query in queries.items():

@@ -91,8 +91,8 @@ def micro_batches(
 
     `batch` is their number, `used` the share of KV pages held; others are of `RunResult`.
     `mean_change`: how many tokens one differs from that before it, in the mean. With `bins`,
-    `time_s` and `busy` are the share of stages that compute in equal parts of the time that is
-    shown, of the whole run if it is all.
+    `time_s` and `busy` are the share of stages that compute in equal parts of the time shown. If
+    that is all, they are of the whole run.
     """
     result = outcome.result
     total = len(result.scheduled_s)

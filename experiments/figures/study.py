@@ -40,10 +40,10 @@ PLACED = ("stages", "tensor_parallel")
 class Drawing(Shown):
     """The result of a figure's module.
 
-    `table` is the data behind the picture, a row a measurement, of which a terminal shows the
-    columns `shown` (None: all). `claims` has our value for each published claim the figure answers,
-    by the claim's id and in the shape of its value. `beside` has the same by the words of a
-    reading. `doubts` say what is not fair.
+    `table` is the data behind the picture, a row a measurement. A terminal shows its columns
+    `shown` (None: all). `claims` has our value for each published claim the figure answers, by the
+    claim's id and in the shape of its value. `beside` has the same by the words of a reading.
+    `doubts` say what is not fair.
     """
 
     figure: Figure

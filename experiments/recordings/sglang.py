@@ -1,6 +1,6 @@
 """Journals of SGLang's scheduler: what it was asked and answered, replayed through a Batcher.
 
-A line is an event (docs/engines.md says what is in it): requests arrive, SGLang is asked for a
+A line is an event, and docs/engines.md says what is in it. Requests arrive, SGLang is asked for a
 batch, its results are processed. Knows the format, and which settings of SGLang are which of ours;
 the rules are the policy's.
 """

@@ -1,6 +1,6 @@
 """Journals of TensorRT-LLM's schedulers: what they were asked and answered, replayed.
 
-A line is an event (docs/engines.md says what is in it): requests arrive, the executor asks for a
+A line is an event, and docs/engines.md says what is in it. Requests arrive, the executor asks for a
 micro-batch, its results are processed. Knows the format, and which settings of TensorRT-LLM are
 which of ours; the rules are the policy's.
 """

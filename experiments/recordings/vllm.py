@@ -1,8 +1,8 @@
 """Journals of vLLM V1's scheduler: what it was asked and answered, replayed through a Batcher.
 
-A line is an event (docs/engines.md says what is in it): requests arrive, vLLM is asked for a step,
-a micro-batch returns. Knows the format, and which settings of vLLM are which of ours; the rules are
-the policy's.
+A line is an event, and docs/engines.md says what is in it. Requests arrive, vLLM is asked for a
+step, a micro-batch returns. Knows the format, and which settings of vLLM are which of ours; the
+rules are the policy's.
 """
 
 from __future__ import annotations

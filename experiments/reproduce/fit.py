@@ -2,7 +2,7 @@
 
 A Gauss-Newton search over log(simulated / measured), none of the constants below 0; large
 deviations count less (soft L1). A simulation is not smooth, as each change makes other
-micro-batches: slopes are those of a plane through all points tried nearby. Intervals are those of
+micro-batches. Slopes are those of a plane through all points tried nearby. Intervals are those of
 least squares with deviations that differ in size (White 1980). A constant that the targets do not
 determine is left out. Intervals reach over what the others were beside it, as one may have taken
 its time. Knows no form of results.

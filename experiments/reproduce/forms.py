@@ -2,7 +2,7 @@
 
 `read_results(path)` sees the form from the file's content, not its name. That is JSON, one object
 or several, in lines or not, or a CSV with a header. A form of a request a row is a line in
-requests.csv, one of a run an object is a function in RUNS.
+requests.csv. One of a run an object is a function in RUNS.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class MeasuredRun:
     `metrics` are under the keys of vLLM's `bench serve` (ms, and a second). `requests` has a row a
     request: arrival_s, input_tokens, output_tokens and, where they are known, ttft_ms, tpot_ms,
     e2el_ms. `gaps_ms` are all gaps between tokens, in any order. `run` are keys of RUN.yaml that
-    the file itself says, `facts` what a catalogue may choose by, `doubts` what makes a comparison
-    unfair.
+    the file itself says. `facts` are what a catalogue may choose by, `doubts` what makes a
+    comparison unfair.
     """
 
     label: str

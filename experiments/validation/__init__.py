@@ -1,7 +1,7 @@
 """Errors of the simulator: the same workload served for real, several times, and simulated.
 
-A calibration run may come first: other requests, much fewer, served for real, from which a second
-prediction takes driver and message times. Knows no command line; what is compared is in
+A calibration run may come first: other requests, much fewer, served for real. A second prediction
+takes its driver and message times. Knows no command line; what is compared is in
 `evenflow.experiments.validation.layers`.
 """
 
@@ -100,7 +100,7 @@ class RealRun:
 class Validation:
     """The results of a validation. `found` is ready for JSON.
 
-    `measured` is the first real run, `again` that run simulated from its own times (None where a
+    `measured` is the first real run. `again` is that run simulated from its own times (None where a
     run has none of its stages). `predicted` is the prediction of it, calibrated if there was a
     calibration.
     """

@@ -187,7 +187,7 @@ def drawn(times: Times, costs: StageCost, seed: int) -> Callable[[MicroBatch], T
 def measured_crossings(transfers: Transfers) -> Floats:
     """Return the seconds that transfers kept the link busy, and then took to arrive: [n, 2].
 
-    When it saw the link free is known where the next transfer waited for that: it then set out, or
+    When it saw the link free is known where the next transfer waited for that. It then set out, or
     was blocked.
     """
     start_s, end_s = _on_grid(transfers.start_s), _on_grid(transfers.end_s)

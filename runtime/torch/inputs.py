@@ -118,7 +118,7 @@ def staged(
 ) -> Iterator[Tensor]:
     """Iterate over whole numbers on a device, each as given: all cross in one copy.
 
-    To a GPU that is from pinned memory: other memory the driver copies to pinned memory itself, and
+    To a GPU that is from pinned memory. The driver copies other memory to pinned memory itself, and
     the caller waits for each copy.
     """
     sizes = [len(some) for some in numbers]

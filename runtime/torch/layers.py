@@ -1,7 +1,7 @@
 """A layer of a decoder-only transformer: its products, norms, attention and MLP, one of each kind.
 
-Attention is paged: keys and values lie in pages, are gathered, and go through SDPA, on one code
-path for CPU and CUDA. Known cost: gathering copies the context once, and decodes are padded within
+Attention is paged: keys and values lie in pages, are gathered, and go through SDPA. CPU and CUDA
+have one code path. Known cost: gathering copies the context once, and decodes are padded within
 their group. A kernel that reads the pages in place would do neither. Knows one micro-batch's
 tensors; no names of weights and no ranks.
 """

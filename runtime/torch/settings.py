@@ -107,7 +107,7 @@ def sharing(settings: Sequence[TorchSettings]) -> list[str]:
     """Return how stages that share a GPU slow each other, in a line; none where no two do.
 
     Costs are of a stage that computes alone. Processes take turns: the GPU's time is sliced between
-    them (unless NVIDIA's MPS serves them), so that no two stages compute at once.
+    them, unless NVIDIA's MPS serves them. No two stages then compute at once.
     """
     first, stages = settings[0], len(settings)
     if first.device == "cpu":

@@ -1,7 +1,7 @@
 """vLLM's scheduler, which carries out what our Batcher plans.
 
 vLLM's own `schedule` still hands out blocks and writes its workers' messages. Here it only sees
-what is planned: preemptions are made before, admitted requests wait first, and all others are given
+what is planned. Preemptions are made before, admitted requests wait first, and all others are given
 no tokens. Knows no policy, no clock and no pages.
 """
 

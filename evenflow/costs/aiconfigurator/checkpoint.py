@@ -1,7 +1,7 @@
 """The config.json of some layers of a model, as AIConfigurator's engine reads it.
 
-Written from the shape where the family is plain; else the first layers of the user's file, or of
-the package's. Knows no seconds.
+Written from the shape where the family is plain. Else it has the first layers of the user's file,
+or of the package's. Knows no seconds.
 """
 
 from __future__ import annotations

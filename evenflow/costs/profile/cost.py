@@ -1,8 +1,8 @@
 """Costs from a profile file: the operators measured on a device, interpolated.
 
 Knows what a prediction needs of a file and how operators make a layer. Operators that a file lacks
-are the roofline's (`fill: roofline`). Known error: decoding rows count with their mean context, and
-operators measured alone miss what they do to each other's caches.
+are the roofline's (`fill: roofline`). Known errors: decoding rows count with their mean context.
+Operators measured alone miss what they do to each other's caches.
 """
 
 from __future__ import annotations

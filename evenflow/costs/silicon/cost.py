@@ -241,8 +241,8 @@ def silicon_cost(
     """Return the costs of a deployment from measured tables.
 
     `product_tflops`: the most that quantised products reach, where their kernel is not the tables'.
-    `fabric` replaces the measured all-reduces; a UsageError without it where ranks have other links
-    than those measured, or were not measured in such number. `part`: as for `RooflineCost`.
+    `fabric` replaces the measured all-reduces. UsageError without it where ranks have other links
+    than those measured, or their number was not. `part`: as for `RooflineCost`.
     """
 
     def parts_of(kind: ModelSpec) -> _Parts:

@@ -1,7 +1,7 @@
 """Estimate what the measured tables of a GPU do not hold: other products, heads and experts.
 
 Knows the tables and how operators scale; no model and no stage. A point taken out of a table it can
-estimate from the rest, which is how its errors are known (docs/costs-errors.md).
+estimate from the rest. That is how its errors are known (docs/costs-errors.md).
 """
 
 from __future__ import annotations
@@ -289,11 +289,11 @@ def chunk_times(
 ) -> Callable[[int, int], float]:
     """Return seconds of a chunk after some context, from prompts without any.
 
-    The prompt of length L = context + chunk gives the seconds per (query, key) pair at that length,
-    beyond the shortest prompt's (the launch). The chunk has its share of the pairs. It takes at
-    least as long as one query tile that reads L keys (`tile_times`). That is a prompt of one head,
-    which leaves most of the GPU idle. Beyond the longest measured prompt its seconds per pair go
-    on. Known error: kernels that split the keys of few, long rows beat it.
+    The prompt of length L = context + chunk gives the seconds per (query, key) pair at that length.
+    They are beyond the shortest prompt's (the launch). The chunk has its share of the pairs. It
+    takes at least as long as one query tile that reads L keys (`tile_times`). That is a prompt of
+    one head, which leaves most of the GPU idle. Beyond the longest measured prompt its seconds per
+    pair go on. Known error: kernels that split the keys of few, long rows beat it.
     """
     prompt = Surface({(tokens, 0): seconds for tokens, seconds in times.items()})
     tile = Surface({(tokens, 0): seconds for tokens, seconds in tile_times.items()})
@@ -422,8 +422,8 @@ def read_latent(
     """Return fields of the tables: `context` and `generation` by (heads, 1), and `rotates`.
 
     Of modules, where there are any, the measured `products` of the same shapes and format are
-    taken. vLLM's are in 16 bits, as its quantised ones wait for the host, others' in the model's
-    format if it was measured.
+    taken. vLLM's are in 16 bits, as its quantised ones wait for the host. Others' are in the
+    model's format if it was measured.
     """
     files, around = latent_files(base, framework, version)
     formats = [DTYPE] if framework == "vllm" or around else [*products][::-1]
@@ -480,7 +480,7 @@ def uncut(times: Mapping[int, float]) -> dict[int, float]:
     """Return tokens -> seconds of prompts without a longest one that the benchmark cut short.
 
     In attention each token takes longer than the one before. Prompts of 32,768 tokens of these
-    tables take as long as those of 16,384 (all GPUs, engines and heads that were looked at).
+    tables take as long as those of 16,384. It is so for all GPUs, engines and heads looked at.
     """
     *_, before, last = sorted(times)
     cut = times[last] / last < times[before] / before

@@ -61,8 +61,8 @@ class ExpertShape(NamedTuple):
 class ExpertLayer(NamedTuple):
     """A layer of experts: its shape and format as measured.
 
-    `times[slices, ranks][tokens]`: seconds on the busiest rank where each expert is cut in `slices`
-    slices and the experts are spread over `ranks` ranks. Tokens of all of these ranks together.
+    `times[slices, ranks][tokens]`: seconds on the busiest rank. Each expert is cut in `slices`
+    slices, and the experts are spread over `ranks` ranks. Tokens of all of these ranks together.
     """
 
     shape: ExpertShape
@@ -466,8 +466,8 @@ NAMES = {
 class Wanted(NamedTuple):
     """A selection of expert measurements: a format, a load, and part of a kernel's name.
 
-    Where a kernel is named, the newest tables that have it count, and of the weight-only formats of
-    four bits any.
+    Where a kernel is named, the newest tables that have it count. Of the weight-only formats of
+    four bits any does.
     """
 
     quantization: str

@@ -255,10 +255,6 @@ def _experts(config: ConfigJson, family: ModelFamily) -> dict[str, Any]:
     return experts | (_latents(config) if family.latent else {})
 
 
-TOPS = ("num_experts_per_token", "top_k_experts", "moe_top_k")
-"""Other spellings of how many experts a token is sent to."""
-
-
 def _with_experts(config: ConfigJson, family: ModelFamily, layers: int) -> list[bool]:
     """Return which layers have experts, where any have; UsageError where none has."""
     key, found = "first_k_dense_replace", [True] * layers

@@ -321,18 +321,20 @@ class ModelSpec:
             return 1
         return -(-self.num_kv_heads // tensor_parallel)
 
-    def layer_parameters(self, tensor_parallel: int = 1, split: Split | None = None) -> int:
+    def layer_parameters(self, tensor_parallel: int = 1) -> int:
         """Return the parameters of one layer on one rank: matrices, qkv bias, norm vectors.
 
-        Of a mixture's dense layers and the others, of each by itself: `kinds`. `split` is that of
-        its experts; None: every rank has its columns of all of them.
+        Of a mixture's dense layers and the others, of each by itself: `kinds`.
         """
-        matrices = self._matrices(tensor_parallel, split)
+        matrices = self._matrices(tensor_parallel, None)
         held = sum(count * parameters((shape,)) for shape, count, _ in matrices)
         return held + self._vectors(tensor_parallel)
 
     def layer_bytes(self, tensor_parallel: int = 1, split: Split | None = None) -> int:
-        """Return the bytes of one layer's weights on one rank; `layer_parameters` says of which."""
+        """Return the bytes of one layer's weights on one rank; `layer_parameters` says of which.
+
+        `split` is that of its experts; None: every rank has its columns of all of them.
+        """
         matrices = self._matrices(tensor_parallel, split)
         held = sum(count * self.matrix_bytes(shape, stored) for shape, count, stored in matrices)
         return held + self._vectors(tensor_parallel) * self.dtype_bytes

@@ -54,7 +54,7 @@ def of_requests(
     """Return a run of the requests that have all of COLUMNS; the others are left out, and doubted.
 
     Its metrics are those of `bench serve`. `duration_s` is from the first arrival to the last token
-    where it is not known. `more` goes to `Measured`. Raises ValueError where none is left.
+    where it is not known. `more` goes to `MeasuredRun`. Raises ValueError where none is left.
     """
     table, left_out = _complete(requests)
     if duration_s is None or not 0 < duration_s < np.inf:

@@ -134,7 +134,7 @@ class TorchWorker:
 
 
 def make_worker(place: Place, settings: StageSettings) -> TorchWorker:
-    """Make a stage's worker; UsageError for a device, weights or sizes that cannot be."""
+    """Make a stage's worker; UsageError for weights or sizes that cannot be."""
     device = _device(place, settings)
     if settings.cores:
         torch.set_num_threads(len(settings.cores))
@@ -202,8 +202,6 @@ def kinds_of_batches(tokens: int, page_tokens: int) -> Iterator[list[Piece]]:
 def _device(place: Place, settings: StageSettings) -> torch.device:
     if settings.device == "cpu":
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise UsageError("workers.device: torch finds no CUDA device here; cpu is right")
     device = torch.device("cuda", place.number % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device

@@ -130,7 +130,7 @@ class KvConfig(Keys):
     """Paged memory for keys and values."""
 
     page_tokens: Count = 16
-    """Tokens of a page (vLLM's block_size); SGLang has 1, TensorRT-LLM 32."""
+    """Tokens of a page (block_size); SGLang has 1, TensorRT-LLM 32."""
     pages: Annotated[
         int | Literal["auto"],
         expect(
@@ -141,7 +141,7 @@ class KvConfig(Keys):
     """Pages of a pipeline's pool; auto: as many as fit beside the weights on the fullest stage."""
     memory_utilization: Share = 0.9
     """The share of each GPU's memory that weights, activations and pages may take
-    (gpu_memory_utilization; vLLM has 0.92); of `like: trtllm`, the share of what the others leave
+    (gpu_memory_utilization), 0.92 in vLLM; of `like: trtllm`, the share of what the others leave
     that pages take (free_gpu_memory_fraction); of `sglang`, the share of what is free at the start
     that weights and pages take (mem_fraction_static)."""
     like: MemoryName | None = None

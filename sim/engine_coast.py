@@ -44,8 +44,7 @@ class AheadCoast(EngineCoast):
     """
 
     def groups(self, flying: list[MicroBatch]) -> tuple[list[DecodeGroup], list[float]]:
-        """Return the same; none where a token on its way ends a request, or last ones differ in time.
-        """
+        """Return none, too, where a token on its way ends a request, or last ones came apart."""
         loop, queues = self._loop, self._queues
         assert isinstance(loop, EngineLoop)
         assert isinstance(queues, EngineQueues)

@@ -44,9 +44,7 @@ class AheadCoast(EngineCoast):
     """
 
     def groups(self, flying: list[MicroBatch]) -> tuple[list[DecodeGroup], list[float]]:
-        """Return none, too, where a token on its way ends a request, or a group's last ones came at
-        two times.
-        """
+        """Return none, too, where a token on its way ends a request, or last ones came apart."""
         loop, queues = self._loop, self._queues
         assert isinstance(loop, EngineLoop)
         assert isinstance(queues, EngineQueues)

@@ -135,7 +135,7 @@ def body_read(*messages: dict[str, Any]) -> bytes:
         await asyncio.sleep(3600)
         raise AssertionError
 
-    return asyncio.run(limits.body_of(Request({"type": "http"}, receive)))
+    return asyncio.run(limits.body_of(Request({"type": "http", "headers": []}, receive)))
 
 
 def test_a_body_that_never_ends_or_is_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,12 @@ def test_what_is_no_policy_is_told(
     assert told in str(error.value)
 
 
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_two_policies_of_the_same_settings_are_two(name: str) -> None:
+    """Each has the state of its own run, and a set holds both."""
+    assert len({create(name, {}, **FACTS), create(name, {}, **FACTS)}) == 2
+
+
 def test_a_policy_without_a_constructor_takes_no_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = type("Plain", (), {"schedule": schedule, "__module__": "mine"})
     monkeypatch.setitem(sys.modules, "mine", module := ModuleType("mine"))

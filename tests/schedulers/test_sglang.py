@@ -109,13 +109,15 @@ def test_a_speculative_decode_holds_pages_for_two_steps_and_gains_its_own_tokens
     policy, decoding = SGLang(depth=2, page_tokens=16), sglang.Accepted((0.5,) * 3, gains)
     asked = [(32, 9), (20, 10)]
     engine = engine_of(policy, PagePool(100, 16), asked, decoding=decoding, asks_again=False)
-    held, due = [], []
+    held, due, tokens = [], [], []
     for turn in range(8):  # every other slot is empty
         if batch := engine.next(float(turn)):
             held.append(100 - engine.pool.free_pages)
+            tokens.append(batch.output_tokens)
             engine.complete(batch, turn + 0.5)
             due.append(sum(group.due_tokens() for group in engine.queues.slots[0].groups))
     assert held == [4, 5, 5, 6]
+    assert tokens == [2, 2, 8, 7]  # prompts, a token each, then what was accepted
     assert due == [16 + 12, 0, 16, 0]  # a page, and after a prompt what its last page has left
     assert not engine.queues.live
 
@@ -150,6 +152,7 @@ def test_groups_of_data_parallel_attention_divide_chunks_and_requests() -> None:
     engine = engine_of(policy, PagePool(50_000), [(3000, 5)], max_model_len=4096, asks_again=False)
     assert policy.new_token_ratio == 0.7 * 0.3
     assert policy.most_running(engine.view) == 12
+    assert SGLang(data_parallel=4, max_running_requests=3).most_running(engine.view) == 1
     assert send(engine, 0.0).prefill_tokens == 2048
 
 

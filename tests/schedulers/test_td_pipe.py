@@ -309,6 +309,7 @@ def flat_until_256(rows: int, context_tokens: int) -> float:
 
 def test_spatial_intensity_is_achieved_over_peak() -> None:
     assert saturating_rows(flat_until_256) == 256
+    assert saturating_rows(lambda rows, context: max(rows, 100)) == 128
     assert saturating_rows(lambda rows, context: max(rows, 64) + 64 * context) == 64
     assert spatial_intensity(256, 100, 256, flat_until_256) == 1
     # 64 rows: 64 / (0.256 + 0.0064) against 256 / (0.256 + 0.0256).

@@ -11,6 +11,7 @@ from evenflow.config.run import load_config
 from evenflow.core.kv import KvCache, PagePool
 from evenflow.core.replay import RecordingBatcher, decision_of, replay
 from evenflow.core.scheduling import View
+from evenflow.engines.append_only import AppendOnlyCache
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.rules import EngineRules
 from evenflow.engines.speculation import Speculation
@@ -19,7 +20,7 @@ from evenflow.errors import PolicyError, StallError, UsageError
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import create
 from evenflow.sim import simulate
-from evenflow.types import Plan, Prefill, Request, Rules
+from evenflow.types import Plan, Prefill, Prefix, Request, Rules
 from tests.places import ROOT
 from tests.worlds import engine_of, send, small_world
 
@@ -297,6 +298,40 @@ def test_a_decode_taken_while_another_is_in_flight_is_not_preempted() -> None:
     assert decision_of(send(batcher, 1.0)) == ((), (0,))
     with pytest.raises(PolicyError, match="preempts request 1, after it was aborted or planned"):
         batcher.next(1.5)
+
+
+def test_who_waits_holds_nothing_that_could_be_preempted() -> None:
+    batcher = in_parts([Plan(preempt=[1])])
+    with pytest.raises(PolicyError, match="preempts request 1, which holds no pages or is in fl"):
+        batcher.next(0.0)
+
+
+def test_who_left_while_in_flight_is_no_victim() -> None:
+    """Request 1, the last to run, computes on until its micro-batch is back."""
+    batcher = in_parts([Plan([Prefill(0, 16), Prefill(1, 16)])], [Plan(decodes=2)])
+    batcher.complete(send(batcher, 0.0), 0.5)
+    assert batcher.view.victim("latest_admitted") == 1
+    send(batcher, 1.0)
+    batcher.abort(1)
+    assert batcher.view.victim("latest_admitted") == 0
+
+
+def test_decodes_that_run_ahead_are_seen_as_they_were_sent() -> None:
+    batcher = engine_of(create("vllm_v1", {}), 9, [(16, 9), (8, 9)], depth=1, asks_again=False)
+    batcher.complete(send(batcher, 0.0), 0.5)
+    batch = send(batcher, 1.0)
+    assert (batcher.view.decode_context_tokens, batch.decodes.slot) == (24, 1)
+
+
+def test_a_page_that_the_last_token_would_fill_is_not_found() -> None:
+    """14 tokens and two of output: the KV of the last one, the 16th, was never computed."""
+    policy = create("vllm_v1", {}, depth=1)
+    batcher = engine_of(policy, AppendOnlyCache(9, 16), depth=1, asks_again=False)
+    batcher.add(Request(0, 0.0, 14, 2, prefix=Prefix((1,), 16, 16)))
+    for step in range(2):
+        batcher.complete(send(batcher, float(step)), step + 0.5)
+    batcher.add(Request(1, 2.0, 20, 2, prefix=Prefix((1,), 16, 16)))
+    assert decision_of(send(batcher, 2.0)) == (((1, 0, 20),), ())
 
 
 def test_a_client_leaves_while_its_preempted_request_is_in_flight() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from evenflow.compiled import mypyc_attr
+from evenflow.core.batch import MicroBatch
 from evenflow.core.decodes import DecodeGroup, Sequence
 from evenflow.errors import UsageError
 
@@ -44,9 +45,9 @@ class AheadGroup(DecodeGroup):
         seq.last_token_s = last_token_s
         return context
 
-    def sent(self) -> AheadGroup:
-        """Return the group as it is sent: its members and their lengths now."""
+    def sent(self, batch: MicroBatch) -> AheadGroup:
+        """Return the group as it is in a micro-batch: its members now, their length then."""
         copy = AheadGroup()
         copy.members = dict(self.members)
-        copy.context, copy.slot = self.context, self.slot
+        copy.context, copy.slot = batch.decode_context, batch.slot
         return copy

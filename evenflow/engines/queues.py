@@ -465,7 +465,7 @@ class EngineQueues(Queues):
         group.slot = batch.slot
         if batch.decodes is not None:
             assert isinstance(group, AheadGroup)
-            batch.decodes = decodes = group.sent()
+            batch.decodes = decodes = group.sent(batch)
         sent.last = group.step(self.now_s, [], [])
         sent.ahead = {}
         if decodes is not None:

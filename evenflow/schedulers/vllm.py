@@ -157,8 +157,7 @@ class VLLMV1(Policy):
             raise ValueError(f"prefill_schedule_interval {interval} on one engine; 1 is right")
         by_priority = self.scheduling_policy == "priority"
         self._mixes = by_priority or self.long_prefill_token_threshold > 0
-        in_turns = self.prefill_schedule_interval > 1 or self.data_parallel > 1
-        self._is_plain = not (in_turns or self._mixes)
+        self._is_plain = self.prefill_schedule_interval == 1 and not self._mixes
         self._limit = UNLIMITED
         self._prefilled = -self.prefill_schedule_interval  # the last micro-batch that did
         self._behind = self._holds = False

@@ -121,9 +121,8 @@ class TransferQueue:
         return len(self._waiting)
 
     def put(self, transfer: Transfer) -> None:
-        """Queue KV that is ready now."""
+        """Queue KV that is ready now; the `changed` of its pool, which is due, pokes."""
         self._waiting.append(transfer)
-        self.poke(transfer.ready_s)
 
     def poke(self, now_s: float) -> None:
         """Retry transfers, as there may be room, once all arrivals and returns of this instant are

@@ -45,11 +45,13 @@ FIRST = {
     "queues": "batcher kv_memory",
     "decodes": "batcher speculation",
     "loop": "runtime_driver vllm balance",
+    "compiling": "compiling",
     "metrics": "metrics slo",
     "td_pipe": "td_pipe",
     "sglang": "sglang",
     "token_throttling": "token_throttling gllm_code",
     "trtllm": "trtllm",
+    "view": "trtllm vllm",
     "vllm": "vllm",
 }
 """The tests that notice most of what changes in a module, by its name; else those of its limits."""

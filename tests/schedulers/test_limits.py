@@ -150,5 +150,7 @@ def test_a_policy_takes_all_values_worth_trying_and_its_default_is_among_them(na
         default = parameters(cls)[key].default
         low, *_, high = values[:2] if isinstance(values, Range) else sorted(values)
         assert default is None or low <= default <= high
+        if isinstance(values, Range) and values.log:
+            assert low.bit_count() == high.bit_count() == 1, "steps of equal ratios double"
         for each in (low, high) if isinstance(values, Range) else values:
             refuse(cls, {key: each})

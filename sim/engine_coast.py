@@ -82,8 +82,7 @@ class AheadCoast(EngineCoast):
                 number: (seq, group.generated_by(seq) - later)
                 for number, seq in group.members.items()
             }
-            batch.decodes = group.sent()
-            batch.decodes.slot, batch.decodes.context = batch.slot, batch.decode_context
+            batch.decodes = group.sent(batch)
 
 
 def engine_coast(

@@ -121,7 +121,7 @@ class TransferQueue:
         return len(self._waiting)
 
     def put(self, transfer: Transfer) -> None:
-        """Queue KV that is ready now; the `changed` of its pool, which is due, pokes."""
+        """Queue KV that is ready now, before its pool's `changed`."""
         self._waiting.append(transfer)
 
     def poke(self, now_s: float) -> None:
@@ -225,8 +225,8 @@ class PooledWorld:
 class Pool(Protocol):
     """One pool of a system: its engine, and the engine's driver.
 
-    `record` counts a request as served here. `changed` says that something happened. `adopt`
-    continues a request once its KV is there.
+    `record` counts a request as served here. `changed` says that something happened, and pokes the
+    transfers. `adopt` continues a request once its KV is there.
     """
 
     engine: PoolBatcher

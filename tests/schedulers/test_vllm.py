@@ -300,13 +300,13 @@ def test_a_decode_taken_while_another_is_in_flight_is_not_preempted() -> None:
         batcher.next(1.5)
 
 
-def test_who_waits_holds_nothing_that_could_be_preempted() -> None:
+def test_a_request_that_waits_holds_nothing_to_preempt() -> None:
     batcher = in_parts([Plan(preempt=[1])])
     with pytest.raises(PolicyError, match="preempts request 1, which holds no pages or is in fl"):
         batcher.next(0.0)
 
 
-def test_who_left_while_in_flight_is_no_victim() -> None:
+def test_a_request_that_left_in_flight_is_no_victim() -> None:
     """Request 1, the last to run, computes on until its micro-batch is back."""
     batcher = in_parts([Plan([Prefill(0, 16), Prefill(1, 16)])], [Plan(decodes=2)])
     batcher.complete(send(batcher, 0.0), 0.5)

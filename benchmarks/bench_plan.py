@@ -22,6 +22,7 @@ gpu: H100
 tensor_parallel: 4
 stages: 1
 scheduler: sarathi
+runtime: ideal
 workload: {{trace: {trace}, arrivals: {{kind: replay, scale: 2}}}}
 """
 SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")).resolve()

@@ -34,13 +34,15 @@ class Least(NamedTuple):
 def least(cost: StageCost) -> Least:
     """Return the least that a pipeline takes, by its costs, which may not fall with tokens.
 
-    A micro-batch of m tokens takes a stage t(m) seconds or more: attention and rows that are
-    sampled come on top. So a step takes the sum of the stages' t(1). With a <= m <= b it is
-    t(m) / m >= t(a) / b, so the least of these over neighbours a, b is one of a token.
+    A micro-batch of m tokens takes a stage t(m) seconds or more, that of a prompt or, as CUDA
+    graphs may replay them, of decodes. Attention and rows that are sampled come on top. So a step
+    takes the sum of the stages' t(1). With a <= m <= b it is t(m) / m >= t(a) / b, so the least of
+    these over neighbours a, b is one of a token.
     """
     sizes = np.unique(np.geomspace(1, MOST_TOKENS, int(np.log(MOST_TOKENS) / np.log(RATIO))))
     sizes = np.unique(sizes.astype(int))
-    times_s = np.array([cost.times(Work((), int(size), 0, 0, 0)) for size in sizes])
+    kinds = [[Work((), size), Work((), 0, size)] for size in sizes.tolist()]
+    times_s = np.array([np.min([cost.times(work) for work in each], axis=0) for each in kinds])
     of_token_s = times_s[:-1] / (sizes[1:, None] - 1)
     return Least(float(times_s[0].sum()), float(of_token_s.min(axis=0).max()))
 

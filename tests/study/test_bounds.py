@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from evenflow.config.build import load_workload
 from evenflow.config.run import RunConfig
+from evenflow.costs import AffineCost
+from evenflow.costs.launches import LaunchedCost
 from evenflow.results.metrics import request_metrics
 from evenflow.study.bounds import Least, late_by_work, least, refuted
 from evenflow.study.deployments import dispatch_of
@@ -75,6 +77,12 @@ def test_no_bound_is_above_what_is_simulated(config: RunConfig, limit_s: float) 
     (late,) = late_by_work(requests, rates, limit_s)
     assert late <= np.sum(latency.ttft_s > limit_s) <= np.sum(latency.e2el_s > limit_s)
     assert of.step_s <= np.nanmin(latency.tpot_s, initial=np.inf) * (1 + 1e-9)
+
+
+def test_the_least_step_is_of_decodes_that_a_graph_replays() -> None:
+    """Eager it would take 300 launches of 28 us, 8.4 ms."""
+    cost = LaunchedCost(AffineCost(0.001, 1e-5, 1), kernels=[300], pieces=[90], launch_s=28e-6)
+    assert least(cost).step_s == pytest.approx(0.00101)
 
 
 def test_work_that_does_not_fit_before_the_limits_is_of_the_longest_prompts() -> None:

@@ -119,7 +119,7 @@ def share_of(target: StageCost, share: float) -> Callable[[int, int], float]:
 
 
 def step_of(draft: StageCost) -> Callable[[int, int], float]:
-    """Return the seconds of a draft step as those of a separate draft model, on one stage."""
+    """Return the seconds of a draft step by a separate draft model, on a stage."""
     return lambda rows, context: draft.times(decode_work(rows, context))[0]
 
 
@@ -135,7 +135,7 @@ class _Joined(NamedTuple):
 
 
 def prompts_of(draft: StageCost) -> Callable[[BatchShape], float]:
-    """Return the seconds of a micro-batch's prompts as those of a draft model, on one stage."""
+    """Return the seconds of a micro-batch's prompts by a draft model, on a stage."""
 
     def prompts(batch: BatchShape) -> Work:
         spans = tuple(Span(chunk.start, chunk.stop) for chunk in batch.chunks)

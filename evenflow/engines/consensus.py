@@ -18,6 +18,7 @@ from evenflow.engines.rules import EngineRules
 from evenflow.results.recorder import Recorder
 
 VAIN_ROUNDS = 4
+"""Rounds that our recordings turn (`tools/sglang_scheduler.py`); SGLang turns while time passes."""
 
 
 class RingLoop(EngineLoop):

@@ -142,7 +142,7 @@ def _configs(
 def formats(
     whole: ModelSpec, model: ModelSpec, framework: str, four_bits: str = ""
 ) -> dict[str, str]:
-    """Return the engine's names for a layer's formats; UsageError without one.
+    """Return the engine's names for a layer's formats; UsageError for a format without a name.
 
     Of a checkpoint that says its formats itself, the engine reads them, part by part. `four_bits`
     are those of experts of four bits beside others of eight.

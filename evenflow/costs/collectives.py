@@ -36,9 +36,10 @@ class Ring:
     (n - 1) latencies. All-to-all: n - 1 messages, one after the other. All n ranks send at once,
     and where they share a wire each has 1/n of it. Over direct links the fastest of that and of
     what engines launch for messages up to some MB (vLLM's custom all-reduce). In one shot every
-    rank reads all of the others' data. In two shots each reads and then shares its part. That is 2
-    and 4 latencies, a barrier a transfer. Known error: trees beat the ring on small messages.
-    Direct links do not reach their nominal rate, so 8 MB and more come out up to twice too fast.
+    rank reads all of the others' data. In two shots each reads and then shares its part. That is a
+    latency a shot: 0.6 to 2.1 of the times measured up to 1 MB (docs/costs-errors.md). Known error:
+    trees beat the ring on small messages. Direct links do not reach their nominal rate, so 8 MB and
+    more come out up to twice too fast.
     """
 
     link: LinkSpec
@@ -46,11 +47,11 @@ class Ring:
     def all_reduce_s(self, size_bytes: float, ranks: int) -> float:
         """Return the seconds of a ring all-reduce, or of a faster one over direct links."""
         ring_s = 2 * (ranks - 1) * self.link.transfer_s(size_bytes / ranks, ranks)
-        if not self.link.direct or self.link.shared_by > 1 or ranks < 3:
+        if not self.link.direct or self.link.shared_by > 1 or ranks == 1:
             return ring_s
         latency_s, byte_s = self.link.latency_s, 1e-9 / self.link.bandwidth_gb_s
-        one_shot_s = 2 * latency_s + (ranks - 1) * size_bytes * byte_s
-        two_shots_s = 4 * latency_s + 2 * (ranks - 1) / ranks * size_bytes * byte_s
+        one_shot_s = latency_s + (ranks - 1) * size_bytes * byte_s
+        two_shots_s = 2 * latency_s + 2 * (ranks - 1) / ranks * size_bytes * byte_s
         return min(ring_s, one_shot_s, two_shots_s)
 
     def all_to_all_s(self, size_bytes: float, ranks: int) -> float:

@@ -57,41 +57,58 @@ def launched(
 ) -> LaunchedCost:
     """Return costs with the launches of a deployment's kernels."""
     stages = range(deployment.depth)
-    kernels = [stage_kernels(deployment, stage) for stage in stages]
+    whole = [stage_launches(deployment, stage) for stage in stages]
     pieces = [PIECE * deployment.layers_per_stage[stage] for stage in stages]
-    return LaunchedCost(costs, kernels, pieces, launch_s, graph_tokens, eager)
+    return LaunchedCost(costs, whole, pieces, launch_s, graph_tokens, eager)
 
 
-def stage_kernels(deployment: Deployment, stage: int) -> int:
-    """Return the kernels of a stage: its layers, the embedding, the head with norm and sampling."""
+def stage_launches(deployment: Deployment, stage: int) -> int:
+    """Return the launches of a stage: its layers, the embedding, the head with norm and sampling."""
     layers = sum(
-        count * layer_kernels(kind, deployment.stage_gpus, narrow=deployment.arithmetic != "16-bit")
+        count * launches(kind, deployment.stage_gpus, narrow=deployment.arithmetic != "16-bit")
         for kind, count in deployment.kinds(stage).items()
     )
     return layers + (stage == 0) + 4 * (stage == deployment.depth - 1)
 
 
-def layer_kernels(kind: ModelSpec, ranks: int, *, narrow: bool = False) -> int:
-    """Return the kernels of a layer on one of `ranks` GPUs, and what is as long as a launch.
+def launches(kind: ModelSpec, ranks: int, *, narrow: bool = False) -> int:
+    """Return the launches of a layer on one of `ranks` GPUs, and what is as long as one.
 
-    Attention: norm, rotary embedding, writing of keys and values, attention. Further, a norm of
-    queries and one of keys where the model has them. Those have an all-reduce where they are over
-    all heads of several ranks (SGLang, pull request 14416). Latents add a norm of each, and the
-    joining of keys. MLP: norm, activation. Each product, where it is `narrow` after the quantising
-    of its inputs. Experts: choice, sorting in two, two products, activation, sum, the shared one
-    added. Two all-reduces.
+    Its kernels, what latents and experts take beyond them, and two all-reduces. Norms of queries
+    and keys over all heads of several ranks have one, too (SGLang, pull request 14416).
+    """
+    count = layer_kernels(kind, ranks, narrow=narrow) + expert_kernels(kind, narrow=narrow)
+    count += LATENT * (kind.kv_lora_rank > 0) + EXPERTS * (kind.num_experts > 0)
+    if ranks > 1:
+        count += kind.qk_norm_over_heads + (1 if kind.parallel_attention else 2)
+    return count
+
+
+DENSE_KERNELS = 10
+"""Kernels of a dense layer in 16 bits: two norms, four products, rotary embedding, writing of keys
+and values, attention, activation."""
+
+
+def layer_kernels(kind: ModelSpec, ranks: int, *, narrow: bool = False) -> int:
+    """Return the kernels of a layer on one of `ranks` GPUs, but for experts and all-reduces.
+
+    Those of DENSE_KERNELS, but that products are the model's, and that there is no activation
+    without an MLP. Further, a norm of queries and one of keys where the model has them. Latents add
+    a norm of each, and the joining of keys. Products that are `narrow` quantise their inputs.
     """
     shapes = kind.linear_shapes(ranks)
-    has_mlp = kind.shared_columns > 0
-    count = 5 + len(shapes) + has_mlp + 2 * kind.qk_norm
-    count += kind.qk_norm_over_heads and ranks > 1
+    count = 5 + len(shapes) + (kind.shared_columns > 0) + 2 * kind.qk_norm
     if kind.kv_lora_rank:
-        count += 2 + (kind.q_lora_rank > 0) + LATENT
-    if kind.num_experts:
-        count += 7 + has_mlp + EXPERTS
+        count += 2 + (kind.q_lora_rank > 0)
     if narrow:
         count += sum(kind.is_quantized(shape, ranks) for shape in shapes)
-        count += 2 * (kind.num_experts > 0)
-    if ranks > 1:
-        count += 1 if kind.parallel_attention else 2
     return count
+
+
+def expert_kernels(kind: ModelSpec, *, narrow: bool = False) -> int:
+    """Return the kernels of a layer's experts, 0 without any.
+
+    Choice, sorting in two, two products, activation, sum, the shared one added; where products are
+    `narrow`, the quantising of their inputs.
+    """
+    return 7 + (kind.shared_columns > 0) + 2 * narrow if kind.num_experts else 0

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from evenflow.costs.base import BatchShape
 from evenflow.costs.collectives import Fabric, Ring
+from evenflow.costs.launches import DENSE_KERNELS, expert_kernels, layer_kernels
 from evenflow.errors import UsageError, require_counts, require_positive
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import GpuSpec, LinkSpec
@@ -389,45 +390,48 @@ class RooflineCost:
         if self.fabric is None or ranks == 1:
             return 0.0
         size_bytes = tokens * model.hidden_size * model.dtype_bytes
-        apart = self.deployment.expert_parallel or self.deployment.data_parallel > 1
-        once = model.parallel_attention or (apart and model.num_experts)
+        apart = model.num_experts > 0 and self.deployment.data_parallel > 1
+        once = model.parallel_attention or apart
         seconds = (1 if once else 2) * self.fabric.all_reduce_s(size_bytes, ranks)
         if model.qk_norm_over_heads:
             seconds += self.fabric.all_reduce_s(tokens * QK_NORM_BYTES, ranks)
         return seconds
 
     def exchange_s(self, tokens: int) -> float:
-        """Return the seconds that one layer spends sending tokens to their experts and back.
+        """Return the seconds that groups with separate requests spend in a layer's exchange.
 
-        Where the ranks hold whole experts. The all-reduce of the attention is then the only one.
-        Its scatter half leaves each rank its share of the tokens; its gather half comes after the
-        experts. Where each has slices of all of them, groups of ranks with separate requests gather
-        the tokens of all. They add up the outputs: in all an all-reduce.
+        Where ranks hold whole experts, tokens travel to their experts and back. Where each has
+        slices of all of them, groups gather the tokens of all and add up the outputs: in all an
+        all-reduce. Without groups all ranks have all tokens, so no engine sends them: the outputs
+        are added up as those of slices are.
         """
         deployment, model, fabric = self.deployment, self.deployment.model, self.fabric
         ranks = deployment.stage_gpus
-        if fabric is None or ranks == 1:
+        if fabric is None or deployment.data_parallel == 1:
             return 0.0
         if deployment.expert_parallel:
             size_bytes = all_to_all_bytes(tokens, model, ranks, self.expert_imbalance)
             return 2 * fabric.all_to_all_s(size_bytes, ranks)
-        if deployment.data_parallel == 1:
-            return 0.0
         return fabric.all_reduce_s(tokens * model.hidden_size * model.dtype_bytes, ranks)
 
     def _layer_s(self, tokens: int, model: ModelSpec) -> float:
         """Return a layer's seconds without attention: all that follows from the tokens alone."""
-        shared_s = 0.0
+        shared_s, narrow = 0.0, self.deployment.arithmetic != "16-bit"
         if model.num_experts and self.part != "own":
-            shared_s = self.exchange_s(tokens) + self.experts_s(tokens)
+            overhead_s = self._overhead_s(expert_kernels(model, narrow=narrow))
+            shared_s = self.exchange_s(tokens) + self.experts_s(tokens) + overhead_s
         if self.part == "experts":
             return shared_s
         ranks = self.deployment.tensor_parallel
         shapes = model.linear_shapes(ranks)
         products_s = plain_sum(self.product_s(tokens, shape, model) for shape in shapes)
         moved_s = elementwise_s(tokens, model, ranks, self._rates)
-        overhead_s = self.deployment.gpu.per_layer_overhead_s
+        overhead_s = self._overhead_s(layer_kernels(model, ranks, narrow=narrow))
         return products_s + moved_s + overhead_s + (self.all_reduce_s(tokens, model) + shared_s)
+
+    def _overhead_s(self, number: int) -> float:
+        """Return what so many kernels take beside their work; it is fitted on dense layers."""
+        return self.deployment.gpu.per_layer_overhead_s * (number / DENSE_KERNELS)
 
     def product_s(self, tokens: int, shape: tuple[int, int], model: ModelSpec) -> float:
         """Return the seconds of a product of a model's layers, in the format of its matrix."""

@@ -34,8 +34,12 @@ BOUND_BY_COMPUTE = Rates(1e6, 1e15)
 BOUND_BY_MEMORY = Rates(1e18, 1e6)
 
 
-def cost(ranks: int, *, expert_parallel: bool, imbalance: float = 1.0) -> RooflineCost:
-    deployment = Deployment(TINY, PLAIN, (2,), ranks, expert_parallel=expert_parallel)
+def cost(
+    ranks: int, *, expert_parallel: bool, imbalance: float = 1.0, groups: int = 1
+) -> RooflineCost:
+    deployment = Deployment(
+        TINY, PLAIN, (2,), ranks, expert_parallel=expert_parallel, data_parallel=groups
+    )
     return RooflineCost(deployment, RING, expert_imbalance=imbalance)
 
 
@@ -81,14 +85,40 @@ def test_tokens_travel_to_the_experts_that_are_elsewhere() -> None:
     assert all_to_all_bytes(100, TINY, 4, 1.2) == pytest.approx(1.2 * 25 * 2 * 0.75 * 64 * 2)
     size_bytes = 50 * 2 * 0.5 * 64 * 2
     there_and_back = 2 * (5e-6 + size_bytes / 10e9)
-    assert cost(2, expert_parallel=True).exchange_s(100) == pytest.approx(there_and_back)
-    assert cost(2, expert_parallel=False).exchange_s(100) == 0.0
-    assert cost(1, expert_parallel=True).exchange_s(100) == 0.0
+    groups = cost(1, expert_parallel=True, groups=2)
+    assert groups.exchange_s(100) == pytest.approx(there_and_back)
 
 
-def test_expert_parallel_reduces_once_a_layer() -> None:
-    sliced, whole = cost(2, expert_parallel=False), cost(2, expert_parallel=True)
-    assert sliced.all_reduce_s(50) == pytest.approx(2 * whole.all_reduce_s(50))
+def test_ranks_that_have_all_tokens_send_none_to_experts() -> None:
+    """vLLM 0.33's use_all2all_kernels needs data parallelism; without, outputs are added up."""
+    for parallel in (False, True):
+        assert cost(2, expert_parallel=parallel).exchange_s(100) == 0.0
+        # Two all-reduces of 50 rows of 64 values of 2 bytes, two steps of half of it each.
+        assert cost(2, expert_parallel=parallel).all_reduce_s(50) == pytest.approx(
+            2 * 2 * (5e-6 + 50 * 64 / 10e9)
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "kernels"),
+    [
+        ("Llama-3.1-8B", None, 10),
+        ("Llama-3.1-8B", "fp8", 14),  # the inputs of four products are quantised
+        ("Qwen3-8B", None, 12),  # norms of queries and keys
+        # Two norms, qkv, o, router, rotary embedding, KV write, attention; norms of queries and
+        # keys; choice, sorting in two, two products, activation, sum.
+        ("Qwen3-30B-A3B", None, 17),
+    ],
+)
+def test_each_kernel_of_a_layer_has_its_gap(name: str, dtype: str | None, kernels: int) -> None:
+    spec = replace(model(name), quantization=dtype)
+
+    def step_s(overhead_s: float) -> float:
+        card = replace(gpu("H100"), per_layer_overhead_s=overhead_s)
+        return RooflineCost(Deployment(spec, card, (spec.num_layers,))).times(decode_work(8, 80))[0]
+
+    gaps_s = step_s(1e-3) - step_s(0.0)
+    assert gaps_s == pytest.approx(spec.num_layers * kernels * 1e-4, rel=1e-9)
 
 
 def test_a_rank_holds_its_columns_of_all_experts_or_its_share_of_whole_ones() -> None:

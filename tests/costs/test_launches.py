@@ -11,7 +11,7 @@ from evenflow.config.run import RunConfig, configured
 from evenflow.config.yaml_file import Document
 from evenflow.core.batch import Work
 from evenflow.costs import decode_work, prefill_work
-from evenflow.costs.launches import layer_kernels
+from evenflow.costs.launches import launches
 from evenflow.sim import World
 from evenflow.specs.model import model
 from evenflow.study.deployments import launch_lines
@@ -50,7 +50,7 @@ def test_the_kernels_of_a_layer_are_counted(
     name: str, ranks: int, narrow: bool, kernels: int
 ) -> None:
     """Llama's: two norms, four products, rotary embedding, KV write, attention, activation."""
-    assert layer_kernels(model(name), ranks, narrow=narrow) == kernels
+    assert launches(model(name), ranks, narrow=narrow) == kernels
 
 
 def test_an_eager_step_takes_as_long_as_its_launches() -> None:

@@ -92,7 +92,7 @@ def test_what_products_are_computed_in_is_said_and_decides_prompts(
         RooflineCost(plain).times(work)[0] / RooflineCost(quantised).times(work)[0]
         for work in (prompt, step)
     ]
-    assert faster[1] > 1.5
+    assert faster[1] > 1.3
     assert (faster[0] > 1.3) == ("multiplied in 16-bit" not in said)
 
 

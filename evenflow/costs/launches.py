@@ -63,7 +63,7 @@ def launched(
 
 
 def stage_launches(deployment: Deployment, stage: int) -> int:
-    """Return the launches of a stage: its layers, the embedding, the head with norm and sampling."""
+    """Return the launches of a stage: of layers, embedding, and head with norm and sampling."""
     layers = sum(
         count * launches(kind, deployment.stage_gpus, narrow=deployment.arithmetic != "16-bit")
         for kind, count in deployment.kinds(stage).items()

@@ -429,9 +429,9 @@ class RooflineCost:
         overhead_s = self._overhead_s(layer_kernels(model, ranks, narrow=narrow))
         return products_s + moved_s + overhead_s + (self.all_reduce_s(tokens, model) + shared_s)
 
-    def _overhead_s(self, number: int) -> float:
-        """Return what so many kernels take beside their work; it is fitted on dense layers."""
-        return self.deployment.gpu.per_layer_overhead_s * (number / DENSE_KERNELS)
+    def _overhead_s(self, kernels: int) -> float:
+        """Return the gaps of some kernels: their share of those fitted on dense layers."""
+        return self.deployment.gpu.per_layer_overhead_s * (kernels / DENSE_KERNELS)
 
     def product_s(self, tokens: int, shape: tuple[int, int], model: ModelSpec) -> float:
         """Return the seconds of a product of a model's layers, in the format of its matrix."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from evenflow.costs.launches import DENSE_KERNELS, expert_kernels
 from evenflow.costs.roofline import Rates, experts_s
 from evenflow.costs.silicon.cost import shape_of, silicon_source
 from evenflow.costs.silicon.points import (
@@ -148,8 +149,10 @@ def expert_ratios(name: str, framework: str, mixture: str, ranks: int) -> dict[i
     assert experts is not None
     times, measured = expert_times(experts, shape_of(kind), split, peak, peak)
     rates = Rates.of(placed.gpu, placed.arithmetic)
+    launched = expert_kernels(kind, narrow=placed.arithmetic != "16-bit")
+    gaps_s = placed.gpu.per_layer_overhead_s * launched / DENSE_KERNELS
     return {
-        tokens: experts_s(tokens, kind, split, rates, imbalance=1.0) / taken_s
+        tokens: (experts_s(tokens, kind, split, rates, imbalance=1.0) + gaps_s) / taken_s
         for tokens, taken_s in times.items()
         if measured and tokens <= TOKENS[-1]
     }

@@ -276,8 +276,6 @@ their `experts`, and cost the rest (`own`) by themselves."""
 class _Layers:
     """The layers of one kind: how many a stage has, and what one takes."""
 
-    __slots__ = ("attention", "by_tokens", "counts", "kind")
-
     def __init__(
         self, deployment: Deployment, kind: ModelSpec, counts: Sequence[int], rates: Rates
     ) -> None:
@@ -305,20 +303,6 @@ class RooflineCost:
     many tokens. `expert_imbalance` is the load of the busiest expert-parallel rank over the mean.
     `part`: only the experts, with what is exchanged around them, or all the rest.
     """
-
-    __slots__ = (
-        "_embedding_per_token_s",
-        "_head_by_rows",
-        "_layers",
-        "_product_rates",
-        "_rates",
-        "_transfer_bytes_per_token",
-        "deployment",
-        "expert_imbalance",
-        "fabric",
-        "part",
-        "tile_tokens",
-    )
 
     def __init__(
         self,

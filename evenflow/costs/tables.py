@@ -32,8 +32,6 @@ class Curve:
     measured sizes. Below the first they are those of the first. At least one size, in order.
     """
 
-    __slots__ = ("_growth_s", "_seconds", "_sizes", "tile")
-
     def __init__(self, sizes: Sequence[int], seconds: Sequence[float], tile: int = 1) -> None:
         self._sizes = list(sizes)
         self._seconds = list(seconds)
@@ -96,8 +94,6 @@ class _Line:
     `calm`: never falling.
     """
 
-    __slots__ = ("contexts", "seconds", "slopes")
-
     def __init__(self, points: Mapping[float, float], *, calm: bool) -> None:
         self.contexts = sorted(points)
         seconds = [points[context] for context in self.contexts]
@@ -127,8 +123,6 @@ class Surface:
     averaged, unless they are to be kept (`calm` false). The measured contexts may differ from one
     number of tokens to the next.
     """
-
-    __slots__ = ("_lines", "_tokens")
 
     def __init__(
         self,
@@ -312,20 +306,6 @@ class TableCost:
     `embedding` from the tokens, `head` (with sampling) from the rows. `transfer_bytes_per_token`
     crosses from stage to stage. Kinds of layers with the same attention look it up once.
     """
-
-    __slots__ = (
-        "_attentions",
-        "_by_decodes",
-        "_by_rows",
-        "_by_tokens",
-        "_embedding",
-        "_head",
-        "_kinds",
-        "_predicted_s",
-        "_transfer_bytes_per_token",
-        "_unmeasured_s",
-        "depth",
-    )
 
     def __init__(
         self,

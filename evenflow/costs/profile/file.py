@@ -29,39 +29,15 @@ SIZE_COLUMNS = ("tokens", "context_tokens", "bytes")
 TIME_COLUMNS = ("median_s", "p10_s", "p90_s")
 COLUMNS = ("operator", *SIZE_COLUMNS, "ranks", *TIME_COLUMNS, "repeats")
 
-OPERATORS: dict[str, tuple[str, ...]] = {
-    "linear_qkv": ("tokens",),
-    "linear_q_up": ("tokens",),
-    "linear_kv_up": ("tokens",),
-    "linear_o": ("tokens",),
-    "linear_up": ("tokens",),
-    "linear_down": ("tokens",),
-    "norm": ("tokens",),
-    "rope": ("tokens",),
-    "activation": ("tokens",),
-    "router": ("tokens",),
-    "experts": ("tokens",),
-    "kv_write": ("tokens",),
-    "attention_prefill": ("tokens", "context_tokens"),
-    "attention_decode": ("tokens", "context_tokens"),
-    "attention_decode_uneven": ("tokens", "context_tokens"),
-    "attention_prefill_window": ("tokens", "context_tokens"),
-    "attention_decode_window": ("tokens", "context_tokens"),
-    "layer": ("tokens",),
-    "embedding": ("tokens",),
-    "head": ("tokens",),
-    "sample": ("tokens",),
-    "all_reduce": ("bytes",),
-    "transfer": ("bytes",),
-    "device_copy": ("bytes",),
-    "cpu_message": ("tokens",),
-    "cpu_schedule": ("tokens",),
-    "cpu_prepare": ("tokens",),
-    "cpu_sample": ("tokens",),
-    "cpu_detokenise": ("tokens",),
-    "cpu_prompt": ("tokens",),
-    "model_prefill": ("tokens",),
+BY_SIZES = {
+    ("tokens",): "linear_qkv linear_q_up linear_kv_up linear_o linear_up linear_down norm rope "
+    "activation router experts kv_write layer embedding head sample model_prefill "
+    "cpu_message cpu_schedule cpu_prepare cpu_sample cpu_detokenise cpu_prompt",
+    ("tokens", "context_tokens"): "attention_prefill attention_decode attention_decode_uneven "
+    "attention_prefill_window attention_decode_window",
+    ("bytes",): "all_reduce transfer device_copy",
 }
+OPERATORS = {name: sizes for sizes, names in BY_SIZES.items() for name in names.split()}
 """Operator -> the sizes it is measured against."""
 
 

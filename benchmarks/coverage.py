@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from evenflow.config.run import RunConfig, with_
-from evenflow.results.student import student_quantile
+from evenflow.results.load import student_quantile
 from evenflow.study.fair import LEVEL, interval
 from evenflow.study.trials import Redrawn, replications
 from evenflow.types import Request

@@ -10,9 +10,8 @@ from typing import Any
 from evenflow.config.run import RunConfig
 from evenflow.core.batch import MicroBatch
 from evenflow.core.world import World
-from evenflow.report.data import pipelines
+from evenflow.report.data import pipelines, timeline_data
 from evenflow.report.run_page import causes, kv_usage, latency, queues, tokens
-from evenflow.report.segments import timeline_data
 from evenflow.report.tables import is_number
 from evenflow.report.words import metrics, overload, refusals, too_short
 from evenflow.results.outcome import Outcome

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from evenflow.report import data, words
+from evenflow.report.data import timeline_data
 from evenflow.report.page import (
     Figure,
     PlotlyFigure,
@@ -25,7 +26,6 @@ from evenflow.report.page import (
     section,
     timeline,
 )
-from evenflow.report.segments import timeline_data
 from evenflow.report.style import DECODE, PARTS, PREFILL, blend, colour, dash, faint
 from evenflow.report.tables import html_table
 from evenflow.results.bubbles import CAUSES

@@ -26,8 +26,8 @@ from evenflow.report.words import (
     rows_left_out,
     too_short,
 )
+from evenflow.results.load import student_quantile
 from evenflow.results.outcome import Outcome, Served
-from evenflow.results.student import student_quantile
 
 LEVEL = 0.95
 

@@ -16,7 +16,7 @@ import pandas as pd
 import evenflow.specs
 from evenflow.config.parts import RuntimeConfig
 from evenflow.config.run import RunConfig
-from evenflow.results.student import student_quantile
+from evenflow.results.load import student_quantile
 
 LEVEL = 0.9
 ERRORS = Path(evenflow.specs.__file__).with_name("errors.csv")

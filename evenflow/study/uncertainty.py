@@ -26,7 +26,7 @@ from evenflow.report.page import Addition
 from evenflow.report.shown import Shown, Table
 from evenflow.report.tables import number, percent, write_table
 from evenflow.report.words import metric_words
-from evenflow.results.student import student_quantile
+from evenflow.results.load import student_quantile
 from evenflow.specs.gpu import gpus
 from evenflow.study.nearness import LEVEL, Likeness, deviation, likeness
 from evenflow.study.trials import How, Simulator, Study, Trial, Variant

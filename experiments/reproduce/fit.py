@@ -18,8 +18,8 @@ import numpy as np
 
 from evenflow.config.yaml_file import Patch
 from evenflow.errors import UsageError
+from evenflow.results.load import student_quantile
 from evenflow.results.run import Floats
-from evenflow.results.student import student_quantile
 from evenflow.study.fair import LEVEL
 from evenflow.study.trials import How, Search, Study, Trial, Variant
 from evenflow.study.trials import run as search

@@ -20,10 +20,9 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from evenflow.config.yaml_edit import edited
 from evenflow.config.yaml_file import assign, document_of, value_of
 from evenflow.errors import UsageError
-from evenflow.explore.document import Given, given
+from evenflow.explore.document import Given, edited, given
 from evenflow.explore.workers import WorkerPool, lines_of
 from tests.command_line import RUN, complaint, done, table
 from tests.places import ROOT

@@ -20,12 +20,12 @@ from evenflow.report.data import (
     shares,
     shares_over_time,
     steady,
+    timeline_data,
     used_share,
 )
 from evenflow.report.page import parallel, plotly_library
 from evenflow.report.plots import draw_comparison
 from evenflow.report.run_page import DRAWN, render, write_report
-from evenflow.report.segments import timeline_data
 from evenflow.report.style import CAUSE_COLOURS
 from evenflow.report.words import CAUSE_WORDS, table, verdict
 from evenflow.results.bubbles import CAUSES

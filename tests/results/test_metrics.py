@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from evenflow.costs import AffineCost
 from evenflow.engines.pools import PooledWorld
-from evenflow.results.load import growth
+from evenflow.results.load import growth, student_cdf, student_quantile
 from evenflow.results.metrics import PERCENTILES, meets, statistics, summarize
 from evenflow.results.run import RunResult
-from evenflow.results.student import student_cdf, student_quantile
 from evenflow.sim import World, simulate
 from evenflow.types import Request
 from tests.oracle.cases import poisson_requests, world_of

@@ -10,7 +10,7 @@ import pytest
 
 from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document
-from evenflow.results.student import student_quantile
+from evenflow.results.load import student_quantile
 from evenflow.study.nearness import KEPT, Likeness, deviation, likeness, measured_sets
 from evenflow.study.uncertainty import MetricInterval, widened
 from tools import interval_errors

@@ -14,7 +14,7 @@ import typer
 
 import evenflow
 from evenflow import api
-from evenflow.cli import explore, lists, measured, profile, real
+from evenflow.cli import explore, lists, profile, real
 from evenflow.cli.command import Commands, Instead, command
 from evenflow.compiled import is_compiled
 from evenflow.errors import UsageError, told_in_a_line
@@ -139,7 +139,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": real.serve_command,
     "recover": real.recover_command,
     "replay": real.replay_command,
-    "validate": measured.validate_command,
+    "validate": real.validate_command,
     "figures": command(api.figures, folder="figures", page="claims.md", instead=TITLES),
     "calibrate": command(api.calibrate),
     "reproduce": command(api.reproduce, page="reality.md", instead=LIST),

@@ -20,10 +20,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from evenflow.costs.aiconfigurator.checkpoint import QUANT
 from evenflow.costs.silicon.tables import package_folder
 from evenflow.errors import UsageError
 from evenflow.files import write_whole
+
+QUANT = "hf_quant_config"
+"""The file, and the key of ours, with what a checkpoint says of its formats beside config.json."""
 
 MEASURED = ("silicon", "mixed", "estimated")
 """What the engine calls an answer from its tables: alone, with a formula beside, or a difference of

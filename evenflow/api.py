@@ -243,12 +243,12 @@ def capacity(
     from evenflow.study.capacity import CapacityQuestion
     from evenflow.study.capacity import capacity as study_capacity
     from evenflow.study.deployments import on_gpus, parse_gpus
-    from evenflow.study.slo import checked_price, num_gpus
+    from evenflow.study.slo import checked_price, num_gpus, parse_slo
 
     document, file = inputs.document_of(run, set)
     config = configured(document)
     config = config if gpus is None else on_gpus(config, parse_gpus(inputs.gpu_counts(gpus)))
-    limits = inputs.conditions_of(slo, max_median_queue_s)
+    limits = tuple(parse_slo(slo, max_median_queue_s))
     per_hour = None if price is None else checked_price(price) * num_gpus(config)
     asked = (config, limits, file.parent, tolerance, replications, per_hour, allow_refused)
     who = {"executor": executor, "workers": workers, "watch": watch}
@@ -294,12 +294,13 @@ def plan(
     from evenflow.study.deployments import parse_gpus
     from evenflow.study.plan import plan as study_plan
     from evenflow.study.plan_question import Ask, parse_budgets, parse_with
+    from evenflow.study.slo import parse_slo
 
     if gpus is None:
         raise UsageError("--gpus: says how many there may be, such as --gpus 4..64")
     document, file = inputs.document_of(run, set)
     ask = Ask(
-        slo=inputs.conditions_of(slo, max_median_queue_s),
+        slo=tuple(parse_slo(slo, max_median_queue_s)),
         gpus=parse_gpus(inputs.gpu_counts(gpus)),
         rate=None if rate is None else str(rate),
         price=price,

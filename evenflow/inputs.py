@@ -1,4 +1,4 @@
-"""Inputs of the functions of `import evenflow as ef`: runs, changes, policies and limits.
+"""Inputs of the functions of `import evenflow as ef`: runs, changes and policies.
 
 Knows the forms in which Python and the command line give them; answers no question.
 """
@@ -15,7 +15,6 @@ from evenflow.options import AnyProcess, Changes, Policy
 if TYPE_CHECKING:
     from evenflow.config.yaml_file import Document
     from evenflow.study.runs import GivenPolicy, Job
-    from evenflow.study.slo import Condition
 
 
 def by_name(keys: Any) -> Any:
@@ -132,14 +131,6 @@ def changed(document: "Document", changes: Changes, policy: object = None) -> "D
     if isinstance(changes, Mapping):
         return patched(document, changes)
     return overridden(document, changes or ())
-
-
-def conditions_of(slo: given.Limits, max_median_queue_s: float | None) -> tuple["Condition", ...]:
-    from evenflow.study.slo import parse_slo
-
-    if isinstance(slo, Mapping):
-        slo = [f"{metric}={limit}" for metric, limit in slo.items()]
-    return tuple(parse_slo([slo] if isinstance(slo, str) else slo, max_median_queue_s))
 
 
 def policies_of(schedulers: Sequence[Policy] | Mapping[str, Policy] | str) -> list[Any]:

@@ -195,15 +195,8 @@ def init_command(
     ),
 ) -> None:
     """Write a run file with every key that most runs need, explained; never over another file."""
-    try:
-        path.touch(exist_ok=False)
-    except FileExistsError:
-        raise UsageError(f"{path}: is there already; name another file") from None
-    try:
-        write_whole(path, TEMPLATE.read_bytes())
-    except UsageError:
-        path.unlink()
-        raise
+    require_new(path)
+    write_whole(path, TEMPLATE.read_bytes())
     echo(f"{path}: evenflow simulate {path}")
 
 

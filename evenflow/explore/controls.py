@@ -28,13 +28,8 @@ SEEDS, MOST_STAGES, MOST_REQUESTS = 20, 16, 5000
 RANKS = (1, 2, 4, 8)
 
 
-def controls(config: RunConfig, start: RunConfig) -> list[Control]:
-    """Return the controls of all keys but the scheduler's; `start`: the values that ranges
-    surround."""
-    return [each for each in _of_the_run(config, start) if each]
-
-
-def _of_the_run(config: RunConfig, start: RunConfig) -> Iterator[Control]:
+def controls(config: RunConfig, start: RunConfig) -> Iterator[Control]:
+    """Yield the controls of all keys but the scheduler's; ranges surround the values of `start`."""
     words = below_keys(RunConfig)
     yield from _of_the_load(config, start)
     if isinstance(config.stages, int):

@@ -49,7 +49,7 @@ def look(given: Given, question: Question, tell: Tell) -> None:
         "text": found.text,
         "others": found.others,
         "command": found.command(given),
-        "controls": controls(found.configs[0], start),
+        "controls": list(controls(found.configs[0], start)),
         "schedulers": [
             scheduler_controls(config.scheduler, f"others.{side - 1}" if side else "scheduler")
             for side, config in enumerate(found.configs)

@@ -152,13 +152,17 @@ def pareto_front(costs: Sequence[Sequence[float]]) -> list[bool]:
     return [tuple(point) in kept for point in costs]
 
 
-def parse_slo(given: Sequence[str], max_median_queue_s: float | None = None) -> list[Condition]:
-    """Return the conditions of `metric=limit` texts, and of a limit on the scheduling delay.
+def parse_slo(
+    given: Mapping[str, float] | str | Sequence[str], max_median_queue_s: float | None = None
+) -> list[Condition]:
+    """Return the conditions of limits by metric, of `metric=limit` texts, of a scheduling delay.
 
-    Raises UsageError for a text of another form, a limit that is not a number above 0, and a metric
-    that is there twice.
+    The delay in seconds. UsageError for a text of another form, a limit that is not a number above
+    0, and a metric that is there twice.
     """
-    conditions = list(map(_condition, given))
+    if isinstance(given, Mapping):
+        given = [f"{metric}={limit}" for metric, limit in given.items()]
+    conditions = list(map(_condition, [given] if isinstance(given, str) else given))
     if max_median_queue_s is not None:
         if not 0 < max_median_queue_s < math.inf:
             raise UsageError(

@@ -15,7 +15,7 @@ import yaml
 import evenflow as ef
 from evenflow import Plan, Prefill, View
 from evenflow.config.yaml_file import value_of
-from evenflow.inputs import conditions_of
+from evenflow.study.slo import parse_slo
 from tests.command_line import RUN as WRITTEN
 from tests.command_line import evenflow, fits_a_screen, write_trace
 from tests.places import ROOT
@@ -206,7 +206,7 @@ def test_a_capacity_is_a_rate_and_its_points() -> None:
     assert found.points.rate.min() <= found.rate.mean <= found.points.rate.max()
     assert Path("out/capacity.json").exists()
     for slo in ("mean_queue_ms=100", ["mean_queue_ms=100"]):
-        assert conditions_of(slo, None) == found.question.slo[:1]
+        assert tuple(parse_slo(slo)) == found.question.slo[:1]
 
 
 def test_figures_are_drawings(folder: Path) -> None:

@@ -134,10 +134,10 @@ def diff(a: given.Saved, b: given.Saved) -> "Difference":
     """Compare two saved runs: what differs in how they were made, and in what they came to.
 
     `diff("out/a", "out/b")`, each a saved folder, or a run that is at hand. `.config` has what
-    differs in the configuration, `.metrics` the numbers that differ, with paired 95 % intervals
-    where both served the same requests. `.warnings` say why it may not be fair. Requests of one run
-    wait for each other: an interval is of these requests, not of other seeds. UsageError for a
-    folder that holds no run.
+    differs in the configuration, `.metrics` the numbers that differ. These have paired 95 %
+    intervals where both served the same requests. `.warnings` say why it may not be fair. Requests
+    of one run wait for each other: an interval is of these requests, not of other seeds. UsageError
+    for a folder that holds no run.
     """
     from evenflow.study.compare import diff as study_diff
 
@@ -380,7 +380,7 @@ def reproduce(
     `.table` has a row a run and metric, with its error. No names: the whole catalogue. `data` is
     the folder of the runs, by default EVENFLOW_SHARED. `intervals`: nine more simulations of each
     run tell how far it may be off. `costs` are kinds of costs to compare, `default` with all else
-    left to the defaults, too: then the result is the errors of each. `every`: that many runs of an
+    left to the defaults, too. Then the result is the errors of each. `every`: that many runs of an
     entry count as one. `set`, `out` and `force` are as for `sweep`. Raises UsageError for what
     cannot be.
     """

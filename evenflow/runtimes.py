@@ -45,8 +45,8 @@ class RuntimeOverheads:
     front end (`evenflow.sim.arrivals.FrontEnd`), but for `front_end_latency_s`. Kernels that no
     CUDA graph replays are launched `launch_s` apart (`evenflow.costs.launches`). Those not needed
     before are compiled in `compile_s` each (`evenflow.engines.compiling`). A stage prepares inputs
-    before each execution. Or, `overlapped`, from the moment the micro-batch is scheduled, while its
-    predecessors compute (gLLM): those of stage 0 are then part of `schedule_s`.
+    before each execution. `overlapped`: from the moment the micro-batch is scheduled, while its
+    predecessors compute (gLLM). Those of stage 0 are then part of `schedule_s`.
     """
 
     schedule_s: float = 0.0

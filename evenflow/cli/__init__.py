@@ -37,7 +37,7 @@ def main() -> None:
     """Run the command; SIGTERM, as of a time limit, ends it as Ctrl-C does.
 
     Making a command takes a millisecond, so of thirty only the named one is made. Nearly all that a
-    command makes lives until it ends, or one simulation does, so garbage is seldom collected, and
+    command makes lives until it ends, or one simulation does. So garbage is seldom collected, and
     not at exit.
     """
     signal.signal(signal.SIGTERM, _stop)

@@ -1,7 +1,7 @@
 """Seconds of the exchanges between the GPUs of one stage: all-reduce and all-to-all.
 
 Knows links and numbers of ranks; no model. Three sources have one interface. They are a ring over
-one link, rings in two levels where a stage spans nodes, and points measured by message size.
+one link, rings in two levels for a stage that spans nodes, and measured points.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ class Ring:
 
     All-reduce: 2 (n - 1) steps of 1/n of the data. That is 2 (n - 1)/n x bytes / bandwidth, plus 2
     (n - 1) latencies. All-to-all: n - 1 messages, one after the other. All n ranks send at once,
-    and where they share a wire each has 1/n of it. Over direct links the fastest of that and of
-    what engines launch for messages up to some MB (vLLM's custom all-reduce). In one shot every
+    and where they share a wire each has 1/n of it. Over direct links engines launch kernels for
+    messages up to some MB (vLLM's custom all-reduce), where these are faster. In one shot every
     rank reads all of the others' data. In two shots each reads and then shares its part. That is a
-    latency a shot: 0.6 to 2.1 of the times measured up to 1 MB (docs/costs-errors.md). Known error:
-    trees beat the ring on small messages. Direct links do not reach their nominal rate, so 8 MB and
-    more come out up to twice too fast.
+    latency a shot; docs/costs-errors.md compares it with measured times. Known error: trees beat
+    the ring on small messages.
     """
 
     link: LinkSpec

@@ -1,10 +1,10 @@
 """Seconds per stage, for any GPU in the table, from a model's shapes and the GPU's peaks.
 
-The formulas come first, one function each: seconds of one operator in one layer on one rank, the
-longer of its arithmetic and its memory traffic (experts: both) at the rates that the GPU reaches
-(`Rates`). A multiply-add is 2 operations. Does not know: overlap of compute and communication,
-kernels that change with the batch size, CUDA graphs, and CPU time (the runtime's business). Where
-it is off is in docs/costs-errors.md, with numbers.
+The formulas come first, one function each: seconds of one operator in one layer on one rank. They
+are the longer of its arithmetic and its memory traffic (experts: both), at `Rates` that the GPU
+reaches. A multiply-add is 2 operations. Does not know: overlap of compute and
+communication, kernels that change with the batch size, CUDA graphs, CPU time. Where it is off is in
+docs/costs-errors.md, with numbers.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class AttentionRates(NamedTuple):
         A pair takes 4 x heads x head size operations (2 each for the score and for the value). A
         key brings 2 x KV heads x head size values. A query reads and writes heads x head size.
         Latent attention makes keys and values of a prompt's latents. It decodes against latents as
-        they are (absorbed): a key and a value of the latent's size, one for all heads.
+        they are (absorbed). That is a key and a value of the latent's size, one for all heads.
         """
         heads = model.num_heads / tensor_parallel
         key, value = model.head_dim + model.qk_rope_head_dim, model.v_head_dim or model.head_dim
@@ -233,13 +233,13 @@ def experts_s(
     """Return the seconds of a layer's experts for `tokens` tokens, on the busiest rank.
 
     Operations: 2 x parameters of an expert x tokens x experts a token, divided over the ranks.
-    Bytes: the weights of the active experts, once each, and the inputs and outputs of every token
-    at each of its experts; then the activation in between (3 x columns, 2 without a gate) and the
+    Bytes: the weights of the active experts, once each. Then the inputs and outputs of every token
+    at each of its experts. Then the activation in between (3 x columns, 2 without a gate) and the
     weighted sum of the experts' outputs. A rank that holds whole experts has 1/ranks of the (token,
-    expert) pairs on average, and `imbalance` times that on the busiest rank. Arithmetic and bytes
-    add up: an expert has too few rows for one to hide the other, and measured layers of vLLM,
-    SGLang and TensorRT-LLM are nearer to the sum than to the longer (docs/costs-errors.md). Known
-    error: they take longer still, up to 4 tokens by their launches, from 4,000 on by a fifth.
+    expert) pairs on average. The busiest rank has `imbalance` times that. Arithmetic and bytes add
+    up, as an expert has too few rows for one to hide the other. Measured layers of vLLM, SGLang and
+    TensorRT-LLM are nearer to the sum than to the longer (docs/costs-errors.md). Known error: they
+    take longer still, up to 4 tokens by their launches, from 4,000 on by a fifth.
     """
     shapes = model.expert_shapes(split.slices)
     share = imbalance / split.ranks if split.ranks > 1 else 1.0

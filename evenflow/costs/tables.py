@@ -26,10 +26,10 @@ class Estimate(NamedTuple):
 class Curve:
     """Seconds against one size, exact at the measured sizes.
 
-    Between two of them inside one tile of `tile` units, and where `tile` is 1, the seconds follow a
-    straight line. Where tile edges lie between, they step at the edges: a partly filled tile takes
-    as long as a full one. Beyond the last size they grow by the slope of the upper half of the
-    measured sizes. Below the first they are those of the first. At least one size, in order.
+    Between two of them inside one tile of `tile` units the seconds follow a straight line. So they
+    do for a `tile` of 1. Where tile edges lie between, they step there, as a partly filled tile
+    takes as long as a full one. Beyond the last size they grow by the slope of the upper half of
+    the measured sizes. Below the first they are those of the first. At least one size, in order.
     """
 
     def __init__(self, sizes: Sequence[int], seconds: Sequence[float], tile: int = 1) -> None:

@@ -33,8 +33,8 @@ def staged(
     """Give a scratch folder whose files move into `folder` if all goes well, and vanish otherwise.
 
     Made before anything is simulated, so that a folder that cannot be written is found at once. A
-    file of an earlier run that this one does not write is removed: a folder never holds parts of
-    two runs. With `adds` it stays. UsageError as for `claimed`, and when a file of the user's has
+    file of an earlier run that this one does not write is removed, but with `adds`. So a folder
+    never holds parts of two runs. UsageError as for `claimed`, and when a file of the user's has
     the name of one that was made. It stays, and the results are kept beside it.
     """
     with claimed(folder, force=force, reads=reads), _writing(folder):

@@ -56,8 +56,8 @@ def write_timeline(
 
     It has a slice per stage and micro-batch, arrows that follow a micro-batch through the stages,
     and counters. Idle slices are named by cause (with `bubbles`). The first `requests_limit`
-    requests (None: all) have a slice per phase. Only what is there at some time of the `window`:
-    seconds of the run, which the name of the pipeline then says. Times in microseconds.
+    requests (None: all) have a slice per phase. Only what is there at some time of the `window`,
+    seconds of the run. The name of the pipeline then says which. Times in microseconds.
     """
     batches, name = slice(0, len(result.scheduled_s)), "pipeline"
     if window != WHOLE:

@@ -1,8 +1,8 @@
 """Causes of bubbles: every idle second of every stage gets exactly one.
 
 Knows a `RunResult` and nothing else: no policy, no costs, no simulator. It attributes what
-happened; what would have happened without a cause is a question for the simulator. First the rules
-that divide a gap, each explained and drawn in docs/bubbles.md; then how gaps are covered without
+happened; what would have happened without a cause is a question for the simulator. First come the
+rules that divide a gap, explained and drawn in docs/bubbles.md. Then how gaps are covered without
 holes, and what is done with the pieces.
 """
 
@@ -205,9 +205,10 @@ def _latest(times_s: Floats, at_s: Floats) -> Floats:
 def later_stage(result: RunResult, timeline: Timeline, stage: int, above: Rows) -> Rows:
     """Divide each gap: the gap of the stage above travels on, and the micro-batch adds to it.
 
-    With c the service, l the link, w the wait (queue and CPU) and V the predecessor:
-    gap[k] = gap[k-1] + (c[k-1] - c_V[k]) + (l - l_V) + cpu - w_V. Terms above 0 make idle time;
-    terms below 0 absorb the beginning of the gap that arrives.
+    gap[k] = gap[k-1] + (c[k-1] - c_V[k]) + (l - l_V) + cpu - w_V.
+
+    c is the service, l the link, w the wait (queue and CPU), V the predecessor. Terms above 0 make
+    idle time. Terms below 0 absorb the beginning of the gap that arrives.
     """
     service_s, link_s = timeline.service_s, timeline.link_s[:, stage]
     start_s, cpu_s = timeline.start_s[:, stage], timeline.cpu_s[:, stage]
@@ -271,8 +272,8 @@ def _joined(blocks: Iterable[Rows], gap: NDArray[np.bool_]) -> Rows:
 class Bubbles(NamedTuple):
     """The idle time of a run in pieces: columns in order of stage, then time.
 
-    `stage`, `start_s`, `end_s`, `cause` (an index into CAUSES) and `batch`, the index of the
-    micro-batch that the stage runs next (-1: none). `window` is (first arrival, last return) in
+    `stage`, `start_s`, `end_s`, `cause` (an index into CAUSES) and `batch`. That is the index of
+    the micro-batch that the stage runs next (-1: none). `window` is (first arrival, last return) in
     seconds; outside it no stage counts as idle.
     """
 

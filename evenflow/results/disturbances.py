@@ -1,7 +1,7 @@
 """Idle time that stopped or slow stages and dead engines caused on others, as separate causes.
 
-Knows what `evenflow.results.bubbles` attributed, and paints over the parts that are due to
-processes of the user's: the sum of all idle time stays.
+Knows what `evenflow.results.bubbles` attributed, and gives the parts that are due to processes of
+the user's another cause. The sum of all idle time stays.
 """
 
 from __future__ import annotations

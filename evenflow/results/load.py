@@ -1,14 +1,13 @@
 """Whether a run keeps up with what arrives: a test of whether the number in the system grows.
 
-The number in the system are the requests that have arrived and are not done, from the end of the
-warm-up to the last arrival. Its variance is that of batches of equal time (batch means), which have
-the autocorrelation in them.
+The number in the system counts requests that have arrived and are not done. It is looked at from
+the end of the warm-up to the last arrival. Its variance is that of batches of equal time (batch
+means), which have the autocorrelation in them.
 
-A queue at `SUSTAINABLE` of its capacity that begins empty is, in the diffusion limit, a Brownian
-motion that falls and is reflected at zero. The probability that it grows as much as was seen is
-known (Harrison, Brownian Motion and Stochastic Flow Systems, 1985, section 1.8). Of a variance that
-is estimated, the normal distribution becomes Student's, and the exponential its mean over the
-distribution of the variance.
+A queue at `SUSTAINABLE` of its capacity begins empty. In the diffusion limit it is a Brownian
+motion that falls and is reflected at zero. Its growth is known (Harrison, Brownian Motion and
+Stochastic Flow Systems, 1985, section 1.8). The variance is estimated. So the normal distribution
+becomes Student's, and the exponential its mean over the distribution of the variance.
 """
 
 from __future__ import annotations
@@ -115,8 +114,8 @@ class QueueGrowth(NamedTuple):
 def growth(arrived_s: Floats, left_s: Floats) -> QueueGrowth:
     """Return how the number in the system grows; from 0 where the warm-up outlasts the arrivals.
 
-    Times of two or more requests in seconds, in the order of arrival. There are as many batches as
-    the square root of the requests; the variance is at least that of Poisson arrivals.
+    Times of two or more requests in seconds, in the order of arrival. Batches are the square root
+    of the requests in number. The variance is at least that of Poisson arrivals.
     """
     batches = max(math.isqrt(len(arrived_s)), 2)
     warm_s = float(np.quantile(left_s[:batches], 1 - STAYED, method="higher"))

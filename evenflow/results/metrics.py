@@ -72,13 +72,13 @@ def summarize(result: RunResult, goodput_ms: Mapping[Limit, float] | None = None
 
     `duration` runs from the first arrival to the last completion, in seconds; throughputs are per
     second of that. `steady_*` are the same over the steady window. It begins when a tenth of the
-    requests has arrived, and ends when a tenth is left to arrive; where all arrive at once, it is
+    requests has arrived, and ends when a tenth is left to arrive. Where all arrive at once, it is
     from a tenth to nine tenths of the duration. `offline_*` run from the start of the first prefill
-    to the last token, as TD-Pipe measures; its throughput is `offline_output_throughput`, of output
-    tokens only. `goodput_ms` sets limits such as {"ttft": 500} on requests. `kv_waste_share`: of
-    the token slots in pages that requests hold, the share without a token, over all micro-batches
-    as they are scheduled. `prefix_hit_rate`: of the prompt tokens, those found in the prefix cache.
-    What arrives and whether it is served: `load`.
+    to the last token, as TD-Pipe measures. TD-Pipe's throughput is `offline_output_throughput`, of
+    output tokens only. `goodput_ms` sets limits such as {"ttft": 500} on requests.
+    `kv_waste_share`: the share of the token slots in held pages without a token, over all
+    micro-batches. `prefix_hit_rate`: of the prompt tokens, those found in the prefix cache. What
+    arrives and whether it is served: `load`.
     """
     done = np.array([status == "completed" for status in result.status], dtype=bool)
     latency, tally = request_metrics(result), result.tally
@@ -133,8 +133,8 @@ def summarize(result: RunResult, goodput_ms: Mapping[Limit, float] | None = None
 def load(result: RunResult) -> Summary:
     """Return the load that arrives per second, how much is served, and whether it is `overloaded`.
 
-    Served: requests done per second while requests arrive: all offered ones, less those never
-    completed (they are in no queue) and less the growth of the number in the system,
+    Served are the requests done per second while requests arrive. Of the offered ones, those never
+    completed, which are in no queue, do not count. Nor does the growth of the number in the system,
     `queue_growth_per_s`. `overloaded` is 1, or 0; None where the run is too short to tell. Empty
     where all requests arrive at once; where all that are completed do, only what is offered.
     """

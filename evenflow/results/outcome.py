@@ -28,8 +28,8 @@ UNFAIR_SHARE, MOST_SHARE = 0.01, 0.1
 class Served:
     """Counts of the requests asked for and completed, and `why` not all were.
 
-    `why` is the reason of the first other one, which was refused, given up by the policy, or left
-    by its client; "" where it is not known.
+    `why` is the reason of the first one that was not completed; "" where it is not known. The
+    request was refused, given up by the policy, or left by its client.
     """
 
     asked: int
@@ -91,9 +91,9 @@ class Outcome:
 
     `replicas` are the results of each pipeline; `result` is the only one, or all of them merged.
     `summary` has the numbers of summary.json, under the keys of vLLM's `bench serve`. The other
-    tables are DataFrames with the columns of the files of their names, times in seconds. Where
-    there are several pipelines (replicas, or the pools of a system), `batches`, `stages` and
-    `bubbles` begin with the column `pipeline`.
+    tables are DataFrames with the columns of the files of their names, times in seconds. Of several
+    pipelines (replicas, or the pools of a system), `batches`, `stages` and `bubbles` begin with the
+    column `pipeline`.
     """
 
     result: RunResult

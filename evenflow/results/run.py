@@ -47,10 +47,10 @@ class Column(NamedTuple):
 class Transfers:
     """KV that moved between the pools of one system: columns, in the order in which it set out.
 
-    `source` and `destination` index the system's pools. The KV is ready from `ready_s` (the request
-    has its first token), travels from `start_s` to `end_s`, and holds `tokens` tokens (whole pages)
-    on both sides until then. It waited for the transfers before it; and for `blocked_s` of that
-    wait the link was free and no pool had room for it (back-pressure). The link is busy for
+    `source` and `destination` index the system's pools. The KV is ready from `ready_s`, when the
+    request has its first token, and travels from `start_s` to `end_s`. Until then it holds `tokens`
+    tokens (whole pages) on both sides. It waited for the transfers before it. For `blocked_s` of
+    that wait the link was free and no pool had room for it (back-pressure). The link is busy for
     `link_busy_s` of each transfer. `bytes` None: unknown.
     """
 
@@ -95,9 +95,9 @@ class Mark(NamedTuple):
 class Disturbed:
     """Time that processes of the user's cost a pipeline, in seconds.
 
-    For how long each micro-batch was stopped on each stage, and how much longer it took because a
-    stage was slow, as [m, depth], both within `start_s` to `end_s`. `outages`: from when on what
-    was lost had been sent until the engine served again.
+    `stopped_s`: how long each micro-batch was stopped on each stage, [m, depth]. `slowed_s`: how
+    much longer it took because a stage was slow. Both are within `start_s` to `end_s`. `outages`:
+    from when on what was lost had been sent until the engine served again.
     """
 
     stopped_s: Floats
@@ -125,30 +125,32 @@ class RunResult:
     """Columns of one run. Times are seconds from the start of the run; NaN means "never".
 
     Requests (n rows, in order of request id): `request_id`, `arrival_s`, `prompt_tokens`,
-    `output_tokens` (that it got; of a rejected one, that it asked for), `first_scheduled_s` (the
-    first micro-batch with a part of its prompt), `first_token_s`, `completion_s`, `preemptions`,
-    `status` ("completed", "rejected" or, where a client left, "aborted"), `reason` (why it was not
-    completed, else ""), `cached_tokens` (of the prompt, found in the prefix cache when the request
-    was first admitted; None without a prefix cache).
+    `output_tokens`, `first_scheduled_s`, `first_token_s`, `completion_s`, `preemptions`, `status`,
+    `reason` and `cached_tokens`. Output tokens are those it got, of a rejected one those it asked
+    for. It is first scheduled with the first part of its prompt. `status` is "completed",
+    "rejected" or, where a client left, "aborted"; `reason` says why it was not completed, else "".
+    Cached tokens of the prompt were in the prefix cache when the request was first admitted. None
+    without a prefix cache.
 
     Micro-batches (m rows, in the order scheduled, which is also the order in which they return):
-    `scheduled_s`, `prefill_tokens`, `decode_tokens`, `sampled_rows` (the output tokens that come
-    out when the micro-batch returns), `free_pages`, `kv_tokens` (token slots filled in the other
-    pages; None where unknown), `returned_s`; and per stage, as [m, depth]:
-    `available_s` (its input is there), `start_s`, `end_s` (it computes). Between `available_s` and
-    `start_s` the micro-batch queues behind its predecessor, then the CPU prepares it.
+    `scheduled_s`, `prefill_tokens`, `decode_tokens`, `sampled_rows`, `free_pages`, `kv_tokens` and
+    `returned_s`. Sampled rows are the output tokens that come out when the micro-batch returns. KV
+    tokens are the token slots filled in the other pages; None where unknown. Per stage, as
+    [m, depth]: `available_s` (its input is there), `start_s`, `end_s` (it computes). Between
+    `available_s` and `start_s` the micro-batch queues behind its predecessor, then the CPU prepares
+    it.
 
     `wait_s`, `wait_reason`: from when on the driver had nothing to send, and why (an index into
-    WAIT_REASONS), until the next micro-batch is scheduled; repeats of one answer with nothing
-    scheduled in between are left out. `gap_s`, `gap_count`: time between successive tokens of a
-    request, and how many such gaps. `replicas`: of how many pipelines these are the micro-batches
-    (see `merged`). Of `engines` that divide `total_pages` evenly, `free_pages`
-    and `kv_tokens` are those of the engine that sent the micro-batch.
+    WAIT_REASONS). That holds until the next micro-batch is scheduled; repeats before it are left
+    out. `gap_s`, `gap_count`: time between successive tokens of a request, and how many such gaps.
+    `replicas`: of how many pipelines these are the micro-batches (see `merged`). Of `engines` that
+    divide `total_pages` evenly, `free_pages` and `kv_tokens` are those of the engine that sent the
+    micro-batch.
 
     Of a run that did not keep them there are no micro-batches and no waits, but their tally.
     Where processes of the user's joined in, `marks` are what they did, and `disturbed` what that
-    cost; else None. A system of several pools has a result of its own for each in `pools`, and what
-    moved between them in `transfers`; `of_pools` says what the columns of the whole then mean.
+    cost; else None. A system of several pools has the result of each in `pools`, and what moved
+    between them in `transfers`. `of_pools` says what the columns of the whole then mean.
     """
 
     depth: int
@@ -317,8 +319,10 @@ class Around(NamedTuple):
 
 
 def around_stages(result: RunResult, freed_s: Floats, returned_s: Floats) -> Around:
-    """Return the times around the stages of a real run. `freed_s`, `returned_s`: when the driver
-    knew that stage 0 was free (nothing with a single stage) and that micro-batches were back.
+    """Return the times around the stages of a real run.
+
+    `freed_s`: when the driver knew that stage 0 was free (nothing with a single stage).
+    `returned_s`: when it knew that micro-batches were back.
     """
     decided_s = result.scheduled_s.copy()
     decided_s[1:] = np.maximum(decided_s[1:], result.available_s[:-1, 0])
@@ -341,8 +345,8 @@ def merged(results: abc.Sequence[RunResult]) -> RunResult:
     """Return all requests and all micro-batches of replicas: pipelines of one kind, side by side.
 
     Requests are in order of request id, micro-batches in the order in which they return. Columns
-    hold what each pipeline wrote, so stages of different replicas overlap and `free_pages` is one
-    replica's: for idle time and occupancy, look at each result by itself. When the drivers waited
+    hold what each pipeline wrote, so stages of different replicas overlap. `free_pages` is one
+    replica's. For idle time and occupancy, look at each result by itself. When the drivers waited
     is left out. A single result is returned as it is.
     """
     if len(results) == 1:
@@ -367,11 +371,11 @@ def of_pools(
 ) -> RunResult:
     """Return the result of a system of pools: the request columns of `requests`, the rest of them.
 
-    The whole has the stages of all pools, side by side in their order; a micro-batch takes no time
+    The whole has the stages of all pools, side by side in their order. A micro-batch takes no time
     on other pools' stages, so that busy time and returns are right. Micro-batches are in the order
-    scheduled; within one instant in the order of the pools. Requests are the clients'; a pool's are
-    as the pool saw them: a prefill pool makes one token of each, a decode pool sees a request
-    arrive when its KV does. `free_pages` counts the pages of the micro-batch's pool.
+    scheduled; within one instant in the order of the pools. Requests are the clients', and those of
+    a pool as the pool saw them. A prefill pool makes one token of each. A decode pool sees a
+    request arrive when its KV does. `free_pages` counts the pages of the micro-batch's pool.
     """
     parts = list(pools.values())
     depths = [part.depth for part in parts]

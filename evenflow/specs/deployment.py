@@ -38,9 +38,9 @@ def require_shareable(model: ModelSpec, ranks: int) -> None:
 def split_layers(num_layers: int, stages: int | Sequence[int]) -> tuple[int, ...]:
     """Return the layers of each stage: an even split over a number of stages, or those listed.
 
-    Layers left over by an even split go one each to the stages before the last, from the back, as
-    vLLM does. The last stage has the LM head already, and stage 0 gets one only when all others
-    have. UsageError when the list does not add up or a stage would be empty.
+    Layers left over by an even split go to the stages before the last, from the back, as in vLLM.
+    The last stage has the LM head already, and stage 0 gets one only when all others have.
+    UsageError when the list does not add up or a stage would be empty.
     """
     if isinstance(stages, int):
         require_counts("deployment", stages=stages)
@@ -169,10 +169,10 @@ class Deployment:
     def weight_bytes(self, stage: int) -> int:
         """Return the bytes of weights on one GPU of a stage.
 
-        The embedding is on stage 0, the final norm and the LM head on the last stage, both divided
-        over the tensor-parallel ranks. A tied head is a second copy unless there is one stage.
-        A draft model is on the last stage; of a next-token module the head is the model's own, and
-        on one stage the embedding. Quantised layers with their scales.
+        The embedding is on stage 0, the final norm and the LM head on the last stage. Both matrices
+        are divided over the tensor-parallel ranks. A tied head is a second copy unless there is one
+        stage. A draft model is on the last stage. Of a next-token module the head is the model's,
+        and so is the embedding on one stage. Quantised layers with their scales.
         """
         model, ranks = self.model, self.tensor_parallel
         vocabulary = -(-model.embedding_parameters // ranks)
@@ -300,9 +300,9 @@ class Deployment:
         """Return how many KV pages fit. A page is one id on every stage: the fullest stage decides.
 
         The states of as many requests as sample at once (`logits_rows`) are set apart first, as
-        SGLang does. VLLM takes a page for each. Layers with a sliding window keep all tokens, or,
-        if more pages fit then, have room for a window of each of `windows` requests, beside pages
-        of the other layers.
+        SGLang does. VLLM takes a page for each. Layers with a sliding window keep all tokens. Or
+        they have room for a window of each of `windows` requests, beside pages of the other layers.
+        The way counts in which more pages fit.
 
         DoesNotFitError with the numbers when a stage has no room for a single page.
         """

@@ -180,9 +180,9 @@ Spec = TypeVar("Spec", GpuSpec, LinkSpec, MachineSpec)
 def gpu(name_or_mapping: str | Mapping[str, Any]) -> GpuSpec:
     """Return the GPU of that name, or the one that a mapping describes.
 
-    A mapping whose `name` is in the table changes that GPU, e.g. `{name: L20, memory_gb: 45}`; any
-    other one gives at least the peaks and the memory. Efficiencies in a mapping without a `source`
-    have the source "given". UsageError lists what is known.
+    A mapping whose `name` is in the table changes that GPU: `{name: L20, memory_gb: 45}`. Any other
+    one gives at least the peaks and the memory. Efficiencies in a mapping without a `source` have
+    the source "given". UsageError lists what is known.
     """
     wanted = name_or_mapping
     if not isinstance(wanted, str) and REACHED & wanted.keys():

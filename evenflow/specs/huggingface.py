@@ -1,9 +1,9 @@
 """Shapes of a config.json: Llama, Mistral, Qwen, Gemma, DeepSeek, GLM, Falcon, their like.
 
 Knows the spellings, old and new; not what the numbers are for.
-Of a model of images or sound, only the part that reads text is read (`text_config`). Left unread:
-attention sinks, biases but those of queries, keys and values, soft caps, Gemma's norms after a
-block, and of RoPE scaling all but the length that it gives.
+Of a model of images or sound, only the part that reads text is read (`text_config`). Of biases only
+those of queries, keys and values are, of RoPE scaling only the length that it gives. Left unread
+are attention sinks, soft caps, and Gemma's norms after a block.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ class ModelFamily:
     `shared` is that of the shared MLP: its columns, or how many experts it is as wide as.
     `without`: the layers without experts, the first or those between steps; `sometimes`: models of
     the family may have no experts. `latent`: latent attention. `full_every`: n, where every n-th
-    layer attends to all tokens unless the file says which (0: none; -1: no windows). `tied`,
-    `biased`, `normed`, where the file does not say: whether embeddings are tied, queries, keys and
-    values have biases, and heads are normalised.
+    layer attends to all tokens unless the file says which (0: none; -1: no windows). Where the file
+    does not say: whether embeddings are `tied`, queries, keys and values `biased`, heads `normed`.
     """
 
     name: str

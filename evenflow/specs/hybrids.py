@@ -1,8 +1,7 @@
 """Read the kind of each layer, in models where they differ, from a config.json.
 
-Knows the keys of Qwen3.5, DeepSeek-V3.2 and V4, GLM-5, Kimi-K3, Nemotron-H and 3, MiniMax-M3,
-Gemma 4, Llama 4, Step-3.7, MiMo-V2 and Nemotron-NAS. Matrices are those of transformers 5.23, and
-of Kimi-K3 of its published layout. What a layer says here replaces what the model says.
+Knows the keys of the families in `READERS`. Matrices are those of transformers 5.23, and of Kimi-K3
+of its published layout. What a layer says here replaces what the model says.
 """
 
 from __future__ import annotations

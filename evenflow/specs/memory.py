@@ -22,10 +22,10 @@ class EngineMemory:
     """Memory of one engine on each GPU, measured as it starts: a step, libraries, CUDA graphs.
 
     A step holds `hidden_states` hidden states a token, and the buffers of the experts that a token
-    is sent to. It also holds an MLP's columns or, on the last stage, the sampler's `logit_bytes`
-    for each row and word, whichever is larger. `one_gpu_gib`, `stages_gib` and `ranks_gib` is what
-    is not PyTorch's (CUDA libraries, NCCL): on one GPU, with several stages, and with ranks joined
-    by NVLink. Ranks over PCIe have that of one GPU, an assumption. Graphs take `graph_gib`, and
+    is sent to. It also holds an MLP's columns. Or, if that is more, on the last stage the sampler's
+    `logit_bytes` for each row and word. CUDA libraries and NCCL take `one_gpu_gib` on one GPU,
+    `stages_gib` with several stages, `ranks_gib` with ranks over NVLink.
+    Ranks over PCIe have that of one GPU, an assumption. Graphs take `graph_gib`, and
     `graph_layer_gib` a layer of the stage. `share_of` is what `memory_utilization` is a share of.
     `gpu`: of the GPU, for all. `left`: of what all that leaves, for pages. `free`: of what
     libraries leave, for weights and pages, so that a step and graphs have the rest.

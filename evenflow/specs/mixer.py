@@ -28,8 +28,8 @@ class Mixer:
 
     `beside`: it comes beside the layer's plain attention, and else in its place. `vectors` are
     parameters outside matrices. A token keeps `kv_values` in the format of keys and values, and
-    `index_bytes` in a separate one, both whole on every rank. A request keeps `state_bytes`, which
-    ranks share out, and `window_values` as of tokens of a window, whole on every rank.
+    `index_bytes` in another. A request keeps `window_values` as of tokens of a window. All of these
+    are whole on every rank. A request also keeps `state_bytes`, which ranks share out.
     """
 
     name: str

@@ -42,13 +42,13 @@ class ModelSpec:
 
     `gated_mlp`: three MLP matrices (gate, up, down) instead of two. `attention_bias`: a bias on the
     query, key and value projections. `parallel_attention`: attention and MLP read the same input
-    and are summed once (Falcon), so tensor parallelism reduces once a layer instead of twice.
-    `qk_norm`: queries and keys are normalised, a head at a time (Qwen3). With `qk_norm_over_heads`
-    it is over all heads, so that tensor parallelism reduces two sums a token and layer besides
-    (MiniMax-M2; vLLM, pull request 31493).
+    and are summed once (Falcon). So tensor parallelism reduces once a layer instead of twice.
+    `qk_norm`: queries and keys are normalised, a head at a time (Qwen3). `qk_norm_over_heads`: over
+    all heads (MiniMax-M2). So tensor parallelism reduces two sums a token and layer besides (vLLM,
+    pull request 31493).
 
     `num_experts` > 0: a mixture of experts. A router sends each token to `experts_per_token` MLPs
-    of `expert_intermediate_size` columns each, with shares that `norm_topk_prob` makes add up to 1.
+    of `expert_intermediate_size` columns. `norm_topk_prob`: their shares add up to 1.
     Every token also passes one shared MLP of `shared_intermediate_size` columns with a separate
     gate, if that is above 0. `intermediate_size` is then that of layers without experts.
 
@@ -60,15 +60,16 @@ class ModelSpec:
     `sliding_window` > 0: tokens attend to that many last ones.
 
     `mtp_layers` > 0: after its layers it has that many to predict further tokens (`mtp`).
-    `is_mtp`: its layers are such modules, which first project a hidden state and a token's
+    `is_mtp`: its layers are such modules. They first project a hidden state and a token's
     embedding, side by side, to one (DeepSeek-V3, section 2.2). Embedding and head are the model's.
 
     `mixer`: what a layer has in place of plain attention, or beside it. `attention_gate`: queries
     come with as many gates of the outputs (Qwen3.5). `values_are_keys`: both are of one projection
     (Gemma 4). `expert_hidden_size` > 0: experts work on vectors of that size, not the hidden one.
 
-    `parts`: the kinds of layers, each as a model of such, where layers are not alike (dense ones
-    before a mixture's, windows between global ones). `pattern` has the part of each layer.
+    `parts`: the kinds of layers, as models of such layers alone; empty where all are alike. Unlike
+    are dense ones before a mixture's, windows between global ones. `pattern` has the part of each
+    layer.
 
     `quantization`: the format of the layers' matrices, a name of `FORMATS`; "": the model's dtype.
     `plain_attention`, `plain_mlp`: what stays in the model's dtype; in gpt-oss both, so that only
@@ -150,9 +151,8 @@ class ModelSpec:
     ) -> Self:
         """Read a Hugging Face config.json, or the folder that holds one.
 
-        Families: Llama, Mistral, Qwen2, Qwen3, Falcon, Gemma 2 and 3, and the mixtures Mixtral,
-        Qwen2-MoE, Qwen3-MoE, gpt-oss, MiniMax-M2, DeepSeek-V2 and V3 and Kimi-K2. Formats that are
-        given (`in_precision`) go before the file's. UsageError names the file and the key.
+        Families are those of `families.csv`. Formats that are given (`in_precision`) go before the
+        file's. UsageError names the file and the key.
         """
         from evenflow.specs.huggingface import read_config
 
@@ -239,8 +239,9 @@ class ModelSpec:
         """Return (inputs, outputs) of the matrices that every token passes in a layer, on one rank.
 
         In order: qkv, o, and the MLP (gate and up, down). In a mixture of experts the MLP is the
-        shared one, if there is one, then the router, whole on every rank. A next-token module has
-        what projects its input, too. Heads and MLP columns are divided over the ranks (rounded up).
+        shared one, if there is one. The router, whole on every rank, follows. A next-token module
+        has what projects its input, too. Heads and MLP columns are divided over the ranks, rounded
+        up.
         KV heads are replicated where there are fewer of them than ranks. Latent attention: see
         `_latent_shapes`.
         """
@@ -421,7 +422,7 @@ class ModelSpec:
     def kv_values(self, tensor_parallel: int = 1) -> float:
         """Return the values that a token keeps in a layer on one rank.
 
-        2 (K and V) x KV heads x head size; or a latent and a rotated key, whole on every rank; or
+        2 (K and V) x KV heads x head size. Or a latent and a rotated key, whole on every rank. Or
         what its mixer keeps.
         """
         if self.mixer and not self.mixer.beside:
@@ -451,8 +452,8 @@ def kv_bytes_of(kinds: Mapping[ModelSpec, int], tensor_parallel: int) -> int:
 def in_precision(spec: Model, dtype: str | None, kv_dtype: str | None) -> Model:
     """Return a model with its weights in `dtype`, and its keys and values in `kv_dtype`.
 
-    `dtype` is a plain type (bfloat16, float16, float32) or a name of `FORMATS`, which leaves what
-    is not quantised at 2 bytes. None leaves either as it is.
+    `dtype` is a plain type (bfloat16, float16, float32) or a name of `FORMATS`. That leaves what is
+    not quantised at 2 bytes. None leaves either as it is.
     """
     if dtype in DTYPE_BYTES:
         spec = spec.changed(dtype_bytes=DTYPE_BYTES[dtype], quantization="", expert_quantization="")

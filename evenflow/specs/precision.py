@@ -15,7 +15,7 @@ class Format(NamedTuple):
     """A format of weights: `bits` each, and scales of `scale_bytes`, one a block of the matrix.
 
     `block` is (inputs, outputs) of what shares a scale, 0 for all of them. `arithmetic` is what the
-    GPU multiplies in if it can; else, and always for "16-bit", weights are widened as they are read
+    GPU multiplies in if it can. Else, and always for "16-bit", weights are widened as they are read
     (weight-only).
     """
 

@@ -91,8 +91,8 @@ def _interval(mean: float, square: float, degrees: int, n: int) -> Interval:
 def paired_difference(values: Sequence[float], others: Sequence[float]) -> Interval:
     """Return the mean of `values` less `others`, pair by pair, with its confidence interval.
 
-    Under common random numbers (pairs with the same arrivals) it is far narrower than the two
-    intervals side by side: what arrivals do to both cancels.
+    Under common random numbers (pairs with the same arrivals) what arrivals do to both cancels. So
+    it is far narrower than the two intervals side by side.
     """
     return interval([a - b for a, b in zip(values, others, strict=True)])
 

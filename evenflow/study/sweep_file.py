@@ -255,7 +255,7 @@ def check(sweep: Sweep) -> None:
     """Raise UsageError naming the place of what is wrong in a sweep, where that can be known.
 
     A value that no run accepts is a mistake. A deployment that does not fit and a policy that
-    breaks its promise are results: these points are recorded as failed.
+    breaks its promise are results. Their points are recorded as failed.
     """
     known, space = sweep.known, sweep.config.parameters
     _require_apart(sweep)

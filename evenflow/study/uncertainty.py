@@ -134,9 +134,9 @@ class MetricInterval:
 def range_of(values: Sequence[float | None]) -> MetricInterval | None:
     """Return the interval that nine values tell; None where they do not, as of zeros.
 
-    Their logs are a straight line of the two errors, which are normal, and a rest that is taken as
-    drawn by the seeds. The square of the half-width is Z^2 (b^2 + c^2) + t^2 s^2 (1 + 1/9). The
-    rest's s has six degrees of freedom.
+    Their logs are a straight line of the two errors, which are normal, and a rest. The rest is
+    taken as drawn by the seeds. The square of the half-width is Z^2 (b^2 + c^2) + t^2 s^2
+    (1 + 1/9). The rest's s has six degrees of freedom.
     """
     known, n = [value for value in values if value and 0 < value < math.inf], len(COSTS)
     if len(known) < n:

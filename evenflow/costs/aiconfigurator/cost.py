@@ -1,7 +1,7 @@
 """Costs of a deployment from AIConfigurator's compiled engine.
 
 The engine answers for a layer of each kind, so that a stage takes its own layers. The config.json
-that it reads is written from the shape where the family is plain; else it has the first layers of
+that it reads is written from the shape where the family is plain. Else it has the first layers of
 the user's file, or of the package's. Of several tokens a decode step (speculation) the keys are
 read once. Known error: experts of groups with separate requests are those of prompts, also in
 decode steps.

@@ -286,8 +286,8 @@ class _Parts(LayerParts):
     def product(self, shape: tuple[int, int], *, plain: bool = False) -> BySize:
         """Return a linear operator [inputs, outputs] against tokens; `plain`: never quantised.
 
-        A format that was not measured is weight-only: the 16-bit product, scaled as for a derived
-        GPU with narrower matrices, and counted as unmeasured.
+        A format that was not measured is weight-only, and counts as unmeasured. It takes the 16-bit
+        product, scaled as for a derived GPU with narrower matrices.
         """
         k, n = shape
         measured = not plain and bool(self.tables.quantized)
@@ -357,8 +357,8 @@ class _Parts(LayerParts):
     def experts(self) -> BySize:
         """Return the experts of a layer against tokens, on the busiest rank.
 
-        Groups with separate requests gather the tokens of all before, and scatter the sums of the
-        outputs after: in all an all-reduce.
+        Groups with separate requests gather the tokens of all before, and scatter the outputs' sums
+        after. That is an all-reduce in all.
         """
         experts, deployment = self.tables.experts, self.deployment
         assert experts is not None
@@ -407,7 +407,7 @@ class _Parts(LayerParts):
         """Return attention of decoding rows.
 
         KV heads beyond the measured count as more rows: as many blocks of keys to read. Several
-        tokens of a request count as more heads: as many queries against the same keys, which are
+        tokens of a request count as more heads: as many queries against the same keys. These are
         read again for each tile of queries.
         """
         tokens = self.deployment.verified_tokens

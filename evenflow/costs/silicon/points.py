@@ -78,8 +78,8 @@ def from_memory(
 ) -> SiliconTables:
     """Return products and decode steps as a model meets them: read from memory, not from a cache.
 
-    No operator takes less than its matrix, keys and values do at `memory_bytes_per_s`, as a cache
-    holds what a benchmark repeats (docs/costs-errors.md). `bits` are of a value of the quantised
+    A cache holds what a benchmark repeats (docs/costs-errors.md). So no operator takes less than
+    its matrix, keys and values do at `memory_bytes_per_s`. `bits` are of a value of the quantised
     matrices. `key_bytes` a token keeps for a KV head, in a window at most.
     """
     per_byte_s = 1 / memory_bytes_per_s(tables.gemm)
@@ -189,8 +189,8 @@ def step_times(
 ) -> dict[tuple[int, int], float]:
     """Return (rows, context) -> seconds of a decode step, for heads with measured KV heads.
 
-    A point that is not measured is the median of up to three estimates. These are over the heads at
-    the same point, along its own context, and over the rows at the same total context.
+    A point that is not measured is the median of up to three estimates. They are over the heads at
+    the same point, along its context, and over the rows at the same total.
     """
     times = generation.get(heads, {})
     lines = [
@@ -367,8 +367,8 @@ def expert_times(
 ) -> tuple[dict[int, float], bool]:
     """Return tokens -> seconds of a layer of experts, and whether it was measured as it is.
 
-    `on` is the GPU that was measured, with the bits of the measured weights, `target` the GPU and
-    bits in question.
+    `on` is the GPU that was measured, with the bits of the measured weights. `target` is the GPU,
+    and the bits, in question.
     """
     nearest = min(experts.times, key=lambda each: _far(each, split))
     times: Mapping[int, float] = experts.times[nearest]

@@ -126,7 +126,7 @@ class RunResult:
 
     Requests (n rows, in order of request id): `request_id`, `arrival_s`, `prompt_tokens`,
     `output_tokens`, `first_scheduled_s`, `first_token_s`, `completion_s`, `preemptions`, `status`,
-    `reason` and `cached_tokens`. Output tokens are those it got, of a rejected one those it asked
+    `reason` and `cached_tokens`. Output tokens are counted as they came, of a rejected one as asked
     for. It is first scheduled with the first part of its prompt. `status` is "completed",
     "rejected" or, where a client left, "aborted"; `reason` says why it was not completed, else "".
     Cached tokens of the prompt were in the prefix cache when the request was first admitted. None

@@ -37,7 +37,16 @@ from evenflow.runtime.kinds import (
     workers_of,
 )
 from evenflow.runtime.records import LINK, Records, write_served
-from evenflow.runtime.serve import LAST, Journals, ServedRun, Workers, names_of, parts_of, serve
+from evenflow.runtime.serve import (
+    LAST,
+    Journals,
+    Mortal,
+    ServedRun,
+    Workers,
+    names_of,
+    parts_of,
+    serve,
+)
 from evenflow.runtime.tokens import RandomTexts
 from evenflow.runtime.torch import settings as on_torch
 from evenflow.runtimes import RuntimeOverheads
@@ -50,7 +59,6 @@ if TYPE_CHECKING:
     import socket
 
     from evenflow.runtime.http.live import LiveServer
-    from evenflow.runtime.mortal import Joins
 
 CLIENTS = "clients"
 """What stands for the trace in the provenance of a served run."""
@@ -65,16 +73,16 @@ def serve_job(
     live: LiveServer | None = None,
     records: Records | None = None,
     title: str = "",
-    joins: Joins | None = None,
+    mortal: Mortal | None = None,
 ) -> ServedRun:
     """Serve a job as `evenflow.runtime.serve` does; its result says where it comes from.
 
     `records` keep what happens, under a `title`. `journals` give what takes the entries of each
-    pool or virtual engine, or those of the only engine, for None. `joins` acts on the workers in
-    the place of the configuration's processes. UsageError for a
-    configuration that cannot be served.
+    pool or virtual engine, or those of the only engine, for None. `mortal` makes a
+    driver that the configuration's processes act on. UsageError for a configuration that cannot be
+    served.
     """
-    check_servable(job.config, joined=joins is not None)
+    check_servable(job.config, joined=mortal is not None)
     built = job.built()
     workers = {name: _reading(job, each) for name, each in workers_by_pipeline(job, built).items()}
     world, facts = built.world, {name: dict(each.facts) for name, each in workers.items()}
@@ -97,7 +105,7 @@ def serve_job(
         on_token=on_token,
         live=live,
         blocks=blocks,
-        joins=joins,
+        mortal=mortal,
     )
     pipelines = [_sourced(part, source) for part in served.pipelines]
     return replace(_sourced(served, source), pipelines=pipelines)

@@ -34,7 +34,6 @@ from evenflow.results.run import Floats, RunResult, merged
 if TYPE_CHECKING:
     from evenflow.runtime.driver import Driver, Heard, System
     from evenflow.runtime.http.live import LiveServer
-    from evenflow.runtime.mortal import Joins
     from evenflow.runtime.tokens import TextOf
     from evenflow.runtime.worker import WorkerSettings
 
@@ -48,6 +47,9 @@ REQUESTS = "requests"
 
 LAST = "decode"
 """The pool from which no KV goes on."""
+
+Mortal = Callable[..., "Driver"]
+"""Makes a driver that is acted on while it serves, given also what makes its engines anew."""
 
 BlocksOf = Callable[[str], Blocks | None]
 """Gives what takes what happens in the part of a name; None: the driver's own memory does."""
@@ -152,18 +154,20 @@ def serve(
     on_token: Callable[[int, int], None] | None = None,
     live: LiveServer | None = None,
     blocks: BlocksOf = lambda _: None,
-    joins: Joins | None = None,
+    mortal: Mortal | None = None,
 ) -> ServedRun:
     """Serve the requests of a world by its workers in real time, or those of the clients of `live`.
 
     Of several pipelines, replicas or pools, `workers` has an entry by name. `on_done` is called
     with the number of requests done, `on_token` with the tokens. `record` gives the journal of an
     engine, of the only one for None. `blocks` gives what is written each second, by pipeline: "" is
-    the only one, REQUESTS what the clients of pools have. `joins` acts on the workers of the only
+    the only one, REQUESTS what the clients of pools have. `mortal` makes the driver of the only
     pipeline. A worker that dies by itself ends the run, and so does Ctrl-C. A server ends at the
     second, as the first sends new clients away. What is finished is returned. UsageError where the
     workers do not start.
     """
+    from evenflow.runtime.pools import PoolDriver
+
     own = workers if isinstance(workers, Mapping) else {"": workers}
     pooled = isinstance(world, PooledWorld)
     drives: dict[str, Callable[..., Driver]] = {}
@@ -176,9 +180,11 @@ def serve(
                 engines = engines_of(part, record, name, keeps_pages=keeps)
                 started = each.start(part, f"{name} pool" if pooled else name)
                 pipeline = stack.enter_context(started)
-                make = partial(engines_of, part, record, name)
+                kind = PoolDriver if pooled else each.driver()
+                if mortal is not None:
+                    kind = partial(mortal, make_engines=partial(engines_of, part, record, name))
                 drives[name] = partial(
-                    _kind(each, pooled, joins, make),
+                    kind,
                     each.seen(part),
                     engines,
                     pipeline,
@@ -211,17 +217,6 @@ def parts_of(world: World | PooledWorld, workers: Mapping[str, Workers]) -> dict
 def _part(world: World | PooledWorld, name: str) -> World:
     part: World = world if isinstance(world, World) else getattr(world, name)
     return part
-
-
-def _kind(
-    workers: Workers, pooled: bool, joins: Joins | None, make_engines: Callable[[], list[Batcher]]
-) -> Callable[..., Driver]:
-    from evenflow.runtime.mortal import MortalDriver
-    from evenflow.runtime.pools import PoolDriver
-
-    if joins is not None:
-        return partial(MortalDriver, joins=joins, make_engines=make_engines)
-    return PoolDriver if pooled else workers.driver()
 
 
 def _ended(

@@ -80,9 +80,8 @@ class ReplicaHandle:
 
     def __init__(self, name: str, replica: Replica, log: Callable[[str, str], None]) -> None:
         self._name, self._replica, self._log = name, replica, log
-        processes = replica.pipeline
-        self.stages = self._parts("stage", processes.stages)
-        self.links = self._parts("link", processes.links)
+        self.stages = self._parts("stage", replica.stages)
+        self.links = self._parts("link", replica.links)
 
     def _parts(self, kind: str, machines: Sequence[Machine]) -> list[Part]:
         named = enumerate(machines)
@@ -345,7 +344,7 @@ class Processes:
         stopped = [
             f"stage {stage} of replica {number}"
             for number, replica in enumerate(self._replicas)
-            for stage, machine in enumerate(replica.pipeline.stages)
+            for stage, machine in enumerate(replica.stages)
             if machine.is_stopped
         ]
         return f"; {waiting} requests wait" + (

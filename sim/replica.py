@@ -35,6 +35,7 @@ class Replica(SimDriver):
 
     def _made(self, *given: Any) -> StageProcesses:
         self.pipeline = StageProcesses(*given)
+        self.stages, self.links = self.pipeline.stages, self.pipeline.links
         return self.pipeline
 
     @property

@@ -25,10 +25,9 @@ from evenflow.engines.pools import PooledWorld
 from evenflow.engines.recovery import Lives
 from evenflow.errors import PolicyError, UsageError
 from evenflow.experiments.validation import layers
-from evenflow.experiments.validation.faults import JoinedProcesses
+from evenflow.experiments.validation.faults import MortalDriver
 from evenflow.results.run import Floats, RunResult, merged
 from evenflow.runtime.kinds import servable
-from evenflow.runtime.mortal import Joins
 from evenflow.runtime.real import check_comparable, real_workload, recorded, serve_job
 from evenflow.runtime.serve import LAST, ServedRun, engine_names, names_of
 from evenflow.runtimes import RuntimeOverheads
@@ -275,12 +274,10 @@ def _alone(world: World, served: ServedRun) -> World:
 def _serve(job: Job, name: str, watch: Watch, journals: _Journals) -> tuple[ServedRun, Load]:
     """Serve a job, and return beside it the load of the machine before and after."""
     before = os.getloadavg()[0]
-    joins: Joins | None = None
-    if made := job.joining():
-        depth, seed = job.config.num_stages, job.config.workload.seed
-        joins = partial(JoinedProcesses, depth=depth, made=made, seed=seed)
+    made = job.joining()
+    mortal = partial(MortalDriver, made=made, seed=job.config.workload.seed) if made else None
     with watch(name, len(job.workload.requests)) as on_done:
-        served = serve_job(job, on_done, journals=lambda pool: journals[pool].append, joins=joins)
+        served = serve_job(job, on_done, journals=lambda pool: journals[pool].append, mortal=mortal)
         if served.interrupted:
             raise KeyboardInterrupt
         if served.failure is not None:

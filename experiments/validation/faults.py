@@ -1,18 +1,24 @@
 """Processes of a run on real workers: the same `stop`, `start` and `fail` as in a simulation.
 
 The processes run by the driver's clock. What they do becomes signals to the workers' processes.
+Nothing notices a death but what made it: a worker that dies by itself ends the run.
 """
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Sequence
-from functools import partial
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence as Served
-from evenflow.runtime.mortal import MortalDriver
+from evenflow.core.world import World
+from evenflow.engines.recovery import restarted, take_again
+from evenflow.errors import WorkerError
+from evenflow.runtime.driver import Driver
+from evenflow.runtime.page_tables import StepWriter
+from evenflow.runtime.wire import Returned
 from evenflow.sim.clock import CheckedEnvironment
 from evenflow.sim.processes import Processes, UserProcess
 from evenflow.sim.replica import KILLED
@@ -32,62 +38,106 @@ class SignalledWorker:
         if not finish:
             raise ValueError("stop(): emulated workers complete what they compute; finish=True")
         self.is_stopped = True
-        self._driver.signal(self._stage, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def start(self) -> None:
         self.is_stopped = False
-        self._driver.signal(self._stage, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        os.kill(self._driver.pipeline.process_ids[self._stage], number)
 
 
-class SignalledPipeline:
-    """The served pipeline as the replica that processes act on."""
+class MortalDriver(Driver):
+    """A driver whose pipeline is the replica that the processes `made` act on, while it serves.
 
-    def __init__(self, driver: MortalDriver, depth: int) -> None:
-        self._driver = driver
-        stages = [SignalledWorker(driver, stage) for stage in range(depth)]
-        self.pipeline = SimpleNamespace(stages=stages, links=())
-        self.take, self.give_up = driver.take, partial(driver.give_up, reason=KILLED)
+    `make_engines` makes its engines anew. Random streams of the processes are from `seed`.
+    """
 
-    @property
-    def outstanding(self) -> int:
-        return self._driver.outstanding
+    def __init__(
+        self,
+        world: World,
+        engines: Sequence[Batcher],
+        pipeline: Any,
+        *,
+        made: Sequence[UserProcess],
+        seed: int,
+        make_engines: Callable[[], list[Batcher]],
+        **options: Any,
+    ) -> None:
+        super().__init__(world, engines, pipeline, **options)
+        self._world = world
+        self._make_engines = make_engines
+        self._down_until_s = 0.0
+        self.num_sent = 0
+        """Micro-batches that came back."""
+        self.stages = [SignalledWorker(self, stage) for stage in range(world.depth)]
+        self.links = ()
+        replicas: Any = [self]
+        nowhere: Any = None
+        self._env = CheckedEnvironment(0.0)
+        self._processes = Processes(self._env, nowhere, replicas, _start, made=made, seed=seed)
 
     @property
     def running(self) -> int:
-        return sum(len(engine.queues.admitted) for engine in self._driver.engines)
+        """Requests that were admitted and have not finished."""
+        return sum(len(engine.queues.admitted) for engine in self._engines)
 
     @property
     def waiting(self) -> int:
+        """Requests of which nothing is computed."""
         return self.outstanding - self.running
 
     @property
-    def num_sent(self) -> int:
-        return self._driver.num_sent
-
-    def fail(self, restart_s: float) -> list[Served]:
-        for worker in self.pipeline.stages:
-            worker.is_stopped = False
-        return self._driver.fail(restart_s)
-
-
-class JoinedProcesses:
-    """Processes that act on the workers of a driver, at their times of the run."""
-
-    def __init__(
-        self, driver: MortalDriver, *, depth: int, made: Sequence[UserProcess], seed: int
-    ) -> None:
-        pipeline: Any = SignalledPipeline(driver, depth)
-        nowhere: Any = None
-        self._env = CheckedEnvironment(0.0)
-        self._processes = Processes(self._env, nowhere, [pipeline], _start, made=made, seed=seed)
-
-    @property
     def next_s(self) -> float:
-        return float(self._env.peek())
+        back_s = self._down_until_s if self._is_down(self.now_s) else float("inf")
+        return min(super().next_s, self._env.peek(), back_s)
 
-    def run_due(self, now_s: float) -> None:
+    def _is_down(self, now_s: float) -> bool:
+        return now_s < self._down_until_s
+
+    def let_in(self, now_s: float) -> None:
         while self._env.peek() <= now_s:
             self._processes.step()
+        super().let_in(now_s)
+
+    def is_due(self, now_s: float) -> bool:
+        """Say whether the policy is due; a dead engine's is once it is back."""
+        return super().is_due(now_s) and not self._is_down(now_s)
+
+    def _take_back(self, message: Returned, now_s: float) -> None:
+        self.num_sent += 1
+        super()._take_back(message, now_s)
+
+    def fail(self, restart_s: float) -> list[Served]:
+        """Kill the workers, lose what is in flight and all KV, and serve again after `restart_s`.
+
+        Return what the engines had. WorkerError where new workers, which start at once, take longer
+        to be there.
+        """
+        died_s = self.now_s
+        for worker in self.stages:
+            worker.is_stopped = False
+        self._engines, lost = restarted(self._engines, self._loop, self._make_engines)
+        self._writer = StepWriter(self._engines, self._book)
+        self._steps.lose(self._writer)
+        self._loop = self._world.start(self._engines, self._steps, self, self._recorder)
+        self.pipeline.restart()
+        if (took_s := self.now_s - died_s) > restart_s:
+            raise WorkerError(f"its workers were back after {took_s:.1f} s, not {restart_s:g} s")
+        self._down_until_s = max(self._down_until_s, died_s + restart_s)
+        self._changed = True
+        return lost
+
+    def give_up(self, lost: Sequence[Served]) -> None:
+        """End requests that were lost."""
+        for seq in lost:
+            self._recorder.abort(seq, KILLED)
+        self._left(len(lost))
+
+    def take(self, lost: Served) -> None:
+        """Queue a request that an engine lost."""
+        take_again(self._engines, lost)
 
 
 def _start() -> Any:

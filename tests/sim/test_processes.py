@@ -27,11 +27,10 @@ from evenflow.core.replay import RecordingBatcher, replay
 from evenflow.engines.recovery import Lives
 from evenflow.errors import UsageError, UserProcessError
 from evenflow.experiments.validation import validate
-from evenflow.experiments.validation.faults import JoinedProcesses
+from evenflow.experiments.validation.faults import MortalDriver
 from evenflow.results.bubbles import attribute
 from evenflow.results.run import merged
 from evenflow.runtime.journal import _entry, _line
-from evenflow.runtime.mortal import MortalDriver
 from evenflow.runtime.real import job_of
 from evenflow.sim import Link, World, simulate, simulate_replicas
 from evenflow.sim.arrivals import let_in
@@ -463,11 +462,9 @@ def test_an_engine_that_dies_is_served_as_it_is_simulated_and_its_journal_replay
     def engines() -> list[Any]:
         return [world.batcher(partial(RecordingBatcher, record=journal.append))]
 
-    joins = partial(JoinedProcesses, depth=3, made=[dies], seed=0)
     pipeline = Restarting(3)
-    driver = MortalDriver(
-        world, engines(), pipeline, joins=joins, make_engines=engines, clock=pipeline.clock
-    )
+    given = {"made": [dies], "seed": 0, "make_engines": engines, "clock": pipeline.clock}
+    driver = MortalDriver(world, engines(), pipeline, **given)
     driver.run()
     served, simulated = driver.result(), simulate(world, processes=[dies])
     assert served.preemptions.sum() > 3

@@ -21,6 +21,7 @@ from evenflow.errors import UsageError, require_package
 from evenflow.profiler.machine import device_name, driver_version
 from evenflow.runtime.serve import Workers
 from evenflow.runtime.tokens import RandomTexts
+from evenflow.runtime.torch import TorchSettings
 from evenflow.runtime.torch import settings as on_torch
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.huggingface import read_dtype
@@ -96,12 +97,9 @@ def _vllm(config: RunConfig, workers: VllmWorkers, world: World, beside: Path) -
     vllm = require_vllm(workers.threads, workers.patience_s)
     dtype, spec = workers.dtype or read_dtype(str(path)), model(str(path))
     engine = EngineSettings(
+        workers,
         str(folder.resolve()),
         dtype,
-        workers.weights == "random",
-        workers.threads,
-        workers.max_num_batched_tokens,
-        workers.max_num_seqs,
         4 * spec.kv_bytes_per_token() // spec.kv_value_bytes,
     )
     texts = _texts(config, workers.sampling, spec)
@@ -191,7 +189,7 @@ def _check_all_is_computed(world: World) -> None:
         )
 
 
-def _facts(settings: Sequence[on_torch.TorchSettings], ranks: int) -> dict[str, Any]:
+def _facts(settings: Sequence[TorchSettings], ranks: int) -> dict[str, Any]:
     first = settings[0]
     return {
         "device": device_name(first.device),
@@ -205,7 +203,7 @@ def _facts(settings: Sequence[on_torch.TorchSettings], ranks: int) -> dict[str, 
     }
 
 
-def _notes(settings: Sequence[on_torch.TorchSettings], built: Built) -> list[str]:
+def _notes(settings: Sequence[TorchSettings], built: Built) -> list[str]:
     """Return the differences between the run and the costs it is compared with, in lines."""
     source, first, notes = built.cost_source, settings[0], on_torch.sharing(settings)
     if source["kind"] == "profile" and source["dtype"] != first.dtype:

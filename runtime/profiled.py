@@ -24,8 +24,7 @@ from evenflow.results.run import Around, RunResult, around_stages
 from evenflow.runtime.serve import Workers, serve
 from evenflow.runtime.tokens import RandomTexts
 from evenflow.runtime.torch.layers import Linear, Mark
-from evenflow.runtime.torch.model import Ranks, Rope, Stage
-from evenflow.runtime.torch.sample import sample
+from evenflow.runtime.torch.model import Ranks, Rope, Stage, sample
 from evenflow.runtime.torch.settings import torch_settings, transport_of
 from evenflow.runtime.torch.weights import FAMILIES, random_stage, read_model
 from evenflow.runtime.wire import Piece

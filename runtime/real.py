@@ -48,6 +48,7 @@ from evenflow.runtime.serve import (
     serve,
 )
 from evenflow.runtime.tokens import RandomTexts
+from evenflow.runtime.torch import TorchSettings
 from evenflow.runtime.torch import settings as on_torch
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.schedulers import POOLED
@@ -369,9 +370,7 @@ def check_comparable(job: Job) -> None:
         )
     for workers in workers_by_pipeline(job, job.built()).values():
         if job.config.workers.kind == "torch" and not workers.together:
-            for note in on_torch.sharing(
-                cast("Sequence[on_torch.TorchSettings]", workers.settings)
-            ):
+            for note in on_torch.sharing(cast("Sequence[TorchSettings]", workers.settings)):
                 raise UsageError(
                     f"workers.transport: {note}; one_process, fewer stages or a GPU for each is "
                     "right"

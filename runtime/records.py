@@ -35,8 +35,6 @@ PART = "part"
 """The column of a block that says of which of several parts it is."""
 
 LINK = "bytes_per_token"
-FACTS = ("max_in_flight", "total_pages", "page_tokens", "prefix_cache")
-"""Of a world, what its result says of it beside its depth."""
 
 
 class Records:
@@ -125,8 +123,7 @@ def _part_of(block: Block) -> str:
 
 
 def _facts(world: World) -> dict[str, Any]:
-    facts = {name: getattr(world, name) for name in FACTS}
-    return {"depth": world.depth, "facts": facts | {"engines": world.virtual_engines}}
+    return {"depth": world.depth, "facts": {**world.facts, "total_pages": world.total_pages}}
 
 
 def write_served(

@@ -13,8 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torc
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from evenflow.core.kv import PagePool  # noqa: E402
-from evenflow.runtime.torch.model import Stage  # noqa: E402
-from evenflow.runtime.torch.sample import sample  # noqa: E402
+from evenflow.runtime.torch.model import Stage, sample  # noqa: E402
 from evenflow.runtime.torch.settings import cut  # noqa: E402
 from evenflow.runtime.torch.weights import load_stage, read_model  # noqa: E402
 from evenflow.runtime.wire import Piece  # noqa: E402

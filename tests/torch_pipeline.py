@@ -16,7 +16,8 @@ from evenflow.core.batcher import Batcher
 from evenflow.runtime.driver import Driver
 from evenflow.runtime.pipeline import WorkerPipeline
 from evenflow.runtime.tokens import RandomTexts, TextOf
-from evenflow.runtime.torch.settings import TorchSettings, cut, torch_settings
+from evenflow.runtime.torch import TorchSettings
+from evenflow.runtime.torch.settings import cut, torch_settings
 from evenflow.runtime.worker import run_stages
 from evenflow.sim import World
 from evenflow.specs.deployment import split_layers

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import torch
 
-from evenflow.runtime.torch.model import Part, Rope, Stage
-from evenflow.runtime.torch.sample import sample
+from evenflow.runtime.torch.model import Part, Rope, Stage, sample
 from evenflow.runtime.torch.weights import random_weights
 from evenflow.runtime.wire import Piece
 from evenflow.specs.modelspec import ModelSpec

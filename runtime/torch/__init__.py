@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from evenflow.runtime.worker import Place, Worker
 
 Transport = Literal["gloo", "nccl", "one_process"]
 """How activations cross: torch.distributed over the host or between GPUs; memory that processes
@@ -15,7 +18,7 @@ share (CUDA IPC on a GPU); or stages that are threads of one process."""
 
 
 @dataclass(frozen=True, slots=True)
-class StageSettings:
+class TorchSettings:
     """Layers [start, stop) of `model`, a folder; for random weights also a config.json or a name.
 
     On a CPU the stage computes on `cores`, in as many threads. `mailboxes` carry the activations of
@@ -32,3 +35,9 @@ class StageSettings:
     cores: tuple[int, ...] = ()
     mailboxes: tuple[deque[Any], ...] = ()
     limit_s: float = 60.0
+
+    def make(self, place: Place) -> Worker:
+        """Load the weights, reserve the KV pages, meet the other stages within `limit_s`."""
+        from evenflow.runtime.torch.worker import make_worker
+
+        return make_worker(place, self)

@@ -19,7 +19,7 @@ from torch import Tensor
 from evenflow.runtime.wire import Piece
 
 Draws = Sequence[int] | NDArray[np.int64]
-"""Whole numbers, as `evenflow.runtime.torch.sample.drawn_by` gives them."""
+"""Whole numbers, as `evenflow.runtime.torch.model.drawn_by` gives them."""
 
 
 class ChunkInputs(NamedTuple):

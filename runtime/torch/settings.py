@@ -11,32 +11,17 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import accumulate, pairwise
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evenflow.errors import UsageError
-from evenflow.runtime.torch import StageSettings
+from evenflow.runtime.torch import TorchSettings
 from evenflow.specs.deployment import require_shareable
 from evenflow.specs.gpu import GIB
 from evenflow.specs.modelspec import ModelSpec
 from evenflow.specs.precision import DTYPE_BYTES
 
-if TYPE_CHECKING:
-    from evenflow.runtime.worker import Place, Worker
-
 ONE_GPU = "gloo or one_process"
 """The transports of several stages on one GPU."""
-
-
-class TorchSettings(StageSettings):
-    """Settings that make a torch worker, once in its own process."""
-
-    __slots__ = ()
-
-    def make(self, place: Place) -> Worker:
-        """Load the weights, reserve the KV pages, meet the other stages within `limit_s`."""
-        from evenflow.runtime.torch.worker import make_worker
-
-        return make_worker(place, self)
 
 
 def cut(layers_per_stage: Sequence[int]) -> list[tuple[int, int]]:

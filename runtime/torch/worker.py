@@ -16,12 +16,11 @@ import torch
 from evenflow.errors import UsageError
 from evenflow.runtime.page_tables import PageTable
 from evenflow.runtime.tokens import UNKNOWN
-from evenflow.runtime.torch import StageSettings
+from evenflow.runtime.torch import TorchSettings
 from evenflow.runtime.torch.carriers import Carrier, Handed, Lane, SentPages, meet
 from evenflow.runtime.torch.inputs import BatchInputs
 from evenflow.runtime.torch.layers import KvPages
-from evenflow.runtime.torch.model import ALONE, Ranks, Stage
-from evenflow.runtime.torch.sample import drawn_by, sample
+from evenflow.runtime.torch.model import ALONE, Ranks, Stage, drawn_by, sample
 from evenflow.runtime.torch.weights import load_stage, random_stage, read_model
 from evenflow.runtime.wire import Activation, Cached, Draw, Move, Piece, Step
 from evenflow.runtime.worker import Executed, Place
@@ -133,7 +132,7 @@ class TorchWorker:
                 part[cached.start : cached.start + len(values), cached.pages] = values
 
 
-def make_worker(place: Place, settings: StageSettings) -> TorchWorker:
+def make_worker(place: Place, settings: TorchSettings) -> TorchWorker:
     """Make a stage's worker; UsageError for weights or sizes that cannot be."""
     device = _device(place, settings)
     if settings.cores:
@@ -199,7 +198,7 @@ def kinds_of_batches(tokens: int, page_tokens: int) -> Iterator[list[Piece]]:
     yield from ([first], [later], decodes, [first, later, *decodes])
 
 
-def _device(place: Place, settings: StageSettings) -> torch.device:
+def _device(place: Place, settings: TorchSettings) -> torch.device:
     if settings.device == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", place.number % torch.cuda.device_count())
@@ -207,14 +206,14 @@ def _device(place: Place, settings: StageSettings) -> torch.device:
     return device
 
 
-def _ranks(place: Place, settings: StageSettings) -> Ranks:
+def _ranks(place: Place, settings: TorchSettings) -> Ranks:
     """Connect to the other processes, where torch does that; return this stage's ranks."""
     if place.workers == 1 or settings.transport == "one_process":
         return ALONE
     return meet(place, settings.transport, settings.limit_s)
 
 
-def _stage(settings: StageSettings, device: str, ranks: Ranks) -> Stage:
+def _stage(settings: TorchSettings, device: str, ranks: Ranks) -> Stage:
     span = settings.start, settings.stop
     if settings.weights == "checkpoint":
         return load_stage(settings.model, *span, dtype=settings.dtype, device=device, ranks=ranks)
@@ -222,7 +221,7 @@ def _stage(settings: StageSettings, device: str, ranks: Ranks) -> Stage:
     return random_stage(spec, rope, *span, dtype=settings.dtype, device=device, ranks=ranks)
 
 
-def _carrier(place: Place, settings: StageSettings, stage: Stage) -> Carrier | None:
+def _carrier(place: Place, settings: TorchSettings, stage: Stage) -> Carrier | None:
     if place.depth == 1:
         return None
     if settings.transport == "one_process":

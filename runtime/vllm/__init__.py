@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from evenflow.config.workers import VllmWorkers
 from evenflow.core.world import World
 from evenflow.errors import UsageError
 from evenflow.runtime.serve import Workers
@@ -33,18 +34,14 @@ QUIET = {
 
 
 class EngineSettings(NamedTuple):
-    """A deployment of vLLM: `folder` has config.json and, unless `dummy` weights do, the weights.
+    """A deployment of vLLM by its `keys`; `folder` has config.json and, if they are read, weights.
 
-    `max_num_batched_tokens` and `max_num_seqs` are what a policy may plan at most.
     `kv_bytes_per_token`: what its keys and values take in all layers together, at most.
     """
 
+    keys: VllmWorkers
     folder: str
     dtype: str
-    dummy: bool
-    threads: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
     kv_bytes_per_token: int
 
 
@@ -107,12 +104,12 @@ def arguments(settings: EngineSettings, world: World) -> dict[str, Any]:
         "skip_tokenizer_init": True,
         "enforce_eager": True,
         "dtype": settings.dtype,
-        "load_format": "dummy" if settings.dummy else "auto",
+        "load_format": "dummy" if settings.keys.weights == "random" else "auto",
         "max_model_len": world.max_model_len,
         "block_size": world.page_tokens,
         "num_gpu_blocks_override": world.total_pages + 1,
-        "max_num_batched_tokens": settings.max_num_batched_tokens,
-        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.keys.max_num_batched_tokens,
+        "max_num_seqs": settings.keys.max_num_seqs,
         "scheduler_reserve_full_isl": False,
         "enable_prefix_caching": False,
         "async_scheduling": False,

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[torch]'")
 
-from evenflow.runtime.torch.sample import drawn_by, sample  # noqa: E402
+from evenflow.runtime.torch.model import drawn_by, sample  # noqa: E402
 from evenflow.runtime.wire import Draw  # noqa: E402
 from tests.tiny_models import Operations  # noqa: E402
 

@@ -20,7 +20,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install -e '.[runtime]'")
 from evenflow.errors import WorkerError
 from evenflow.runtime.driver import Driver
 from evenflow.runtime.pipeline import WorkerPipeline
-from evenflow.runtime.torch.settings import TorchSettings
+from evenflow.runtime.torch import TorchSettings
 from evenflow.runtime.worker import Place
 from tests.command_line import START_S, complaint, gone, group, spawn
 from tests.tiny_models import save_checkpoint

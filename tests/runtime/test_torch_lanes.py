@@ -24,8 +24,11 @@ from evenflow.runtime.serve import Workers  # noqa: E402
 from evenflow.runtime.torch import carriers, settings  # noqa: E402
 from evenflow.runtime.torch.carriers import SentPages  # noqa: E402
 from evenflow.runtime.torch.inputs import batch_inputs  # noqa: E402
-from evenflow.runtime.torch.model import Rope  # noqa: E402
-from evenflow.runtime.torch.sample import drawn_by, sample  # noqa: E402
+from evenflow.runtime.torch.model import (  # noqa: E402
+    Rope,
+    drawn_by,
+    sample,
+)
 from evenflow.runtime.torch.weights import random_stage  # noqa: E402
 from evenflow.runtime.torch.worker import TorchWorker, warm_up  # noqa: E402
 from evenflow.runtime.wire import Activation, Draw, Piece  # noqa: E402

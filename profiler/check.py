@@ -122,8 +122,8 @@ class Errors(NamedTuple):
     """Errors of predictions of one operator, over the micro-batches that have it.
 
     Shares of the mean (Swanson's) of the undisturbed runs: absolute relative errors (median and
-    P95), and the signed mean. Beside them is the machine's spread: of all single runs from their
-    median (median and P95), and of the medians of their halves (P95). `share`: of the stages' time.
+    P95), and the signed mean. Beside them is the machine's spread. It is of all single runs from
+    their median (median and P95), and of their halves' medians (P95). `share`: of the stages' time.
     """
 
     operator: str
@@ -174,7 +174,7 @@ def errors(
     """Compare runs with predictions, per operator and for whole stages (the last of the list).
 
     `cost` is the profile's on one stage of all layers of the model. Stages are those of the runs
-    without marks, so that what the marks of a profile cost counts as its error.
+    without marks. What the marks of a profile cost then counts as its error.
     """
     counts = operator_counts(spec)
     parts = StageParts(profile, spec, ranks, None, spec.name)

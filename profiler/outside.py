@@ -1,10 +1,11 @@
 """Measurements beside stages: the host's time for a micro-batch, hops, copies, all-reduces.
 
 The host's and the hops are measured while a pipeline serves, as the serving process sees them.
-Processes share cores, and a message waits for its reader. They are the driver's whole step (policy,
-Batcher, page tables, messages), the inputs on stage 0, and the way from a stage to the next. The
-policy that serves here has few lines; another's time comes on top. An all-reduce runs over gloo
-between processes on a CPU, and over NCCL on CUDA, a GPU a rank. Knows no workers and no sockets.
+Processes share cores, and a message waits for its reader. They are the driver's whole step, the
+inputs on stage 0, and the way from a stage to the next. A step is the policy, Batcher, page tables
+and messages. The policy that serves here has few lines; another's time comes on top. An all-reduce
+runs over gloo between processes on a CPU, and over NCCL on CUDA, a GPU a rank. Knows no workers and
+no sockets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Timed runs of micro-batches: taken in rounds, kept on disk as they come, made into points.
 
 Every shape is run once a round, in a new order each round, until time is up. Time between marks is
-measured on the CPU by a clock, of CPU time or of the wall, on CUDA by events. Torch is imported
-only there. Knows a subject that runs shapes; no model and no profile file.
+measured on the CPU by a clock, of CPU time or of the wall. On CUDA it is measured by events. Torch
+is imported only there. Knows a subject that runs shapes; no model and no profile file.
 """
 
 from __future__ import annotations

@@ -53,9 +53,9 @@ class WorkerPipeline:
     """Worker processes, one for each of `settings` or one for all `together`, in a `with` block.
 
     Each stage is as many of them as it has `ranks`, which come one after the other. `name` is said
-    of them where there are several pipelines. `coupled`: a stage gets a micro-batch from the one
-    before it, with the activations, and only stage 0 by the driver. `receive` and `send` raise
-    WorkerError for a worker that died, was stopped, failed or takes no messages.
+    of them where there are several pipelines. `coupled`: a stage gets a micro-batch with the
+    activations, from the one before it. Only stage 0 gets it from the driver. `receive` and `send`
+    raise WorkerError for a worker that died, was stopped, failed or takes no messages.
     """
 
     def __init__(

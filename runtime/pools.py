@@ -98,8 +98,8 @@ class PoolDriver(Driver):
 class PooledDriver(Pools, System):
     """Serves a pooled world in real time.
 
-    `drives` make the driver of the pool of each name, given this and the requests' tokens, which
-    `text_of` says where workers compute. `blocks` takes what the clients have.
+    `drives` make the driver of the pool of each name, given this and the requests' tokens.
+    `text_of` says the tokens where workers compute. `blocks` takes what the clients have.
     """
 
     def __init__(

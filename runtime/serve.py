@@ -1,7 +1,7 @@
 """Serve the requests of a world, or those of clients, in real time; simulated by
 `evenflow.sim.simulate`.
 
-Knows a world and its workers; no configuration and no command line. torch and ZeroMQ are imported
+Knows a world and its workers; no configuration and no command line. Torch and ZeroMQ are imported
 once something is served.
 """
 

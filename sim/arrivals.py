@@ -155,10 +155,10 @@ class FrontEnd:
 
     First an event loop reads it, a small step of each request after a small step of the next. Then
     one thread tokenises and admits it, one request after the other: the other half, and
-    `tokenize_s` a prompt token. So of n that come at once without tokens to make, the first is done
-    after half of n x `front_end_s`. The last is done after all of it. Then `front_end_latency_s`
-    passes, in which they delay no other (network, threads). Half is a convention: bursts on vLLM
-    0.8 fit it.
+    `tokenize_s` a prompt token. So of n that come at once without tokens, the first is done after
+    half of n x `front_end_s`. The last is done after all of it. Then `front_end_latency_s` passes,
+    in which they delay no other (network, threads). Half is a convention: bursts on vLLM 0.8 fit
+    it.
     """
 
     def __init__(self, clock: SimClock, pipeline: Entrance, overheads: RuntimeOverheads) -> None:

@@ -45,9 +45,9 @@ def autoscaler(
 ) -> Generator[Event, Any, None]:
     """Let replicas follow the requests in the system, `target` of them a replica.
 
-    Looked at every `sync_s`. Up at once, by at most four or to twice as many; down to the highest
-    wish of the last `stabilization_s`, first by replicas still starting. A replica takes
-    requests `start_s` after it is asked for, and its hours count from then on until it is drained.
+    Looked at every `sync_s`. Up at once, by at most four or to twice as many. Down to the highest
+    wish of the last `stabilization_s`, first by replicas still starting. A replica takes requests
+    `start_s` after it is asked for. Its hours count from then on until it is drained.
     """
     if min_replicas > max_replicas:
         raise UsageError(

@@ -1,7 +1,7 @@
 """The pipeline as SimPy processes: one for the driver's CPU, each stage and each link.
 
-This is the specification of `evenflow.sim.tandem`. It runs where hops share a link, and where a
-process of the user's may slow or stop what is here.
+This is the specification of `evenflow.sim.tandem`. It runs where hops share a link, and where
+processes of the user may slow or stop it.
 """
 
 from __future__ import annotations

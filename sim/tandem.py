@@ -1,9 +1,9 @@
 """The pipeline as a recurrence: the times of a micro-batch on all stages, computed when it is sent.
 
-Stages serve first come first served. So with a separate link for each hop nothing that is sent
-later can change them: start[k][i] = max(end[k][i-1], arrival from stage k-1). Two events a
-micro-batch are left: stage 0 is free, and the last stage is done. `evenflow.sim.stages` is the
-specification; both give the same bytes.
+Stages serve first come first served. With a separate link for each hop, nothing that is sent later
+can change them. So start[k][i] = max(end[k][i-1], arrival from stage k-1). Two events a micro-batch
+are left: stage 0 is free, and the last stage is done. `evenflow.sim.stages` is the specification;
+both give the same bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Arrivals, as a configuration says them, and the making of requests from a trace.
 
-An arrival process gives times for any number of requests, and knows nothing of lengths. Random
-ones draw gaps at unit rate and divide by the rate: a change of rate stretches the same pattern
+An arrival process gives times for any number of requests, and knows nothing of lengths. Random ones
+draw gaps at unit rate and divide by the rate. So a change of rate stretches the same pattern
 (common random numbers). A longer run begins with the shorter one.
 """
 

@@ -30,7 +30,7 @@ def info(trace: Trace) -> dict[str, Any]:
     """Return a summary of a trace, ready for JSON; None where a number has no meaning.
 
     `span_s` is from the first arrival to the last, `rate_per_s` the arrivals after the first over
-    it, and `gap_cv` the coefficient of variation of the times between arrivals.
+    it. `gap_cv` is the coefficient of variation of the times between arrivals.
     """
     origin = {key: getattr(trace, key) for key in ("name", "format", "path", "sha256", "rows_read")}
     return {
@@ -113,9 +113,9 @@ def fit_values(values: Floats) -> dict[str, Any]:
     """Return n, mean, std, cv, q0 to q100 (linear) and the fits of one column of numbers.
 
     Fits: lognormal `ln_mu`, `ln_sigma`; gamma `gamma_k`, `gamma_theta`; Weibull `weib_shape`,
-    `weib_scale`; each with its KS distance (`ln_ks`, ..., `exp_ks` for the exponential of the same
-    mean), and the families of least AIC and least KS. They are None unless all values are above 0
-    and differ by more than rounding.
+    `weib_scale`. Each has its KS distance (`ln_ks`, ...), `exp_ks` is that of the exponential of
+    the same mean. Then come the families of least AIC and least KS. They are None unless all values
+    are above 0 and differ by more than rounding.
     """
     mean, std = float(values.mean()), float(values.std())
     result: dict[str, Any] = {"n": len(values), "mean": mean, "std": std}
@@ -160,10 +160,10 @@ def fit_families(values: Floats) -> dict[str, Any]:
 def convert(trace: Trace, out_path: str | Path) -> Path:
     """Write a trace as a Vidur csv, whole or not at all, and return the path.
 
-    Columns `arrived_at` (seconds, only where there are times), `num_prefill_tokens`,
-    `num_decode_tokens`, and `max_new` and `priority` where the trace has them; reading it back
-    gives the same trace, but for texts and prefixes. Raises UsageError for a path that cannot be
-    written, and for one where a file is.
+    Columns are `num_prefill_tokens`, `num_decode_tokens` and, where the trace has them,
+    `arrived_at` (seconds), `max_new` and `priority`. Reading it back gives the same trace, but for
+    texts and prefixes. Raises UsageError for a path that cannot be written, and for one where a
+    file is.
     """
     require_new(path := Path(out_path))
     columns: dict[str, Iterable[Any] | None] = {

@@ -2,10 +2,10 @@
 
 A format knows which columns hold what, in which unit, and how to tell it from the others. It knows
 nothing of layouts, filters, limits or arrival processes. A new format of the usual kind is one line
-of formats.csv; a log with other names of columns is read by a mapping, or by usual names (`ROLES`).
+of formats.csv. A log with other columns is read by a mapping, or by usual names (`ROLES`).
 
 ShareGPT is a JSON array of conversations, which is never in memory as a whole. Its entries are
-texts to be tokenized, `conversations: [{from, value}, ...]`: the first turn is the prompt, the
+texts to be tokenized, `conversations: [{from, value}, ...]`. The first turn is the prompt, the
 second the reply, whatever their roles (as in vLLM's benchmark). Or they are lengths,
 `input_token_length` and `output_token_length`, as TD-Pipe's predictor writes them.
 """
@@ -34,9 +34,9 @@ class Row(NamedTuple):
     """A request as the file has it. `time` is in the format's ticks (None: no arrival times).
 
     `dropped` says why the format itself does not count the row as a request; "" keeps it. `text` is
-    the prompt, where the file holds it; `blocks` name the content of its blocks of tokens, () where
-    the file does not. `max_new` is the output that the client allows, where the file says so;
-    `priority` what its client says of its urgency.
+    the prompt, where the file holds it. `blocks` name the content of its blocks of tokens, () where
+    the file does not. `max_new` is the output that the client allows, where the file says so.
+    `priority` is what the client says of its urgency.
     """
 
     time: int | float | None
@@ -194,11 +194,11 @@ def timestamp(column: str, value: object) -> int:
 class TraceTable(NamedTuple):
     """A format with one request a row, in named columns, or at paths of keys (`usage.tokens`).
 
-    All of `columns` must be in the file: `time`, the column of arrival times ("": the format has
-    none), in a `unit` of UNITS (any other: seen from each value); the lengths; and the `mark` by
-    which the format is recognised. `no_output` says why a row without output tokens is dropped.
-    `blocks`, if any, is the column that names the content of each `block_tokens` tokens of the
-    prompt. A file of any of these formats may have the columns `max_new`, the output that the
+    All of `columns` must be in the file: `time`, the lengths, and the `mark` by which the format is
+    recognised. `time` is the column of arrival times ("": the format has none). Its `unit` is one
+    of UNITS (any other: seen from each value). `no_output` says why a row without output tokens is
+    dropped. `blocks`, if any, is the column that names the content of each `block_tokens` tokens of
+    the prompt. A file of any of these formats may have the columns `max_new`, the output that the
     client allows, and `priority`.
     """
 

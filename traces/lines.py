@@ -1,6 +1,6 @@
 """Trace files: their text and fingerprint, and their records, whatever the layout.
 
-A layout is a csv with a header, a JSON object a line, a JSON array of objects, or Parquet; each may
+A layout is a csv with a header, a JSON object a line, a JSON array of objects, or Parquet. Each may
 be gzipped. Records come one at a time, so that the head of a huge trace is cheap. Whatever goes
 wrong between the disk and the text becomes a UsageError that names the place. Knows no columns.
 """
@@ -146,8 +146,8 @@ class _Unpacked(gzip.GzipFile):
 def fingerprint(path: Path) -> str:
     """Return the SHA-256 of a file's bytes as they lie on disk, in hexadecimal.
 
-    A file over 256 MiB is hashed by its size (in decimal) and its first 64 MiB, as a few rows of a
-    huge trace should be read at once. The result then starts with "size+64MiB:".
+    A file over 256 MiB is hashed by its size (in decimal) and its first 64 MiB. So a few rows of a
+    huge trace are read at once. The result then starts with "size+64MiB:".
     """
     size = path.stat().st_size
     with path.open("rb") as raw:

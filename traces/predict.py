@@ -67,7 +67,7 @@ def accumulated_error(
 ) -> dict[int, float]:
     """Return, by group size, the mean error of a group's total as a share of its true total.
 
-    Groups are drawn without replacement from the requests, as often as they fill a group; sizes
+    Groups are drawn without replacement from the requests, as often as they fill a group. Sizes
     above their number are left out. TD-Pipe, figure 14.
     """
     order = rng.permutation(len(true))
@@ -135,8 +135,8 @@ class Mean:
 class Noisy:
     """Names the right class of the run's outputs with probability `accuracy`, else another.
 
-    The wrong classes come in proportion to their shares of the outputs, so that the class of the
-    few longest is not named too often. The prediction is the mean output of the class named; all is
+    The wrong classes come in proportion to their shares of the outputs. So the class of the few
+    longest is not named too often. The prediction is the mean output of the class named; all is
     drawn with `seed`.
     """
 

@@ -1,12 +1,12 @@
 """Traces: lengths of prompts and outputs as columns, read from a file or drawn like a public one.
 
 A sample is drawn from a table of quantiles of real lengths and gaps. It has the source's marginal
-distributions (the inverse of an interpolated quantile function) and its rank correlation of prompt
-and output (a Gaussian copula). It does not have the source's rows, its order of lengths, nor its
-slow changes of rate: gaps are independent, but for the bursts of azure-code.
+distributions (the inverse of an interpolated quantile function). It has its rank correlation of
+prompt and output, too (a Gaussian copula). It does not have the source's rows, its order of
+lengths, nor its slow changes of rate. Gaps are independent, but for the bursts of azure-code.
 
-Knows limits and filters; each format's columns are its reader's business (`traces.formats`), and
-how a trace becomes requests is that of `traces.arrivals`.
+Knows limits and filters. Each format's columns are the business of `traces.formats`, and how a
+trace becomes requests is that of `traces.arrivals`.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Trace:
 
     `arrival_s`: seconds since the earliest request, [n], never decreasing; None without times.
     `prompt_tokens`, `output_tokens`: [n], 1 or more. `dropped`: rows left out, by reason, among the
-    `rows_read`; `reordered`: rows that the file has earlier than the row before them. `sha256`: see
+    `rows_read`. `reordered`: rows that the file has earlier than the row before them. `sha256`: see
     `traces.formats.fingerprint`. `seed` and `neighbours`: what a sample was drawn with; None and 0
     for a file. `texts`: the prompts, [n], where they were asked for and the file holds them.
     `prefixes`: what the requests have in common, [n]; None where nothing is known of it. `max_new`:
-    output tokens that clients allow, [n], None for a request without one; None where no request
-    has one. `priority`: how urgent they are, [n], the lower first; None: all the same.
-    `doubts`: what makes it likely that the file was meant otherwise.
+    output tokens that clients allow, [n], None for a request without one; None where no request has
+    one. `priority`: how urgent they are, [n], the lower first; None: all the same. `doubts`: what
+    makes it likely that the file was meant otherwise.
     """
 
     name: str
@@ -79,8 +79,8 @@ class Trace:
 def with_conversations(trace: Trace) -> Trace:
     """Return the trace with each turn's tokens, prompt and output, marked as its conversation's.
 
-    A turn belongs to the conversation of the row before it if its prompt is at least as long as
-    that row's prompt and output together: then it can hold the whole history.
+    A turn with a prompt as long as the prompt and output before it, or longer, continues that
+    conversation. Its prompt can then hold the whole history.
 
     Known error: neighbouring rows of two conversations with lengths that fit count as one.
     Raises UsageError for a sample, whose rows are drawn apart, and where prefixes are known.
@@ -153,14 +153,13 @@ def load_trace(
     """Load a trace file, or draw a bundled sample.
 
     `limit` requests are kept and the rest of the file is not read. A sample is drawn with as many
-    (by default as its source has) from `seed`; `neighbours` says how alike successive lengths are
-    (`draw_lengths`). The first `skip` requests of the file are left out, and counted as dropped;
-    time then starts at the first one kept. `format` is a name in FORMATS (None: seen from the
+    (by default as its source has) from `seed`. `neighbours` says how alike successive lengths are
+    (`draw_lengths`). The first `skip` requests of the file are left out, and counted as dropped.
+    Time then starts at the first one kept. `format` is a name in FORMATS (None: seen from the
     file), `filter` one in FILTERS. `tokenizer` is the path of a tokenizer.json for traces of text,
-    which `keep_text` keeps. `columns` name a log's
-    `arrival`, `prompt` and `output`; `time_unit` is one of UNITS (None: the format's, or seen);
-    `on_bad_row`: "skip" drops rows that cannot be read, and names the first five. Raises UsageError
-    naming the file, the line and what would be right.
+    which `keep_text` keeps. `columns` name a log's `arrival`, `prompt` and `output`. `time_unit` is
+    one of UNITS (None: the format's, or seen). `on_bad_row`: "skip" drops rows that cannot be read,
+    and names the first five. Raises UsageError naming the file, the line and what would be right.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"{limit} requests of a trace; expected at least 1")
@@ -372,8 +371,8 @@ SAMPLE_NAMES = (
 def random_stream(seed: int, name: str) -> np.random.Generator:
     """Return the generator of the stream `name` under `seed` (a whole number, 0 or more).
 
-    Streams of different names are independent: a change of what draws from one (the arrival rate,
-    say) leaves what draws from another (the lengths) as it was.
+    Streams of different names are independent. A change of what draws from one (the arrival rate,
+    say) leaves the others (the lengths) as they were.
     """
     spawn_key = (zlib.crc32(name.encode()),)
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=spawn_key))
@@ -382,8 +381,8 @@ def random_stream(seed: int, name: str) -> np.random.Generator:
 class SampleTable(NamedTuple):
     """Facts about a real trace, from which a sample is drawn.
 
-    `facts` holds the lines above the table (`rows`, `spearman`, `source`, `licence`, `filter`);
-    `percent` [q] rises from 0 to 100 and each of `quantiles` [q] belongs to it.
+    `facts` holds the lines above the table (`rows`, `spearman`, `source`, `licence`, `filter`).
+    `percent` [q] rises from 0 to 100, and each of `quantiles` [q] belongs to it.
     """
 
     facts: dict[str, str]
@@ -444,8 +443,8 @@ def draw_lengths(
 
     A Gaussian copula of correlation 2 sin(pi r / 6) has Spearman correlation r (Kruskal 1958).
     Where the source bounds the sum, a prompt too long for its output is cut. `neighbours`: the rank
-    correlation of a length with that of the request before, of an autoregressive process of the
-    same marginals; 0: each is drawn by itself.
+    correlation of a length with that of the request before; 0: each is drawn by itself. The process
+    is autoregressive, with the same marginals.
     """
     rho = pearson(float(table.facts["spearman"]))
     draws = random_stream(seed, "lengths").standard_normal((n, 2))
@@ -474,8 +473,8 @@ def _chained(draws: Floats, share: float) -> Floats:
 def draw_arrivals(table: SampleTable, n: int, seed: int) -> Floats:
     """Draw arrival times in seconds, [n], the first at 0, with independent gaps.
 
-    Where the table has bursts, `gap_s` holds the gaps inside one, `pause_s` those between two and
-    `burst_requests` the number of requests of one.
+    Where the table has bursts, `gap_s` holds the gaps inside one, `pause_s` the gaps between two.
+    `burst_requests` is the number of requests of one.
     """
     gaps_s = table.draw("gap_s", random_stream(seed, "gaps").uniform(0, 100, n))
     if "pause_s" in table.quantiles:

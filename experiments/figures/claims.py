@@ -65,9 +65,9 @@ class Claim:
 class Answer:
     """One value of a claim, and ours. `part` is its key or position, empty for a single value.
 
-    `ratio` is ours / paper. Of a comparison, `effect` is log(ours) / log(paper):
-    1 is the whole published effect, 0 none of it, below 0 the opposite. None where there is none.
-    `low` and `high` are the ends of the 90 % interval of ours, where nine more runs were made.
+    `ratio` is ours / paper. Of a comparison, `effect` is log(ours) / log(paper). The whole
+    published effect is 1, none of it 0, the opposite is below 0. None where there is none. `low`
+    and `high` are the ends of the 90 % interval of ours, where nine more runs were made.
     """
 
     claim: Claim

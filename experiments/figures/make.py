@@ -60,7 +60,7 @@ def chosen(
     """Return the figures asked for, all where none is; UsageError for an unknown name.
 
     A name without its number stands for all of that paper: `gllm`. One that ends in .yaml is a
-    figure of the user's own, as are those given by name with their keys.
+    figure of the user's own. So is one given by name with its keys.
     """
     known, wanted = names(), {}
     given = asked if isinstance(asked, Mapping) else {}

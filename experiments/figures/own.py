@@ -74,8 +74,8 @@ def gpu_of_pair(study: FigureStudy, table: pd.DataFrame) -> pd.Series[str]:
 def attainment(study: FigureStudy) -> pd.DataFrame:
     """Run every system at every rate; return a row for each run and each pair of limits.
 
-    Limits (ms of TTFT and TPOT) are those given, or multiples of the first system's latency at the
-    lowest rate of the place.
+    Limits are ms of TTFT and TPOT. Where none is given, they are multiples of the first system's
+    latency at the lowest rate.
     """
     parts = []
     places = groupby(cases_of(study), lambda case: (case.values["pair"], case.values["trace"]))

@@ -90,14 +90,14 @@ class Panel(Keys):
     steady window by that of the whole run, dotted or as rings. `write`: what stands over a bar,
     `{:.2f}` for its height, or the row's columns by name in braces. Over a stack, and in the legend
     of lines for all points but the first, those columns. `strong`: the value of `x` whose bar is
-    not pale, and has no words. `line`: a level to compare with, `levels`: columns of a level for
-    each bar, by their words, `bands`: ranges by theirs. `mark`: the column that has the default of
+    not pale, and has no words. `line`: a level to compare with. `levels`: columns of a level for
+    each bar, by their words; `bands`: ranges by theirs. `mark`: the column that has the default of
     `x`, whose values then stand at equal distance. `log_2`: powers of two across; `decades`: powers
     of ten upwards, with plain numbers. `width` is in inches; `words` are what `each` is called.
 
     `tokens`, `stages`, `busy` and `kv` show columns of `measures.micro_batches` within the run of
-    the first seed, with no `x` and `y`. Words may name numbers of the runs, and their `[mean]`,
-    `[min]` and `[max]` over the seeds.
+    the first seed. They have no `x` and `y`. Words may name numbers of the runs, and their
+    `[mean]`, `[min]` and `[max]` over the seeds.
     """
 
     kind: Literal["bars", "stack", "lying", "lines", "tokens", "stages", "busy", "kv"] = Field(
@@ -136,10 +136,10 @@ class Plot(Keys):
     """A figure's panels side by side, in rows `height` inches high.
 
     `width`: inches of the whole figure, such as a column's; as many panels as fit are in a row.
-    `rows`: columns whose values make a row of all panels each, with `title` at its left; or `down`:
-    each panel is a row. `let`: columns to draw, by their formulas (`formulas`).
-    `common`: keys of all panels. `legend`: one for all, at the right. `share`: the axes, x and y,
-    that panels of a column have in common.
+    `rows`: columns whose values make a row of all panels each, with `title` at its left. `down`:
+    each panel is a row. `let`: columns to draw, by their formulas (`formulas`). `common`: keys of
+    all panels. `legend`: one for all, at the right. `share`: the axes, x and y, that panels of a
+    column have in common.
     """
 
     height: Inches = 3.9
@@ -157,8 +157,8 @@ class Plot(Keys):
 class PanelLine(NamedTuple):
     """A name, what is at each place across, the rows it is of, and the looks.
 
-    `points` are `mean`, `min` and `max`, the `paper`'s value, whether it is `missed`, that of the
-    `steady` window, and the `words` to write there.
+    `points` are `mean`, `min` and `max`, the `paper`'s value, and whether it is `missed`. Beside
+    them are that of the `steady` window, and the `words` to write there.
     """
 
     name: str

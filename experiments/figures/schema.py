@@ -68,7 +68,7 @@ class Query(Keys):
 
     `take`: the column. `over`: that of the runs which differ in these values. `best`: the largest
     of what is left (`max`), the least, or its `range`. `how`: the mean, or the `geomean`. A list or
-    a mapping in place of one value makes a list or a mapping of answers, of which `then` takes one.
+    a mapping in place of one value makes as many answers. `then` takes one of them.
     """
 
     take: Shape = Field(examples=["mean_ttft_ms"])
@@ -98,9 +98,9 @@ class FigureKeys(Keys):
     stands for. `study`: the figure's own numbers (rates, requests, seeds ...); `quick` replaces
     some of them for a coarse pass. `title` may name numbers of the study in braces, and `{gpus}`.
     `differs` says what is not as in the paper. `says` gives, by the key read so, the section and
-    the words behind it. `like`: the figure whose keys hold where this one has none, but for
-    `claims`, `beside` and, in a figure of the user's, `differs`; of `plot`, key by key, and of
-    `study`, number by number.
+    the words behind it. `like`: the figure whose keys hold where this one has none. They hold of
+    `plot` key by key, and of `study` number by number. `claims`, `beside` and, in a figure of the
+    user's, `differs` are left out.
 
     `vary`: the axes of its cases, the last fastest (`cases.AXES`, or its own in `axes`). `columns`:
     which of them stand first in a row, in which order. `measure`: what is kept of each run, a
@@ -214,8 +214,8 @@ def load_plan(
 ) -> FigurePlan:
     """Read a figure's YAML; `overrides` are `KEY=VALUE` of its run, `study.KEY` or `systems.LABEL`.
 
-    `keys`: what would stand in the file. Raises UsageError for unknown keys, for a `study.KEY` that
-    the figure does not have, and for a value of another kind than the figure's.
+    `keys`: what would stand in the file. Raises UsageError for unknown keys, and for a `study.KEY`
+    that the figure does not have. So it does for a value of another kind than the figure's.
     """
     document = _completed(_read(path) if keys is None else Document(path.stem, {**keys}, {}), path)
     yaml_file.checked(FigureKeys, document)

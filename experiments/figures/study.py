@@ -41,8 +41,8 @@ class Drawing(Shown):
     """The result of a figure's module.
 
     `table` is the data behind the picture, a row a measurement. A terminal shows its columns
-    `shown` (None: all). `claims` has our value for each published claim the figure answers, by the
-    claim's id and in the shape of its value. `beside` has the same by the words of a reading.
+    `shown` (None: all). `claims` has our value for each published claim that the figure answers, by
+    its id. The value has the shape of the claim's. `beside` has the same by the words of a reading.
     `doubts` say what is not fair.
     """
 
@@ -90,8 +90,9 @@ class Numbers(dict[str, Any]):
 class FigureStudy:
     """One figure being made. `on_progress` is called with the points done and the points asked.
 
-    `wrong` is one of the nine runs that make an interval (`study.uncertainty`). Then every case is
-    as wrong as the stated error of its own costs says, all by the same draw, with other seeds.
+    `wrong` is one of the nine runs that make an interval (`study.uncertainty`). Then every case has
+    other seeds, and is as wrong as the stated error of its own costs. All are wrong by the same
+    draw.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Published measured runs on real GPUs, simulated again, and the errors.
 
 The catalogue has a YAML for each set of runs: where its data lies, and what is simulated as it.
-Every run is simulated so, and once more with `runtime: ideal`, to show what the CPU time of the
+Every run is simulated so, and once more with `runtime: ideal`. That shows what the CPU time of the
 engine adds. An error is simulated / measured - 1. What is in the data is `measured`'s business.
 Knows no picture and no command line.
 """
@@ -76,19 +76,19 @@ class SomeKeys(Keys):
 class EntryKeys(Keys):
     """A set of measured runs that one RUN.yaml describes, each from a file, or from a row of one.
 
-    `files` are patterns below the folder of the data: of the form that this catalogue was made
-    with, and of the original. `sha256` are the hashes of files that were read. Of a file with many
-    rows, those with facts among those of `where`, or of one of several, are taken. `metrics` are
-    compared, with the largest error that is aimed at (null: none). `spread` is the run-to-run
-    spread by metric, of runs with names that end so. `launch` is how the engine was started, where
-    that is known. `run` holds RUN.yaml's keys. Lengths, arrivals and layout come from the file
-    where it says them. `by_clients` holds keys that are the number of clients plus a constant.
-    `by_step` holds keys of a prompt, a decode of each client and a constant, in tokens. `some`
-    holds those of some rows, each before what stands before it. A closed loop serves `rounds`
-    requests a client. Lengths are uniform from the `shortest` share of what is stated to all of it,
-    as InferenceX's client draws them. `sequence`: the runs, by how their names end, were made one
-    after the other on one server. They had the same prompts at these requests a second (null: all
-    at once). `assumed` is what nothing measured says, `misses` why what misses does.
+    `files` are patterns below the folder of the data. The first is of the form that this catalogue
+    was made with, the others of the original. `sha256` are the hashes of files that were read. Of a
+    file with many rows, those with facts among those of `where`, or of one of several, are taken.
+    `metrics` are compared, with the largest error that is aimed at (null: none). `spread` is the
+    run-to-run spread by metric, of runs with names that end so. `launch` is how the engine was
+    started, where that is known. `run` holds RUN.yaml's keys. Lengths, arrivals and layout come
+    from the file where it says them. `by_clients` holds keys that are the number of clients plus a
+    constant. `by_step` holds keys of a prompt, a decode of each client and a constant, in tokens.
+    `some` holds those of some rows, each before what stands before it. A closed loop serves
+    `rounds` requests a client. Lengths are uniform from the `shortest` share of what is stated to
+    all of it, as InferenceX's client draws them. `sequence`: the runs, by how their names end, were
+    made one after the other on one server. They had the same prompts at these requests a second
+    (null: all at once). `assumed` is what nothing measured says, `misses` why what misses does.
     """
 
     title: Text
@@ -429,8 +429,8 @@ def served(
 ) -> dict[str, Any]:
     """Write the requests of a measured run to the file `trace`; return the keys that serve them.
 
-    A closed loop of which only the lengths are known gets `rounds` requests a client, of lengths
-    from the `shortest` share of them on. The workload of a run without requests is not known.
+    A closed loop of which only the lengths are known gets `rounds` requests a client. Their lengths
+    are from the `shortest` share of these on. The workload of a run without requests is not known.
     """
     requests = measured.requests
     if not len(requests):

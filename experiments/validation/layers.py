@@ -122,10 +122,10 @@ class Recorded:
     """Gives each micro-batch what a run measured for it.
 
     As long as the decisions are those of the run, that is the run's micro-batch at the same
-    position. Once they part, `parted_at` says where. From then on a micro-batch takes on the stages
-    what the run's next one with as many prefill and decode tokens took. After the last of them
-    comes the first again. Where the run had none it is what `costs` says, scaled by what the run
-    measured over that so far. Messages take what they took at the same position.
+    position. Once they part, `parted_at` says where. From then on stages take what they took for
+    the run's next one with as many tokens of each kind. After the last of them comes the first
+    again. Where the run had none it is what `costs` says, scaled by what the run measured over that
+    so far. Messages take what they took at the same position.
     """
 
     def __init__(self, result: RunResult, times: Times, costs: StageCost) -> None:
@@ -353,9 +353,8 @@ def cost_errors(
     """Return for each stage how far the costs are from what micro-batches took.
 
     Absolute relative errors (`median`, `p95`) and the relative error of the sum (`bias`), over all
-    runs. Beside them stands the machine's own spread (`median_repeat`, `p95_repeat`). It is how far
-    the times of micro-batches of as many prefill and decode tokens are from the median of their
-    like.
+    runs. Beside them stands the machine's own spread (`median_repeat`, `p95_repeat`). Micro-batches
+    of as many prefill and decode tokens are so far from the median of their times.
     """
     measured_s = np.concatenate([result.end_s - result.start_s for result in results])
     expected = np.concatenate(expected_s)

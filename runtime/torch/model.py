@@ -2,8 +2,8 @@
 
 Knows one micro-batch at a time; no scheduler, no processes, no clock. Weights are those of
 Hugging Face checkpoints. Query, key and value are one matrix here, and so are gate and up. Not
-supported: shared experts with a gate, groups of experts, quantisation (a profiler times 8-bit
-floats), and rotary embeddings scaled in other ways than `linear` and `llama3` (yarn, longrope).
+supported: shared experts with a gate, groups of experts, and quantisation (a profiler times 8-bit
+floats). Rotary embeddings are scaled as `linear` and `llama3` do, not as yarn or longrope.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ ALL: Part = (slice(None),)
 class Ranks:
     """A process's rank among the `size` that compute a stage together, and their `group`.
 
-    The first matrices are divided by columns, those after them by rows, to be summed over the ranks
-    (Shoeybi et al., Megatron-LM, section 3). Without a group nothing is exchanged: so a profiler
-    times the work of one rank.
+    The first matrices are divided by columns, the others by rows (Shoeybi et al., Megatron-LM,
+    section 3). What the others give is summed over the ranks. Without a group nothing is exchanged:
+    so a profiler times the work of one rank.
     """
 
     rank: int = 0
@@ -220,8 +220,8 @@ def drawn_by(draws: Sequence[Draw | None], positions: Sequence[int]) -> NDArray[
     """Return what `sample` draws by, of the rows that are not greedy, as numbers to send along.
 
     How each row draws, None greedily, and the position of its token to come. They are the bits of
-    floats: row, temperature, top_k, top_p, and what chance gives, [5 x rows that draw]. numpy draws
-    that, before the logits are there, so that CPU and CUDA draw alike.
+    floats: row, temperature, top_k, top_p, and what chance gives, [5 x rows that draw]. NumPy draws
+    that before the logits are there. So CPU and CUDA draw alike.
     """
     rows = [
         (row, how.temperature, how.top_k or np.inf, how.top_p, chance.random())

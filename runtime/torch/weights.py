@@ -47,9 +47,8 @@ ROPE_KINDS: Mapping[str, tuple[str, ...]] = {
 def random_weights(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Source:
     """Return a source of random tensors that depend on `seed` and their name alone.
 
-    Matrices are normal with the standard deviation of a fresh model (0.02), so that a model drawn
-    stage by stage, or in parts, is the model drawn whole. Vectors are ones for norms and zeros for
-    biases.
+    Matrices are normal with the standard deviation of a fresh model (0.02). A model drawn stage by
+    stage, or in parts, is the model drawn whole. Vectors are ones for norms and zeros for biases.
     """
 
     def draw(name: str, shape: tuple[int, ...], part: Part) -> Tensor:

@@ -59,7 +59,7 @@ def main() -> None:
 
     served = serve_job(job, on_done)
     rows = served.result.decode_tokens
-    work_ms = 1e3 * np.asarray(served.driver_s)
+    work_ms = 1e3 * np.asarray(served.heard.driver_s)
     full = int(0.9 * ROWS)
     for name, chosen in (("all", rows >= 0), (f"{full} decodes and more", rows >= full)):
         some = work_ms[chosen]

@@ -51,12 +51,14 @@ class Heard(NamedTuple):
     """Times at which the driver received messages, in seconds of the run.
 
     `admitted_s`: of each request, in order of arrival. `freed_s`: of each micro-batch, that stage 0
-    has computed it (nothing with a single stage). `returned_s`: that it is back.
+    has computed it (nothing with a single stage). `returned_s`: that it is back. `driver_s` are the
+    seconds that the driver itself spent on each.
     """
 
     admitted_s: Floats
     freed_s: Floats
     returned_s: Floats
+    driver_s: Floats
 
 
 class _Steps:
@@ -294,11 +296,6 @@ class Driver(System):
     def heard(self) -> Heard:
         """Times at which the driver received what it answered, once `run` has ended."""
         return Heard(*map(self._recorder.column, Heard._fields))
-
-    @property
-    def driver_s(self) -> Floats:
-        """The seconds that the driver itself spent on each micro-batch, once `run` has ended."""
-        return self._recorder.column("driver_s")
 
     def result(self) -> RunResult:
         return self._loop.result(**self._facts)

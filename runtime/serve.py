@@ -104,8 +104,8 @@ class ServedRun:
     """The outcome of a real run, and the wall seconds it took.
 
     `failure`: why it ended early, None if it did not; `interrupted`: because the user asked for it.
-    `unfinished` requests have no result. `driver_s`: the driver's own seconds on each micro-batch;
-    `heard`: when the driver received messages. `free_pages` were free at the end. `pipelines`: what
+    `unfinished` requests have no result. `heard`: when the driver received messages.
+    `free_pages` were free at the end. `pipelines`: what
     each replica, or pool, came to.
     """
 
@@ -114,7 +114,6 @@ class ServedRun:
     failure: str | None
     interrupted: bool
     unfinished: int
-    driver_s: Floats
     free_pages: int
     heard: Heard
     pipelines: Sequence[ServedRun] = ()
@@ -122,7 +121,7 @@ class ServedRun:
     def facts(self) -> dict[str, Any]:
         """Return the facts in summary.json on the run itself."""
         ends = self.failure, self.unfinished, self.free_pages
-        return facts_of(self.result, *ends, self.driver_s)
+        return facts_of(self.result, *ends, self.heard.driver_s)
 
 
 def facts_of(
@@ -265,10 +264,9 @@ def _served(
     """Return the drivers' outcomes as one run; `result` is of all of them."""
     from evenflow.runtime.driver import Heard
 
-    driver_s = np.concatenate([driver.driver_s for driver in drivers])
     free_pages = sum(driver.free_pages for driver in drivers)
     heard = Heard(*map(np.concatenate, zip(*(driver.heard for driver in drivers), strict=True)))
-    return ServedRun(result, *ends, unfinished, driver_s, free_pages, heard)
+    return ServedRun(result, *ends, unfinished, free_pages, heard)
 
 
 def engines_of(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import BinaryIO, NamedTuple, TextIO, cast
+from typing import Any, BinaryIO, NamedTuple, TextIO, cast
 
 from evenflow.errors import UsageError, once, require_package
 from evenflow.files import require_file
@@ -280,15 +280,14 @@ def has(record: Record, name: str) -> bool:
     return isinstance(inner, Mapping) and has(inner, rest)
 
 
-def value_of(record: Record, name: str) -> object:
+def value_of(record: object, name: str) -> Any:
     """Return what a record has in a column, or at the path of that name; None where nothing is."""
-    if not name:
+    if not isinstance(record, Mapping):
         return None
-    if name in record or "." not in name:
-        return record.get(name)
+    if name in record:
+        return record[name]
     head, _, rest = name.partition(".")
-    inner = record.get(head)
-    return value_of(inner, rest) if isinstance(inner, Mapping) else None
+    return value_of(record.get(head), rest) if rest else None
 
 
 def array_items(source: Source) -> Iterator[object]:

@@ -51,7 +51,8 @@ class EngineFacts(NamedTuple):
     """An engine's journals (engines.yaml): our policy for it, with the rules of some versions.
 
     `mark`: a key that only its config has. `fields`: what each kind of event has to hold. `rules`
-    say what decides each part of an answer. `modelled`: settings with the one value that is.
+    say what decides each part of an answer. `settings`: those of a config by our names, where they
+    differ. `modelled`: settings with the one value that is.
     """
 
     name: str
@@ -61,6 +62,7 @@ class EngineFacts(NamedTuple):
     fields: Mapping[str, Collection[str]]
     rules: Mapping[str, str]
     not_covered: str
+    settings: Mapping[str, str] = MappingProxyType({})
     modelled: Mapping[str, object] = MappingProxyType({})
 
 
@@ -229,8 +231,12 @@ def simulated(world: World) -> dict[int, RequestTimes]:
     return {number: RequestTimes(first_s, last_s) for number, first_s, last_s in rows}
 
 
-def policy_of(name: str, settings: Mapping[str, Any], **facts: Any) -> Scheduler:
-    """Return a policy with those of the settings that it has."""
+def policy_of(
+    engine: EngineFacts, config: Event, name: str, more: Mapping[str, Any], **facts: Any
+) -> Scheduler:
+    """Return a policy with those settings of a journal's config, and of `more`, that it has."""
+    named = {ours: config[key] for ours, key in engine.settings.items() if key in config}
+    settings = {**config, **named, **more}
     known = parameters(policy(name))
     return create(name, {key: settings[key] for key in known if key in settings}, **facts)
 

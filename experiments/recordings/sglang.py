@@ -32,16 +32,16 @@ FACTS = journal.facts_of("sglang")
 
 def scheduler_of(config: journal.Event, name: str) -> Scheduler:
     """Return the policy of a journal's settings; `name` gets the settings that it has."""
-    settings = {**config, "dynamic_chunking": config.get("dynamic_chunking") is not None}
-    settings["token_budget"] = config["chunked_prefill_size"]
+    chunks = config.get("dynamic_chunking")
     facts: dict[str, Any] = {
         "max_model_len": config.get("context"),
         "depth": config["pp"],
         "page_tokens": config["page_size"],
     }
-    if settings["dynamic_chunking"]:
-        facts["prefill_s"] = partial(np.polyval, config["dynamic_chunking"])
-    return journal.policy_of(name, settings, **facts)
+    if chunks is not None:
+        facts["prefill_s"] = partial(np.polyval, chunks)
+    more = {"dynamic_chunking": chunks is not None}
+    return journal.policy_of(FACTS, config, name, more, **facts)
 
 
 def _loop(config: journal.Event) -> dict[str, Any]:

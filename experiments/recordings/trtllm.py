@@ -24,22 +24,15 @@ FACTS = journal.facts_of("trtllm")
 
 def scheduler_of(config: journal.Event, name: str) -> Scheduler:
     """Return the policy of a journal's settings; `name` gets the settings that it has."""
-    params = {
-        "max_batch_size": config["max_batch_size"],
-        "max_num_seqs": config["max_num_requests"],
-        "max_num_tokens": config["max_num_tokens"],
-        "token_budget": config["max_num_tokens"],
-        "capacity_scheduler_policy": config[FACTS.mark],
-        "enable_chunked_prefill": bool(config.get("chunking")),
-        "chunk_unit": config.get("chunk_unit"),
-        "batch_wait_timeout_iters": config.get("batch_wait_timeout_iters", 0),
-        "batch_wait_max_tokens_ratio": config.get("batch_wait_max_tokens_ratio", 0.0),
+    chunking = config.get("chunking")
+    more = {
+        **({"context_chunking_policy": chunking} if chunking else {}),
+        "enable_chunked_prefill": bool(chunking),
         "disable_overlap_scheduler": config["loop"] == "simple",
         "version": "1.0" if config.get("waits_first") is False else "1.2",
     }
-    if config.get("chunking"):
-        params["context_chunking_policy"] = config["chunking"]
-    return journal.policy_of(name, params, depth=config["pp"], page_tokens=config["block_size"])
+    facts = {"depth": config["pp"], "page_tokens": config["block_size"]}
+    return journal.policy_of(FACTS, config, name, more, **facts)
 
 
 def deployment(path: Path, events: Sequence[journal.Event]) -> dict[str, Any]:

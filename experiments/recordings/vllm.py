@@ -25,23 +25,15 @@ GENERATED = 500
 
 def scheduler_of(config: journal.Event, name: str) -> Scheduler:
     """Return the policy of a journal's settings; `name` gets the settings that it has."""
-    params = {
-        "max_num_batched_tokens": config["budget"],
-        "token_budget": config["budget"],
-        "max_num_seqs": config["max_num_seqs"],
+    runner = "v2" if config.get("v2_runner") else "v1"
+    more = {
         "watermark": float(config.get("watermark", 0.0)),
-        "async_scheduling": False,
-        "scheduling_policy": config.get("policy", "fcfs"),
-        "long_prefill_token_threshold": config.get("long_prefill_token_threshold", 0),
-        "scheduler_reserve_full_isl": config.get("full_isl", True),
-        "enable_chunked_prefill": config.get("chunked_prefill", True),
+        "async_scheduling": runner if config.get("async_scheduling") else False,
         "version": config["version"].removesuffix(".0"),
     }
-    if params["version"] != "0.32":
-        params["prefill_schedule_interval"] = config.get("prefill_schedule_interval", 1)
-    if config.get("async_scheduling"):
-        params["async_scheduling"] = "v2" if config.get("v2_runner") else "v1"
-    return journal.policy_of(name, params, max_model_len=config.get("max_model_len"))
+    if more["version"] == "0.32":
+        more["prefill_schedule_interval"] = 1
+    return journal.policy_of(FACTS, config, name, more, max_model_len=config.get("max_model_len"))
 
 
 def generated(known: int, stop: int) -> list[int]:

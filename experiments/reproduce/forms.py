@@ -30,6 +30,7 @@ from evenflow.keys import shown
 from evenflow.results.run import Floats
 from evenflow.sums import plain_sum
 from evenflow.traces.formats import number
+from evenflow.traces.lines import value_of
 
 Json = Mapping[str, Any]
 
@@ -107,7 +108,7 @@ def _of_objects(stem: str, objects: Sequence[Json]) -> Iterator[MeasuredRun]:
     table = next((form for form in requests_forms().values() if form.tells(first)), None)
     if table is not None:
         return iter([run_of(stem, table.read(objects))])
-    there = [keys for keys in RUNS if all(_at(first, k) not in (None, []) for k in keys)]
+    there = [keys for keys in RUNS if all(value_of(first, k) not in (None, []) for k in keys)]
     read = RUNS[there[0]] if there else None
     if read is None:
         advice = next((words for keys, words in UNREAD.items() if keys <= first.keys()), KNOWN)
@@ -117,24 +118,16 @@ def _of_objects(stem: str, objects: Sequence[Json]) -> Iterator[MeasuredRun]:
     return (run for label, each in zip(labels, objects, strict=True) for run in read(label, each))
 
 
-def _at(data: Any, path: str) -> Any:
-    """Return what is at a path of keys, "metrics.ttft.value"; None where nothing is."""
-    if isinstance(data, Mapping) and path in data:
-        return data[path]
-    head, _, rest = path.partition(".")
-    return _at(data.get(head), rest) if rest and isinstance(data, Mapping) else None
-
-
 def _number(data: Json, path: str, factor: float = 1.0) -> float:
     """Return the number at a path. ValueError unless it is one, 0 or above."""
-    if not 0 <= (found := number(_at(data, path))) < MOST_OF_ANYTHING:
-        raise ValueError(f"{path} is {shown(_at(data, path))}; a number, 0 or above, is right")
+    if not 0 <= (found := number(value_of(data, path))) < MOST_OF_ANYTHING:
+        raise ValueError(f"{path} is {shown(value_of(data, path))}; a number, 0 or above, is right")
     return factor * found
 
 
 def _clients(data: Json, path: str) -> float | None:
     """Return the number of clients; None where unknown."""
-    found = number(_at(data, path))
+    found = number(value_of(data, path))
     return found if 1 <= found <= MOST_CLIENTS else None
 
 
@@ -168,9 +161,11 @@ class Requests(NamedTuple):
 
     def read(self, rows: Sequence[Json]) -> pd.DataFrame:
         """Return the rows under our names, NaN where a number is missing."""
-        rows = [row for row in rows if not self.phase or _at(row, self.phase) != "warmup"]
+        rows = [row for row in rows if not self.phase or value_of(row, self.phase) != "warmup"]
         columns = zip(COLUMNS, self[:5], strict=True)
-        table = pd.DataFrame({c: _numbers(_at(row, path) for row in rows) for c, path in columns})
+        table = pd.DataFrame(
+            {c: _numbers(value_of(row, path) for row in rows) for c, path in columns}
+        )
         table[["arrival_s", "ttft_ms", "e2el_ms"]] *= [float(unit) for unit in self[5:8]]
         if self.clock:
             table[["ttft_ms", "e2el_ms"]] -= 1e3 * table[["arrival_s"]].to_numpy()
@@ -233,18 +228,18 @@ def _of_guidellm(label: str, data: Json) -> Iterator[MeasuredRun]:
     """Read a report of GuideLLM; its `requests` are the successful ones."""
     for index, benchmark in enumerate(_list(data, "benchmarks")):
         rows = _list(benchmark, "requests.successful")
-        others = (_at(benchmark, f"requests.{kind}") for kind in ("errored", "incomplete"))
+        others = (value_of(benchmark, f"requests.{kind}") for kind in ("errored", "incomplete"))
         lost = sum(len(other) for other in others if isinstance(other, list))
         doubts = [f"{lost} requests failed or were cut off, and are left out"] if lost else []
         newer, older = (requests_forms()[name] for name in ("GuideLLM", "GuideLLM, older"))
-        form = newer if any(_at(row, newer.arrival_s) for row in rows) else older
+        form = newer if any(value_of(row, newer.arrival_s) for row in rows) else older
         if rows:
             yield run_of(f"{label} {index + 1}", form.read(rows), doubts=doubts)
 
 
 def _list(data: Json, path: str) -> list[Any]:
     """Return the list at a path of keys. ValueError unless it is one."""
-    if not isinstance(found := _at(data, path), list):
+    if not isinstance(found := value_of(data, path), list):
         raise ValueError(f"{path} is {shown(found)}; a list is right")
     return found
 
@@ -257,7 +252,7 @@ def _of_vllm(label: str, data: Json) -> Iterator[MeasuredRun]:
     ttfts_s, itls = _numbers(_list(data, "ttfts")), _list(data, "itls")
     inputs = _numbers(_list(data, "input_lens"))
     gaps_s = [_numbers(gaps if isinstance(gaps, list) else [None]) for gaps in itls]
-    told = _list(data, "output_lens") if _at(data, "output_lens") else None
+    told = _list(data, "output_lens") if value_of(data, "output_lens") else None
     gaps_s = [np.where(gaps >= 0, gaps, np.nan) for gaps in gaps_s]
     outputs = _numbers(told or [1 + len(gaps) for gaps in gaps_s])
     counts = [len(values) for values in (ttfts_s, itls, inputs, outputs)]
@@ -271,7 +266,7 @@ def _of_vllm(label: str, data: Json) -> Iterator[MeasuredRun]:
     gaps_ms = 1e3 * np.concatenate([gaps[np.isfinite(gaps)] for gaps in gaps_s] or [np.empty(0)])
     clients = _clients(data, "max_concurrency")
     run = {} if clients is None else {"workload.arrivals": closed_loop(round(clients))}
-    duration_s = number(_at(data, "duration"))
+    duration_s = number(value_of(data, "duration"))
     yield run_of(label, table, duration_s, gaps_ms, run=run, doubts=doubts)
 
 
@@ -282,16 +277,16 @@ def _arrivals(data: Json, e2els_s: Floats) -> tuple[Floats, list[str]]:
     gap before the first, and stretch all so that the last of n is at n / rate. Of the two, those
     are taken that end when the run did.
     """
-    if _at(data, "start_times"):
+    if value_of(data, "start_times"):
         return _numbers(_list(data, "start_times")), []
-    rate, count = number(_at(data, "request_rate")), len(e2els_s)
+    rate, count = number(value_of(data, "request_rate")), len(e2els_s)
     if not rate > 0:
         return np.zeros(count), [
             "request_rate is not known: all requests are taken to come at once"
         ]
     if math.isinf(rate):
         return np.zeros(count), []
-    burstiness = number(_at(data, "burstiness") or 1.0)
+    burstiness = number(value_of(data, "burstiness") or 1.0)
     duration_s, lasted_s = _number(data, "duration"), np.nan_to_num(e2els_s)
     if duration_s <= 0 or not burstiness > 0:
         raise ValueError("duration and burstiness should be above 0, or start_times be there")
@@ -315,11 +310,14 @@ def _of_vllm_means(label: str, data: Json) -> Iterator[MeasuredRun]:
         for key, value in data.items()
         if (key.endswith("_ms") or key == "duration") and 0 <= number(value) < MOST_OF_ANYTHING
     }
-    totals = number(_at(data, "total_input_tokens")), number(_at(data, "total_output_tokens"))
-    done = number(_at(data, "completed"))
+    totals = (
+        number(value_of(data, "total_input_tokens")),
+        number(value_of(data, "total_output_tokens")),
+    )
+    done = number(value_of(data, "completed"))
     lengths = [total / done for total in totals] if done > 0 and np.isfinite(totals).all() else []
     clients = _clients(data, "max_concurrency")
-    option = "--output-details" if _at(data, "backend") == "sglang" else "--save-detailed"
+    option = "--output-details" if value_of(data, "backend") == "sglang" else "--save-detailed"
     doubt = f"the file has no requests one by one; give {option}"
     yield of_means(label, metrics, doubt, lengths=lengths, clients=clients)
 
@@ -336,16 +334,18 @@ def _of_aiperf(label: str, data: Json) -> Iterator[MeasuredRun]:
     """Read the totals of AIPerf or genai-perf, which say the unit of each."""
     metrics = {}
     for ours, theirs in AIPERF_METRICS.items():
-        if ours == "e2el" and _at(data, theirs) is None:
+        if ours == "e2el" and value_of(data, theirs) is None:
             continue
-        unit = str(_at(data, f"{theirs}.unit"))
+        unit = str(value_of(data, f"{theirs}.unit"))
         if unit not in MILLISECONDS:
             raise ValueError(f"{theirs}.unit is {shown(unit)}; ns, us, ms or s is right")
         metrics[f"mean_{ours}_ms"] = _number(data, f"{theirs}.avg", MILLISECONDS[unit])
-        if _at(data, f"{theirs}.p99") is not None:
+        if value_of(data, f"{theirs}.p99") is not None:
             metrics[f"p99_{ours}_ms"] = _number(data, f"{theirs}.p99", MILLISECONDS[unit])
-    lengths = [number(_at(data, f"{kind}_sequence_length.avg")) for kind in ("input", "output")]
-    config = _at(data, "input_config")
+    lengths = [
+        number(value_of(data, f"{kind}_sequence_length.avg")) for kind in ("input", "output")
+    ]
+    config = value_of(data, "input_config")
     clients, rate = (_found(config, name) for name in ("concurrency", "request_rate"))
     yield of_means(
         label,
@@ -391,7 +391,7 @@ def _of_llmperf(label: str, data: Json) -> Iterator[MeasuredRun]:
 
 def _of_trtllm(label: str, data: Json) -> Iterator[MeasuredRun]:
     """Read a report of trtllm-bench, which has latencies of tokens if it streamed."""
-    if _at(data, "streaming_metrics") is None:
+    if value_of(data, "streaming_metrics") is None:
         raise ValueError("has no streaming_metrics; trtllm-bench with --streaming writes them")
     metrics = {
         f"mean_{name}_ms": _number(data, f"streaming_metrics.avg_{name}_ms")

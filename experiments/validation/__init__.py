@@ -327,7 +327,7 @@ def _overheads(measured: Sequence[PipelineRun]) -> dict[str, float]:
         name: [getattr(run.times, column).ravel() for run in measured]
         for name, column in AROUND_MS.items()
     }
-    parts["driver_ms"] = [np.asarray(run.served.driver_s) for run in measured]
+    parts["driver_ms"] = [np.asarray(run.served.heard.driver_s) for run in measured]
     columns = {name: np.concatenate(each) for name, each in parts.items()}
     return {name: 1e3 * float(c.mean()) if len(c) else 0.0 for name, c in columns.items()}
 

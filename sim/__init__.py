@@ -20,7 +20,7 @@ from evenflow.core.world import Link, World
 from evenflow.errors import UsageError
 from evenflow.results.run import RunResult
 from evenflow.runtimes import RuntimeOverheads, runtimes
-from evenflow.sim.arrivals import let_in, serve
+from evenflow.sim.arrivals import ArrivalSource, serve
 from evenflow.sim.clock import SimClock
 from evenflow.sim.driver import SimDriver, Stages, Watch
 from evenflow.sim.stages import StageProcesses
@@ -190,7 +190,7 @@ def _serve_with(
 
     for earlier in after:
         start(earlier)
-    source = let_in(clock, world, replicas, world.overheads, world.router)
+    source = ArrivalSource(clock, world, replicas, world.overheads, world.router)
     joined = Processes(clock.env, source, replicas, start, made=processes, seed=seed)
     joined.run()
     marks = tuple(joined.marks)

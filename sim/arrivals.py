@@ -48,43 +48,29 @@ def serve(
 
     StallError where requests are left, and nothing is to happen any more.
     """
-    let_in(clock, world, pipelines, overheads, router)
+    ArrivalSource(clock, world, pipelines, overheads, router)
     clock.env.run()
     if left := sum(pipeline.outstanding for pipeline in pipelines):
         raise StallError(f"{left} requests wait for ever: nothing is in flight, and nothing comes")
 
 
-def let_in(
-    clock: SimClock,
-    world: World | PooledWorld,
-    pipelines: Sequence[Entrance],
-    overheads: RuntimeOverheads,
-    router: Router,
-) -> ArrivalSource:
-    """Return the source of a world's requests, which come by front ends if there are any."""
-    source = ArrivalSource(clock, world.requests, world.concurrency, overheads, router)
-    for pipeline in pipelines:
-        source.join(pipeline)
-    return source
-
-
 class ArrivalSource:
-    """Source of `requests`, each let in at its time, to the pipelines that `join`.
+    """Source of a world's requests, each let in at its time, to `pipelines` and others that `join`.
 
-    `concurrency`: the most at once instead; each finished one lets in the next.
+    They come by front ends if there are any. In a closed loop each finished one lets in the next.
     """
 
     def __init__(
         self,
         clock: SimClock,
-        requests: Sequence[Request],
-        concurrency: int | None,
+        world: World | PooledWorld,
+        pipelines: Sequence[Entrance],
         overheads: RuntimeOverheads,
-        router: Router = "round_robin",
+        router: Router,
     ) -> None:
         self._clock = clock
-        self._backlog = deque(requests)  # not yet arrived
-        self._concurrency = concurrency
+        self._backlog = deque(world.requests)  # not yet arrived
+        self._concurrency = concurrency = world.concurrency
         self._overheads = overheads
         self._router: Router = router
         self._entrances: dict[Entrance, Entrance] = {}  # by pipeline
@@ -93,6 +79,8 @@ class ArrivalSource:
             clock.at(clock.now, self._come)
         else:
             clock.at(clock.now, lambda _: self._tell(self._let_in(concurrency)))
+        for pipeline in pipelines:
+            self.join(pipeline)
 
     def join(self, pipeline: Entrance) -> None:
         """Let requests into another pipeline too; the router begins anew."""

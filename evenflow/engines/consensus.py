@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 from evenflow.core.batch import MicroBatch
-from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
-from evenflow.core.loop import Owner, Pipeline
 from evenflow.core.request import Request
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.queues import EngineQueues
 from evenflow.engines.receiving import Agreed, ReceivingQueues, act_on
 from evenflow.engines.rules import EngineRules
-from evenflow.results.recorder import Recorder
 
 VAIN_ROUNDS = 4
 """Rounds that our recordings turn (`tools/sglang_scheduler.py`); SGLang turns while time passes."""
@@ -58,17 +55,8 @@ class PrefillLoop(RingLoop):
     ring, too, before it may be admitted. Turns with nothing in flight take no time.
     """
 
-    def __init__(
-        self,
-        engines: Collection[Batcher],
-        pipeline: Pipeline,
-        owner: Owner,
-        recorder: Recorder,
-        *,
-        eager: bool = False,
-        transfer_s: float = 0.0,
-    ) -> None:
-        super().__init__(engines, pipeline, owner, recorder, eager=eager)
+    def __init__(self, *given: Any, transfer_s: float = 0.0, **options: Any) -> None:
+        super().__init__(*given, **options)
         engine = self.engines[0]
         assert isinstance(engine.queues, EngineQueues)
         self._queues = engine.queues
@@ -156,17 +144,8 @@ class DecodeLoop(RingLoop):
     before its result is processed. KV takes `transfer_s` from when it has pages.
     """
 
-    def __init__(
-        self,
-        engines: Collection[Batcher],
-        pipeline: Pipeline,
-        owner: Owner,
-        recorder: Recorder,
-        *,
-        eager: bool = False,
-        transfer_s: float = 0.0,
-    ) -> None:
-        super().__init__(engines, pipeline, owner, recorder, eager=eager)
+    def __init__(self, *given: Any, transfer_s: float = 0.0, **options: Any) -> None:
+        super().__init__(*given, **options)
         queues = self.engines[0].queues
         assert isinstance(queues, ReceivingQueues)
         self._queues = queues

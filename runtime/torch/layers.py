@@ -157,41 +157,6 @@ class KvPages:
         return keys, values.transpose(1, 2)
 
 
-def attend_chunks(
-    queries: Tensor,
-    out: Tensor,
-    layer: int,
-    chunks: tuple[ChunkInputs, ...],
-    kv: KvPages,
-    *,
-    window: int,
-    scale: float | None = None,
-) -> None:
-    """Attend from prompt chunks, causally, into `out`; both [tokens, heads, head].
-
-    Each token sees the last `window` keys, its own among them (0: all). `scale` is that of the
-    products; None: one over the root of the head's size. Query heads that share a KV head become
-    its batch: keys and values are expanded, not copied.
-    """
-    kv_heads = kv.keys.shape[-2]
-    for chunk in chunks:
-        keys, values = kv.read(layer, chunk.pages, 1)
-        span = slice(chunk.first, chunk.first + chunk.length)
-        # grouped: [KV heads, heads per KV head, chunk, head]
-        grouped = queries[span].unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
-        per_kv = grouped.shape[1]
-        is_whole = chunk.length == chunk.context and not 0 < window < chunk.context
-        attended = functional.scaled_dot_product_attention(
-            grouped,
-            keys[0, :, None, : chunk.context].expand(-1, per_kv, -1, -1),
-            values[0, :, None, : chunk.context].expand(-1, per_kv, -1, -1),
-            attn_mask=None if is_whole else _earlier_keys(chunk, queries.device, window),
-            is_causal=is_whole,
-            scale=scale,
-        )
-        out[span] = attended.permute(2, 0, 1, 3).flatten(1, 2)
-
-
 def _earlier_keys(chunk: ChunkInputs, device: torch.device, window: int) -> Any:
     """Return the mask that lets a chunk's tokens see what is before them, and themselves."""
     if device.type == "cuda" and not window:
@@ -202,30 +167,6 @@ def _earlier_keys(chunk: ChunkInputs, device: torch.device, window: int) -> Any:
     before = chunk.context - chunk.length
     visible = torch.ones(chunk.length, chunk.context, dtype=torch.bool, device=device).tril(before)
     return visible.triu(before - window + 1) if window else visible
-
-
-def attend_decodes(
-    queries: Tensor,
-    out: Tensor,
-    layer: int,
-    decodes: tuple[DecodeInputs, ...],
-    kv: KvPages,
-    *,
-    scale: float | None = None,
-) -> None:
-    """Attend from single tokens into `out`; both [tokens, heads, head].
-
-    With one token a row, the query heads of a KV head take the place of the query positions.
-    """
-    kv_heads = kv.keys.shape[-2]
-    for group in decodes:
-        rows = group.tokens.shape[0]
-        keys, values = kv.read(layer, group.pages, rows)
-        grouped = queries.index_select(0, group.tokens).unflatten(1, (kv_heads, -1))
-        attended = functional.scaled_dot_product_attention(
-            grouped, keys, values, attn_mask=group.mask, scale=scale
-        )
-        out.index_copy_(0, group.tokens, attended.flatten(1, 2))
 
 
 class Pass(NamedTuple):
@@ -240,17 +181,61 @@ class Pass(NamedTuple):
     def attend(
         self, layer: int, queries: Tensor, width: int, window: int, scale: float | None = None
     ) -> Tensor:
-        """Return what `queries` [tokens, heads, head] find in a layer: [tokens, heads, width]."""
+        """Return what `queries` [tokens, heads, head] find in a layer: [tokens, heads, width].
+
+        Each token sees the last `window` keys, its own among them (0: all). `scale` is that of the
+        products; None: one over the root of the head's size.
+        """
         chunks, decodes = self.batch.reaches[window]
         attended = queries.new_empty(*queries.shape[:2], width)
         within = "_window" if window else ""
         if chunks:
-            attend_chunks(queries, attended, layer, chunks, self.kv, window=window, scale=scale)
+            for chunk in chunks:
+                span = slice(chunk.first, chunk.first + chunk.length)
+                attended[span] = self._of_chunk(layer, queries[span], chunk, window, scale)
             self.mark(f"attention_prefill{within}")
         if decodes:
-            attend_decodes(queries, attended, layer, decodes, self.kv, scale=scale)
+            for group in decodes:
+                asked = queries.index_select(0, group.tokens)
+                attended.index_copy_(0, group.tokens, self._of_decodes(layer, asked, group, scale))
             self.mark(f"attention_decode{within}")
         return attended
+
+    def _of_chunk(
+        self, layer: int, queries: Tensor, chunk: ChunkInputs, window: int, scale: float | None
+    ) -> Tensor:
+        """Attend from a prompt chunk, causally.
+
+        Query heads that share a KV head become its batch: keys and values are expanded, not copied.
+        """
+        keys, values = self.kv.read(layer, chunk.pages, 1)
+        # grouped: [KV heads, heads per KV head, chunk, head]
+        grouped = queries.unflatten(1, (keys.shape[1], -1)).permute(1, 2, 0, 3)
+        per_kv = grouped.shape[1]
+        is_whole = chunk.length == chunk.context and not 0 < window < chunk.context
+        attended = functional.scaled_dot_product_attention(
+            grouped,
+            keys[0, :, None, : chunk.context].expand(-1, per_kv, -1, -1),
+            values[0, :, None, : chunk.context].expand(-1, per_kv, -1, -1),
+            attn_mask=None if is_whole else _earlier_keys(chunk, queries.device, window),
+            is_causal=is_whole,
+            scale=scale,
+        )
+        return attended.permute(2, 0, 1, 3).flatten(1, 2)
+
+    def _of_decodes(
+        self, layer: int, queries: Tensor, group: DecodeInputs, scale: float | None
+    ) -> Tensor:
+        """Attend from single tokens.
+
+        With one token a row, the query heads of a KV head take the place of the query positions.
+        """
+        keys, values = self.kv.read(layer, group.pages, group.tokens.shape[0])
+        grouped = queries.unflatten(1, (keys.shape[1], -1))
+        attended = functional.scaled_dot_product_attention(
+            grouped, keys, values, attn_mask=group.mask, scale=scale
+        )
+        return attended.flatten(1, 2)
 
 
 @dataclass(frozen=True, slots=True)

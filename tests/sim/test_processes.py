@@ -33,7 +33,7 @@ from evenflow.results.run import merged
 from evenflow.runtime.journal import _entry, _line
 from evenflow.runtime.real import job_of
 from evenflow.sim import Link, World, simulate, simulate_replicas
-from evenflow.sim.arrivals import let_in
+from evenflow.sim.arrivals import ArrivalSource
 from evenflow.sim.autoscaler import autoscaler, desired
 from evenflow.sim.clock import CheckedEnvironment, SimClock
 from evenflow.sim.faults import contended_link, outage, straggler
@@ -431,7 +431,7 @@ def test_a_disturbed_run_replays_the_same_decisions() -> None:
     world = small_world(asked, "sarathi", {"token_budget": 48}, depth=3, times_s=(0.1, 0.01))
     clock = SimClock()
     replica = Replica(world, clock, batcher=RecordingBatcher)
-    source = let_in(clock, world, [replica], world.overheads, world.router)
+    source = ArrivalSource(clock, world, [replica], world.overheads, world.router)
     slow = at(0.5, lambda w: w.stages[1].slow(4), 2.0, lambda w: w.stages[0].stop(), 3.0, start)
     Processes(clock.env, source, [replica], lambda: replica, made=[slow], seed=0).run()
     (engine,) = replica.engines

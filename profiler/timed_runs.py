@@ -309,8 +309,10 @@ def measure(
     Rounds of random order keep a drift of the machine from looking like an effect of the shape. The
     unrecorded first round warms up, and times a round.
     """
-    began_s = perf_counter()
-    round_s = _round_s(subject, limits, tiles, stopwatch, rng)
+    began_s, coarsest = perf_counter(), grid(limits, 0, tiles)
+    for shape in coarsest:
+        time_run(subject, shape, stopwatch, rng)
+    round_s = plain_sum(time_run(subject, shape, stopwatch, rng).wall_s for shape in coarsest)
     budget_s -= perf_counter() - began_s
     if "level" not in journal.plan:
         journal.decide(level=_level(limits, tiles, round_s, budget_s))
@@ -332,20 +334,6 @@ def measure(
             if progress is not None:
                 left_s = max(budget_s - spent_s, 0.0)
                 progress(spent_s / (spent_s + left_s), left_s)
-
-
-def _round_s(
-    subject: Subject,
-    limits: Limits,
-    tiles: Sequence[int],
-    stopwatch: Stopwatch,
-    rng: np.random.Generator,
-) -> float:
-    """Return the seconds of a round of the coarsest grid, in its second, warmer run."""
-    shapes = grid(limits, 0, tiles)
-    for shape in shapes:
-        time_run(subject, shape, stopwatch, rng)
-    return plain_sum(time_run(subject, shape, stopwatch, rng).wall_s for shape in shapes)
 
 
 def _level(limits: Limits, tiles: Sequence[int], coarse_round_s: float, budget_s: float) -> int:

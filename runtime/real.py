@@ -37,16 +37,7 @@ from evenflow.runtime.kinds import (
     workers_of,
 )
 from evenflow.runtime.records import LINK, Records, write_served
-from evenflow.runtime.serve import (
-    LAST,
-    Journals,
-    Mortal,
-    ServedRun,
-    Workers,
-    names_of,
-    parts_of,
-    serve,
-)
+from evenflow.runtime.serve import LAST, ServedRun, Workers, names_of, parts_of, serve
 from evenflow.runtime.tokens import RandomTexts
 from evenflow.runtime.torch import TorchSettings
 from evenflow.runtime.torch import settings as on_torch
@@ -69,21 +60,16 @@ def serve_job(
     job: Job,
     on_done: Callable[[int], None] | None = None,
     *,
-    journals: Journals | None = None,
-    on_token: Callable[[int, int], None] | None = None,
-    live: LiveServer | None = None,
     records: Records | None = None,
     title: str = "",
-    mortal: Mortal | None = None,
+    **options: Any,
 ) -> ServedRun:
-    """Serve a job as `evenflow.runtime.serve` does; its result says where it comes from.
+    """Serve a job as `evenflow.runtime.serve` does, which takes the options.
 
-    `records` keep what happens, under a `title`. `journals` give what takes the entries of each
-    pool or virtual engine, or those of the only engine, for None. `mortal` makes a
-    driver that the configuration's processes act on. UsageError for a configuration that cannot be
-    served.
+    The result says where it comes from. `records` keep what happens, under a `title`. UsageError
+    for a configuration that cannot be served; its processes need the option `mortal`.
     """
-    check_servable(job.config, joined=mortal is not None)
+    check_servable(job.config, joined="mortal" in options)
     built = job.built()
     workers = {name: _reading(job, each) for name, each in workers_by_pipeline(job, built).items()}
     world, facts = built.world, {name: dict(each.facts) for name, each in workers.items()}
@@ -91,23 +77,15 @@ def serve_job(
     head: dict[str, Any] = {"num_requests": len(job.workload.requests)}
     if isinstance(world, PooledWorld):
         head[LINK] = world.link.bytes_per_token
-    elif live is not None:
+    elif options.get("live") is not None:
         check_all_is_known(world)
     stated = {"pools": facts} if isinstance(world, PooledWorld) else next(iter(facts.values()))
     source = job.source(built, workers=stated) | {"setup": job.config.real_setup()}
     if records is not None:
         records.begin(parts, provenance=source, label=_label(job), title=title, **head)
-    blocks = (lambda _: None) if records is None else records.part
-    served = serve(
-        world,
-        workers,
-        on_done,
-        record=journals,
-        on_token=on_token,
-        live=live,
-        blocks=blocks,
-        mortal=mortal,
-    )
+        options |= {"record": records.journal, "on_token": records.on_token}
+        options["blocks"] = records.part
+    served = serve(world, workers, on_done, **options)
     pipelines = [_sourced(part, source) for part in served.pipelines]
     return replace(_sourced(served, source), pipelines=pipelines)
 
@@ -258,15 +236,7 @@ def serve_into(
     lost: list[str] = []
     records = Records(folder, job, lost.append)
     try:
-        served = serve_job(
-            job,
-            on_done,
-            journals=records.journal,
-            on_token=records.on_token,
-            live=live,
-            records=records,
-            title=title,
-        )
+        served = serve_job(job, on_done, records=records, title=title, live=live)
     finally:
         records.close()
     outcome = outcome_of(job, served)

@@ -145,17 +145,14 @@ def _serve(
     stages: Stages,
     on_done: Callable[[int], None] | None,
     after: Sequence[SimDriver | None],
-    *,
-    whole: bool,
-    watch: Watch | None = None,
+    **options: Any,
 ) -> list[SimDriver]:
     """Serve the requests of a world with pipelines that go on where those of `after` ended."""
     clock = SimClock()
     drivers: list[SimDriver] = []
     told = _of_all(on_done, drivers)
     for earlier in after:
-        options: Any = {"after": earlier, "whole": whole, "watch": watch}
-        drivers.append(SimDriver(world, stages, told, clock=clock, **options))
+        drivers.append(SimDriver(world, stages, told, clock=clock, after=earlier, **options))
     serve(clock, world, drivers, world.overheads, world.router)
     return drivers
 

@@ -274,10 +274,11 @@ def _alone(world: World, served: ServedRun) -> World:
 def _serve(job: Job, name: str, watch: Watch, journals: _Journals) -> tuple[ServedRun, Load]:
     """Serve a job, and return beside it the load of the machine before and after."""
     before = os.getloadavg()[0]
-    made = job.joining()
-    mortal = partial(MortalDriver, made=made, seed=job.config.workload.seed) if made else None
+    options: dict[str, Any] = {"record": lambda pool: journals[pool].append}
+    if made := job.joining():
+        options["mortal"] = partial(MortalDriver, made=made, seed=job.config.workload.seed)
     with watch(name, len(job.workload.requests)) as on_done:
-        served = serve_job(job, on_done, journals=lambda pool: journals[pool].append, mortal=mortal)
+        served = serve_job(job, on_done, **options)
         if served.interrupted:
             raise KeyboardInterrupt
         if served.failure is not None:

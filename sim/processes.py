@@ -110,19 +110,18 @@ class ReplicaHandle:
                 self._replica.take(seq)
 
 
-class Joined(NamedTuple):
-    """Ends that processes join: their clock, the source of requests, and the place of marks."""
-
-    env: Environment
-    source: ArrivalSource
-    log: Callable[[str, str], None]
-
-
 class Fleet(Sequence["ReplicaHandle"]):
     """All pipelines, drained and removed ones too."""
 
-    def __init__(self, started: Sequence[Replica], start: Callable[[], Replica], joined: Joined):
-        self._start, (self._env, self._source, self._log) = start, joined
+    def __init__(
+        self,
+        started: Sequence[Replica],
+        start: Callable[[], Replica],
+        env: Environment,
+        source: ArrivalSource,
+        log: Callable[[str, str], None],
+    ) -> None:
+        self._start, self._env, self._source, self._log = start, env, source, log
         self.added = self._env.event()
         """Event of the next pipeline that is added."""
         self._named = len(started) > 1
@@ -241,7 +240,7 @@ class Processes:
         self._replicas = replicas
         self.marks: list[Mark] = []
         self._places: list[Callable[[], str]] = []
-        handles = Fleet(replicas, start, Joined(env, source, self._log))
+        handles = Fleet(replicas, start, env, source, self._log)
         for process, rng in zip(made, streams(seed, len(made)), strict=True):
             env.process(self._guarded(process, ProcessWorld(env, rng, handles, self._log)))
 

@@ -10,7 +10,7 @@ import time
 from array import array
 from collections import abc, deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -126,20 +126,33 @@ class _Steps:
         return sent
 
 
-class System(Protocol):
+class System:
     """System that `drivers` serve together, by one thread; a single driver is its own."""
 
     drivers: abc.Sequence[Driver]
     stops: bool = False
 
     @property
-    def goes_on(self) -> bool: ...
+    def next_s(self) -> float:
+        """Time at which the next thing is due that no driver knows of."""
+        return float("inf")
+
     @property
-    def next_s(self) -> float: ...
+    def goes_on(self) -> bool:
+        return any(driver.busy if self.stops else driver.goes_on for driver in self.drivers)
+
     @property
-    def num_done(self) -> int: ...
-    def let_in(self, now_s: float) -> None: ...
-    def flush(self) -> None: ...
+    def num_done(self) -> int:
+        return sum(driver.num_done for driver in self.drivers)
+
+    def let_in(self, now_s: float) -> None:
+        """Admit the requests that are due."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Write out what was recorded since the last flush."""
+        for driver in self.drivers:
+            driver.flush()
 
     def run(self) -> None:
         """Serve until nothing is left to do or, after `stop`, in flight.
@@ -421,27 +434,10 @@ class Replicas(System):
         for driver in self.drivers:
             driver.origin_s = self.drivers[0].origin_s
 
-    @property
-    def goes_on(self) -> bool:
-        return any(driver.busy if self.stops else driver.goes_on for driver in self.drivers)
-
-    @property
-    def next_s(self) -> float:
-        """Never: each driver knows what is due for it."""
-        return float("inf")
-
-    @property
-    def num_done(self) -> int:
-        return sum(driver.num_done for driver in self.drivers)
-
     def let_in(self, now_s: float) -> None:
         """Pass due requests to the drivers that the router chooses."""
         while (request := self._front.due(now_s)) is not None:
             self._choose(request).admit(request, now_s)
-
-    def flush(self) -> None:
-        for driver in self.drivers:
-            driver.flush()
 
     def _tell(self, _: int) -> None:
         if self._on_done is not None:

@@ -12,6 +12,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -49,6 +50,7 @@ class KvLayers(NamedTuple):
     address: str
 
 
+@dataclass(eq=False)
 class WorkerPipeline:
     """Worker processes, one for each of `settings` or one for all `together`, in a `with` block.
 
@@ -58,32 +60,22 @@ class WorkerPipeline:
     raise WorkerError for a worker that died, was stopped, failed or takes no messages.
     """
 
-    def __init__(
-        self,
-        settings: Sequence[WorkerSettings],
-        page_tokens: int,
-        total_pages: int,
-        *,
-        ranks: int = 1,
-        name: str = "",
-        together: bool = False,
-        coupled: bool = False,
-        start_limit_s: float = 60.0,
-    ) -> None:
-        self._settings = settings
-        self._ranks = ranks
-        self._system = f"{name}, " if name else ""
-        self._pages = page_tokens, total_pages
-        self._together = together
-        self._coupled = coupled
-        self._start_limit_s = start_limit_s
+    settings: Sequence[WorkerSettings]
+    page_tokens: int
+    total_pages: int
+    _: KW_ONLY
+    ranks: int = 1
+    name: str = ""
+    together: bool = False
+    coupled: bool = False
+    start_limit_s: float = 60.0
 
     def __enter__(self) -> Self:
         self._processes: list[BaseProcess] = []
         self._process_of: dict[int, BaseProcess] = {}
         self._steps: list[zmq.Socket[bytes]] = []
         self._failure: str | None = None
-        self._silent_s = [0.0] * len(self._settings)
+        self._silent_s = [0.0] * len(self.settings)
         self._beating: set[int] = set()
         self._looked_s = 0.0
         try:
@@ -97,8 +89,8 @@ class WorkerPipeline:
                 self._context, zmq.PULL, wire.driver_address(self._folder)
             )
             self._poller.register(self._results, zmq.POLLIN)
-            workers = range(len(self._settings))
-            for group in [workers] if self._together else [[worker] for worker in workers]:
+            workers = range(len(self.settings))
+            for group in [workers] if self.together else [[worker] for worker in workers]:
                 self._start(group)
             self._await_all()
         except BaseException:
@@ -122,13 +114,13 @@ class WorkerPipeline:
     def send(self, step: wire.Step) -> None:
         """Send a micro-batch to every stage, with token ids to stage 0, or to stage 0 alone."""
         frames, sockets = [wire.encode(step)], self._steps
-        if self._coupled:
+        if self.coupled:
             frames, sockets = (
                 [*frames, wire.encode(step._replace(tokens=[]))],
-                sockets[: self._ranks],
+                sockets[: self.ranks],
             )
         for worker, socket in enumerate(sockets):
-            if worker == self._ranks and step.tokens:
+            if worker == self.ranks and step.tokens:
                 frames = [wire.encode(step._replace(tokens=[]))]
             try:
                 socket.send_multipart(frames)
@@ -157,8 +149,8 @@ class WorkerPipeline:
     def kv_layers(self) -> list[KvLayers]:
         """Place of the keys and values; empty for emulated workers."""
         return [
-            KvLayers(worker, worker % self._ranks, stage.start, stage.stop, address)
-            for worker, stage in enumerate(self._settings)
+            KvLayers(worker, worker % self.ranks, stage.start, stage.stop, address)
+            for worker, stage in enumerate(self.settings)
             if hasattr(stage, "start") and hasattr(stage, "stop")
             for address in [wire.step_address(self._folder, worker)]
         ]
@@ -189,7 +181,7 @@ class WorkerPipeline:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, group: Sequence[int]) -> None:
-        stages = [(self._place(worker), self._settings[worker]) for worker in group]
+        stages = [(self._place(worker), self.settings[worker]) for worker in group]
         name = self._name(group[0]) if len(group) == 1 else f"stages 0 to {group[-1]}"
         process = multiprocessing.get_context("spawn").Process(
             target=run_process, args=(stages,), name=name, daemon=True
@@ -211,22 +203,24 @@ class WorkerPipeline:
             self._steps[-1].send(wire.encode(wire.Ready(worker)))
 
     def _place(self, worker: int) -> Place:
-        depth, (stage, rank) = len(self._settings) // self._ranks, divmod(worker, self._ranks)
-        return Place(stage, depth, *self._pages, self._folder, rank, self._ranks)
+        depth, (stage, rank) = len(self.settings) // self.ranks, divmod(worker, self.ranks)
+        pages = self.page_tokens, self.total_pages
+        return Place(stage, depth, *pages, self._folder, rank, self.ranks)
 
     def _name(self, worker: int) -> str:
-        stage, rank = divmod(worker, self._ranks)
-        return f"{self._system}stage {stage}" + (f", rank {rank}" if self._ranks > 1 else "")
+        stage, rank = divmod(worker, self.ranks)
+        words = [self.name] * bool(self.name) + [f"stage {stage}"]
+        return ", ".join(words + [f"rank {rank}"] * (self.ranks > 1))
 
     def _await_all(self) -> None:
-        limit_s = time.monotonic() + self._start_limit_s
-        missing = set(range(len(self._settings)))
+        limit_s = time.monotonic() + self.start_limit_s
+        missing = set(range(len(self.settings)))
         while missing:
             left_s = limit_s - time.monotonic()
             if left_s <= 0:
-                stages = sorted({worker // self._ranks for worker in missing})
+                stages = sorted({worker // self.ranks for worker in missing})
                 raise WorkerError(
-                    f"stages {stages} did not start within {self._start_limit_s:g} s "
+                    f"stages {stages} did not start within {self.start_limit_s:g} s "
                     "(workers.start_limit_s)"
                 )
             for message in self.receive(min(left_s, 0.1)):

@@ -46,7 +46,7 @@ class Trace:
     `arrival_s`: seconds since the earliest request, [n], never decreasing; None without times.
     `prompt_tokens`, `output_tokens`: [n], 1 or more. `dropped`: rows left out, by reason, among the
     `rows_read`. `reordered`: rows that the file has earlier than the row before them. `sha256`: see
-    `traces.formats.fingerprint`. `seed` and `neighbours`: what a sample was drawn with; None and 0
+    `traces.lines.fingerprint`. `seed` and `neighbours`: what a sample was drawn with; None and 0
     for a file. `texts`: the prompts, [n], where they were asked for and the file holds them.
     `prefixes`: what the requests have in common, [n]; None where nothing is known of it. `max_new`:
     output tokens that clients allow, [n], None for a request without one; None where no request has

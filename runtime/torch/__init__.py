@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from evenflow.runtime.worker import Place, Worker
 
 Transport = Literal["gloo", "nccl", "one_process"]
-"""How activations cross: torch.distributed over the host or between GPUs; memory that processes
-share (CUDA IPC on a GPU); or stages that are threads of one process."""
+"""How activations cross: over the host, between GPUs, or among the threads of one process."""
 
 
 @dataclass(frozen=True, slots=True)

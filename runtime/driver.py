@@ -223,7 +223,7 @@ class Driver(System):
         blocks: Blocks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engines = engines
+        self.engines = engines
         self.pipeline = pipeline
         self._patience_s = patience_s
         self._facts = world.facts
@@ -291,7 +291,7 @@ class Driver(System):
 
     def abandon(self, reason: str) -> None:
         """Record what is still being served as aborted, once `run` has ended."""
-        for engine in self._engines:
+        for engine in self.engines:
             for request_id in list(engine.queues.live):
                 self._abort(request_id, reason)
 
@@ -303,7 +303,7 @@ class Driver(System):
     @property
     def free_pages(self) -> int:
         """Pages that no request holds."""
-        return sum(engine.pool.free_pages for engine in self._engines)
+        return sum(engine.pool.free_pages for engine in self.engines)
 
     @property
     def heard(self) -> Heard:
@@ -392,7 +392,7 @@ class Driver(System):
 
     def _abort(self, request_id: int, reason: str) -> None:
         """Abort a request, unless it has ended."""
-        for engine in self._engines:
+        for engine in self.engines:
             seq = engine.queues.live.get(request_id)
             if seq is not None and not seq.aborted:
                 self._changed = True

@@ -85,10 +85,10 @@ class WorkerPipeline:
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         try:
-            self._results = wire.open_socket(
+            self.results = wire.open_socket(
                 self._context, zmq.PULL, wire.driver_address(self._folder)
             )
-            self._poller.register(self._results, zmq.POLLIN)
+            self._poller.register(self.results, zmq.POLLIN)
             workers = range(len(self.settings))
             for group in [workers] if self.together else [[worker] for worker in workers]:
                 self._start(group)
@@ -154,10 +154,6 @@ class WorkerPipeline:
             if hasattr(stage, "start") and hasattr(stage, "stop")
             for address in [wire.step_address(self._folder, worker)]
         ]
-
-    @property
-    def results(self) -> zmq.Socket[bytes]:
-        return self._results
 
     def watch(self, descriptor: int | zmq.Socket[bytes]) -> None:
         """Let `receive` return early when this file descriptor, or socket, is readable."""
@@ -230,9 +226,9 @@ class WorkerPipeline:
     def _take_in(self, timeout_s: float) -> list[wire.Message]:
         """Return what has come, once something has; take note of the first failure."""
         messages: list[wire.Message] = []
-        self._results.poll(int(timeout_s * 1000))
-        while self._results.poll(0):
-            message = wire.decode(self._results.recv())
+        self.results.poll(int(timeout_s * 1000))
+        while self.results.poll(0):
+            message = wire.decode(self.results.recv())
             if isinstance(message, wire.Failed):
                 failure = f"{self._name(message.worker)} failed: {message.reason}"
                 self._failure = self._failure or failure  # later ones come of the first

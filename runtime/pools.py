@@ -51,7 +51,7 @@ class PoolDriver(Driver):
 
     def __init__(self, *args: Any, system: PooledDriver, **options: Any) -> None:
         super().__init__(*args, **options)
-        (engine,) = self._engines
+        (engine,) = self.engines
         assert isinstance(engine, PoolBatcher)
         self.engine = engine
         self._system = system

@@ -16,6 +16,7 @@ import simpy
 from simpy import Environment, Event, Interrupt
 from simpy.core import EmptySchedule
 
+from evenflow.engines.recovery import take_again
 from evenflow.errors import UsageError, UserProcessError
 from evenflow.results.run import Mark
 from evenflow.sim.arrivals import ArrivalSource
@@ -90,7 +91,8 @@ class ReplicaHandle:
     @property
     def queue(self) -> Queue:
         """Number of requests that wait and run."""
-        return Queue(self._replica.waiting, self._replica.running)
+        running = sum(len(engine.queues.admitted) for engine in self._replica.engines)
+        return Queue(self._replica.outstanding - running, running)
 
     def fail(self, restart_s: float, *, reject: bool = False) -> None:
         """Die, and serve again after `restart_s`: what is in flight is lost, and all KV.
@@ -107,7 +109,7 @@ class ReplicaHandle:
             self._replica.give_up(lost)
         else:
             for seq in lost:
-                self._replica.take(seq)
+                take_again(self._replica.engines, seq)
 
 
 class Fleet(Sequence["ReplicaHandle"]):
@@ -168,7 +170,8 @@ class Fleet(Sequence["ReplicaHandle"]):
         replica = self._close(number)
         lost = replica.fail(0.0)
         for seq in lost:
-            min(self._open.values(), key=lambda other: other.outstanding).take(seq)
+            emptiest = min(self._open.values(), key=lambda other: other.outstanding)
+            take_again(emptiest.engines, seq)
         for other in self._open.values():
             other.wake(other.now)
         self._log("remove", f"replica {number} is gone, {len(lost)} requests move")

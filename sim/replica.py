@@ -12,7 +12,7 @@ import numpy as np
 
 from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
-from evenflow.engines.recovery import restarted, take_again
+from evenflow.engines.recovery import restarted
 from evenflow.results.run import Disturbed, RunResult
 from evenflow.sim.clock import SimClock
 from evenflow.sim.driver import SimDriver
@@ -41,16 +41,6 @@ class Replica(SimDriver):
     @property
     def now(self) -> float:
         return self._clock.now
-
-    @property
-    def waiting(self) -> int:
-        """Requests of which nothing is computed."""
-        return self.outstanding - self.running
-
-    @property
-    def running(self) -> int:
-        """Requests that were admitted and have not finished."""
-        return sum(len(engine.queues.admitted) for engine in self.engines)
 
     @property
     def num_sent(self) -> int:
@@ -84,10 +74,6 @@ class Replica(SimDriver):
             self._recorder.abort(seq, KILLED)
         for call in self._on_done:
             call(len(lost))
-
-    def take(self, lost: Sequence) -> None:
-        """Queue a request that an engine lost."""
-        take_again(self.engines, lost)
 
     def _settle(self, now_s: float) -> None:
         if now_s >= self._down_until_s:

@@ -14,7 +14,7 @@ from typing import Any
 from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence as Served
 from evenflow.core.world import World
-from evenflow.engines.recovery import restarted, take_again
+from evenflow.engines.recovery import restarted
 from evenflow.errors import WorkerError
 from evenflow.runtime.driver import Driver
 from evenflow.runtime.page_tables import StepWriter
@@ -79,16 +79,6 @@ class MortalDriver(Driver):
         self._processes = Processes(self._env, nowhere, replicas, _start, made=made, seed=seed)
 
     @property
-    def running(self) -> int:
-        """Requests that were admitted and have not finished."""
-        return sum(len(engine.queues.admitted) for engine in self._engines)
-
-    @property
-    def waiting(self) -> int:
-        """Requests of which nothing is computed."""
-        return self.outstanding - self.running
-
-    @property
     def next_s(self) -> float:
         back_s = self._down_until_s if self._is_down(self.now_s) else float("inf")
         return min(super().next_s, self._env.peek(), back_s)
@@ -118,10 +108,10 @@ class MortalDriver(Driver):
         died_s = self.now_s
         for worker in self.stages:
             worker.is_stopped = False
-        self._engines, lost = restarted(self._engines, self._loop, self._make_engines)
-        self._writer = StepWriter(self._engines, self._book)
+        self.engines, lost = restarted(self.engines, self._loop, self._make_engines)
+        self._writer = StepWriter(self.engines, self._book)
         self._steps.lose(self._writer)
-        self._loop = self._world.start(self._engines, self._steps, self, self._recorder)
+        self._loop = self._world.start(self.engines, self._steps, self, self._recorder)
         self.pipeline.restart()
         if (took_s := self.now_s - died_s) > restart_s:
             raise WorkerError(f"its workers were back after {took_s:.1f} s, not {restart_s:g} s")
@@ -134,10 +124,6 @@ class MortalDriver(Driver):
         for seq in lost:
             self._recorder.abort(seq, KILLED)
         self._left(len(lost))
-
-    def take(self, lost: Served) -> None:
-        """Queue a request that an engine lost."""
-        take_again(self._engines, lost)
 
 
 def _start() -> Any:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import abc, deque
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.batch import MicroBatch
 from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import Sequence
-from evenflow.core.loop import Loop
+from evenflow.core.loop import Loop, Owner, Pipeline
 from evenflow.core.queues import Queues
 from evenflow.engines.loop import EngineLoop
+from evenflow.results.recorder import Recorder
 
 
 class PromptWait(NamedTuple):
@@ -31,8 +32,17 @@ class LockStep(Loop):
 
     steps_together: ClassVar[bool] = True
 
-    def __init__(self, *given: Any, wait: PromptWait | None = None, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(
+        self,
+        engines: abc.Collection[Batcher],
+        pipeline: Pipeline,
+        owner: Owner,
+        recorder: Recorder,
+        *,
+        eager: bool = False,
+        wait: PromptWait | None = None,
+    ) -> None:
+        super().__init__(engines, pipeline, owner, recorder, eager=eager)
         self._most = self.engines[0].max_in_flight
         self._together = Together(self.engines, self._ask, wait)
 
@@ -49,8 +59,17 @@ class EngineLockStep(EngineLoop):
 
     steps_together: ClassVar[bool] = True
 
-    def __init__(self, *given: Any, wait: PromptWait | None = None, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(
+        self,
+        engines: abc.Collection[Batcher],
+        pipeline: Pipeline,
+        owner: Owner,
+        recorder: Recorder,
+        *,
+        eager: bool = False,
+        wait: PromptWait | None = None,
+    ) -> None:
+        super().__init__(engines, pipeline, owner, recorder, eager=eager)
         self._together = Together(self.engines, self._ask, wait)
 
     def _next(self, now_s: float) -> MicroBatch | None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.batch import MicroBatch
-from evenflow.core.batcher import UNCAPPED
-from evenflow.core.loop import Loop, num_live
+from evenflow.core.batcher import UNCAPPED, Batcher
+from evenflow.core.loop import Loop, Owner, Pipeline, num_live
 from evenflow.core.request import Request
 from evenflow.engines.queues import EngineQueues
 from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError
+from evenflow.results.recorder import Recorder
 
 PROMPT_WEIGHT = 1000
 """What a step with prompts counts for, beside one of decodes, towards the next look."""
@@ -66,8 +67,16 @@ class EngineLoop(Loop):
 
     asks_again: ClassVar[bool] = False
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(
+        self,
+        engines: Collection[Batcher],
+        pipeline: Pipeline,
+        owner: Owner,
+        recorder: Recorder,
+        *,
+        eager: bool = False,
+    ) -> None:
+        super().__init__(engines, pipeline, owner, recorder, eager=eager)
         if self._others and not self.steps_together:
             raise UsageError("dispatch: engine_loop is the loop of one engine; virtual_engines: 1")
         engine = self.engines[0]

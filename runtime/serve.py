@@ -104,9 +104,8 @@ class ServedRun:
     """The outcome of a real run, and the wall seconds it took.
 
     `failure`: why it ended early, None if it did not; `interrupted`: because the user asked for it.
-    `unfinished` requests have no result. `heard`: when the driver received messages.
-    `free_pages` were free at the end. `pipelines`: what
-    each replica, or pool, came to.
+    `unfinished` requests have no result. `heard`: when the driver received messages. `free_pages`
+    were free at the end. `pipelines`: what each replica, or pool, came to.
     """
 
     result: RunResult

@@ -49,7 +49,7 @@ LAST = "decode"
 """The pool from which no KV goes on."""
 
 Mortal = Callable[..., "Driver"]
-"""Makes a driver that is acted on while it serves, given also what makes its engines anew."""
+"""Makes a driver that is acted on while it serves."""
 
 BlocksOf = Callable[[str], Blocks | None]
 """Gives what takes what happens in the part of a name; None: the driver's own memory does."""
@@ -178,11 +178,8 @@ def serve(
                 engines = engines_of(part, record, name, keeps_pages=keeps)
                 started = each.start(part, f"{name} pool" if pooled else name)
                 pipeline = stack.enter_context(started)
-                kind = PoolDriver if pooled else each.driver()
-                if mortal is not None:
-                    kind = partial(mortal, make_engines=partial(engines_of, part, record, name))
                 drives[name] = partial(
-                    kind,
+                    mortal or (PoolDriver if pooled else each.driver()),
                     each.seen(part),
                     engines,
                     pipeline,

@@ -29,7 +29,7 @@ from evenflow.experiments.validation.faults import MortalDriver
 from evenflow.results.run import Floats, RunResult, merged
 from evenflow.runtime.kinds import servable
 from evenflow.runtime.real import check_comparable, real_workload, recorded, serve_job
-from evenflow.runtime.serve import LAST, ServedRun, engine_names, names_of
+from evenflow.runtime.serve import LAST, ServedRun, engine_names, engines_of, names_of
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.sim import Link, World, simulate_replicas
 from evenflow.sim.timed import simulate_timed
@@ -276,7 +276,9 @@ def _serve(job: Job, name: str, watch: Watch, journals: _Journals) -> tuple[Serv
     before = os.getloadavg()[0]
     options: dict[str, Any] = {"record": lambda pool: journals[pool].append}
     if made := job.joining():
-        options["mortal"] = partial(MortalDriver, made=made, seed=job.config.workload.seed)
+        engines = partial(engines_of, servable(job.built()), options["record"])
+        given = {"made": made, "seed": job.config.workload.seed, "make_engines": engines}
+        options["mortal"] = partial(MortalDriver, **given)
     with watch(name, len(job.workload.requests)) as on_done:
         served = serve_job(job, on_done, **options)
         if served.interrupted:

@@ -164,7 +164,7 @@ def _spans(
     )
     spans = [span for span in on_torch.cut(layers) for _ in range(ranks)]
     tokens = world.total_pages * world.page_tokens
-    share = config.kv.memory_utilization if workers.device == "cuda" else 1.0
+    share = config.memory_utilization if workers.device == "cuda" else 1.0
     free = [int(share * free) for free in on_torch.free_bytes(workers.device)]
     on_torch.require_memory(spec, spans, tokens, dtype, free, ranks=ranks)
     return spans

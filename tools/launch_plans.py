@@ -159,7 +159,7 @@ def _facts(config: RunConfig, facts: dict[str, Any]) -> dict[str, Any]:
     (card,) = set(config.gpus)
     whole = card.visible_bytes if "memory_like" in facts else card.memory_bytes
     taken = [facts[f"{what}_bytes_per_gpu"] for what in TAKEN if f"{what}_bytes_per_gpu" in facts]
-    usable = whole * config.kv.memory_utilization
+    usable = whole * config.memory_utilization
     return {
         "commands": {name.split()[0]: command for name, command in named.items()},
         "config": config_json(spec),

@@ -321,7 +321,7 @@ def _deployment(config: RunConfig, spec: ModelSpec, beside: Path) -> Deployment 
         gpus[0],
         split_layers(spec.num_layers, config.stages),
         config.tensor_parallel,
-        memory_utilization=config.kv.memory_utilization,
+        memory_utilization=config.memory_utilization,
         page_tokens=config.kv.page_tokens,
         expert_parallel=config.expert_parallel,
         data_parallel=config.data_parallel,
@@ -392,7 +392,7 @@ def _scheduler_maker(
     *,
     in_step: bool,
 ) -> Callable[[], Scheduler]:
-    name, params = config.scheduler.name, config.scheduler.params
+    name, params = config.scheduler.name, config.params
     make_scheduler = make_scheduler or partial(create, name, params)
     facts = {
         "max_model_len": max_model_len,

@@ -1,6 +1,6 @@
 """The mappings of RUN.yaml but for costs, links, workers and workload: their keys and defaults."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -24,6 +24,7 @@ from evenflow.keys import (
     short_form,
 )
 from evenflow.runtimes import EngineName, Holds, RuntimeOverheads, runtimes
+from evenflow.specs.gpu import GIB, GpuSpec
 from evenflow.specs.memory import MemoryName
 
 if TYPE_CHECKING:
@@ -139,11 +140,12 @@ class KvConfig(Keys):
         ),
     ] = "auto"
     """Pages of a pipeline's pool; auto: as many as fit beside the weights on the fullest stage."""
-    memory_utilization: Share = 0.9
+    memory_utilization: Share | None = None
     """The share of each GPU's memory that weights, activations and pages may take
-    (gpu_memory_utilization), 0.92 in vLLM; of `like: trtllm`, the share of what the others leave
-    that pages take (free_gpu_memory_fraction); of `sglang`, the share of what is free at the start
-    that weights and pages take (mem_fraction_static)."""
+    (gpu_memory_utilization); of `like: trtllm`, the share of what the others leave that pages take
+    (free_gpu_memory_fraction); of `sglang`, the share of what is free at the start that weights and
+    pages take (mem_fraction_static); null: 0.92 of `like: vllm`, else 0.9.
+    """
     like: MemoryName | None = None
     """The engine that `pages: auto` is counted as: what it takes of each GPU besides weights and
     pages, of the memory that the card shows. `plain`: none, of the nominal memory; null: `vllm`
@@ -232,6 +234,27 @@ def runtime_of(policy: SchedulerConfig, *, in_step: bool) -> EngineName:
     if policy.name == "trtllm":
         return "trtllm-1.0" if params.get("version") == "1.0" else "trtllm-1.2"
     return "sglang-0.5" if policy.name == "sglang" else "ideal"
+
+
+def limits_of(policy: SchedulerConfig, gpus: Sequence[GpuSpec]) -> dict[str, int]:
+    """Return the parameters left out that the policy's engine sets by the card, that of stage 0.
+
+    Source: vLLM 0.33, engine/arg_utils.py: get_batch_defaults (OPENAI_API_SERVER), and no more
+    requests than tokens; SGLang 0.5.23, arg_groups/memory_hook.py: handle_gpu_memory_settings.
+    """
+    found, given = {}, policy.params
+    gib = gpus[0].visible_bytes / GIB if gpus else 0
+    if gpus and policy.name == "sglang":
+        sizes = ((160, 16384), (60, 8192), (20, 4096), (0, 2048))
+        found["chunked_prefill_size"] = next(size for least, size in sizes if gib >= least)
+    if gpus and policy.name == "vllm_v1":
+        is_small = gib < 70 or (gib < 160 and gpus[0].name.startswith(("A100", "GB10")))
+        found["max_num_batched_tokens"] = 16384 if gib >= 160 else 2048 if is_small else 8192
+        found["max_num_seqs"] = 256 if is_small else 1024
+        budget = given.get("max_num_batched_tokens")
+        if isinstance(budget, int) and 0 < budget < found["max_num_seqs"]:
+            found["max_num_seqs"] = budget
+    return {key: value for key, value in found.items() if key not in given}
 
 
 class ProcessConfig(SchedulerConfig):

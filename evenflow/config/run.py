@@ -34,7 +34,7 @@ from evenflow.keys import (
 from evenflow.results.metrics import Limit
 from evenflow.runtimes import RuntimeName, RuntimeOverheads, runtimes
 from evenflow.specs.gpu import GpuSpec, gpu
-from evenflow.specs.memory import MemoryName
+from evenflow.specs.memory import MemoryName, memories
 
 InMilliseconds = Annotated[
     Limit, expect(lambda v: v in get_args(Limit), f"{', '.join(get_args(Limit))}, in milliseconds")
@@ -242,6 +242,17 @@ class RunConfig(Keys):
         return self.kv.like or parts.MEMORY_OF.get(self.scheduler.name, "plain")
 
     @property
+    def memory_utilization(self) -> float:
+        """The share of each GPU's memory that is used: as given, else as that engine has it."""
+        engine = memories().get(self.memory)
+        return self.kv.memory_utilization or (0.9 if engine is None else engine.utilization)
+
+    @property
+    def has_engine_share(self) -> bool:
+        """Whether that share is an engine's own, as none is given."""
+        return self.kv.memory_utilization is None and self.memory != "plain"
+
+    @property
     def cpu_time(self) -> RuntimeName | parts.RuntimeConfig:
         """The CPU time that is charged: as given, else measured, else the policy's engine's."""
         if self.runtime is not None:
@@ -249,6 +260,16 @@ class RunConfig(Keys):
         if self.costs.kind in ("profile", "affine"):
             return "profile" if self.costs.kind == "profile" else "ideal"
         return parts.runtime_of(self.scheduler, in_step=self.in_step)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The policy's parameters that are left out, and that its engine sets by the card."""
+        return parts.limits_of(self.scheduler, self.gpus)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The policy's parameters as given, with its engine's limits."""
+        return {**self.limits, **self.scheduler.params}
 
     @property
     def num_stages(self) -> int:
@@ -362,6 +383,10 @@ class RunConfig(Keys):
         words = [f"{self.model or 'no model'} on {devices}", " x ".join(layout)]
         words += [*self._wires_in_words()] if self.pipeline_gpus > 1 else []
         words.append(f"CPU time {cpu_time}")
+        limits = " and ".join(f"{key} {value}" for key, value in self.limits.items())
+        words += [f"{limits} (default)"] if limits else []
+        if self.has_engine_share:
+            words += [f"memory_utilization {self.memory_utilization:g} (default)"]
         return [*words, f"costs {self.costs.kind}{self._default('costs')}"]
 
     def _wires_in_words(self) -> Iterator[str]:

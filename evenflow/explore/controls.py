@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from evenflow.config.parts import KvConfig, SchedulerConfig
+from evenflow.config.parts import KvConfig
 from evenflow.config.run import RunConfig
 from evenflow.config.workload import WorkloadConfig
 from evenflow.keys import below_keys
@@ -67,7 +67,7 @@ def _of_the_pages(config: RunConfig, start: RunConfig) -> Control:
     if isinstance(pages, int):
         first = start.kv.pages if isinstance(start.kv.pages, int) else pages
         return _number("kv.pages", pages, _around(first, whole=True), words["pages"])
-    key, share = "memory_utilization", config.kv.memory_utilization
+    key, share = "memory_utilization", config.memory_utilization
     return _number(f"kv.{key}", share, Range(0.3, 1.0), words[key])
 
 
@@ -77,12 +77,12 @@ def _around(value: float, whole: bool) -> Range:
     return Range(value / WIDE, value * WIDE, log=True)
 
 
-def scheduler_controls(scheduler: SchedulerConfig, below: str) -> list[Control]:
-    """Return the controls of a scheduler: which it is, and the parameters worth trying.
+def scheduler_controls(config: RunConfig, below: str) -> list[Control]:
+    """Return the controls of a run's scheduler: which it is, and the parameters worth trying.
 
     `below` begins the keys.
     """
-    name, params = scheduler.name, scheduler.params
+    name, params = config.scheduler.name, config.params
     words = "The policy; its parameters start at their defaults."
     found = [_choice(f"{below}.name", name, [*POLICIES, *POOLED], words)]
     if name in POOLED:

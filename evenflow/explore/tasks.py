@@ -51,7 +51,7 @@ def look(given: Given, question: Question, tell: Tell) -> None:
         "command": found.command(given),
         "controls": list(controls(found.configs[0], start)),
         "schedulers": [
-            scheduler_controls(config.scheduler, f"others.{side - 1}" if side else "scheduler")
+            scheduler_controls(config, f"others.{side - 1}" if side else "scheduler")
             for side, config in enumerate(found.configs)
         ],
     }

@@ -71,7 +71,7 @@ class SGLang(Policy):
 
     chunked_prefill_size: Count | None = 8192
     """Most prompt tokens of a micro-batch, of all groups with `data_parallel`; longer prompts are
-    cut; null: none are. SGLang has 2,048 below 20 GiB, 4,096 below 60, 16,384 from 160.
+    cut; null: none are. Left out, on GPUs below 20 GiB 2,048, below 60 4,096, from 160 16,384.
     """
     max_prefill_tokens: Count = 16384
     """Most prompt tokens that are admitted in a micro-batch."""

@@ -114,9 +114,13 @@ class VLLMV1(Policy):
     }
 
     max_num_batched_tokens: Count = 2048
-    """Most tokens of a micro-batch; vLLM's server has 8,192 from 70 GiB, 16,384 from 160."""
+    """Most tokens of a micro-batch; where `vllm_v1` leaves it out, its server's: on GPUs from 70
+    GiB 8,192, from 160 16,384, on A100 and GB10 as here.
+    """
     max_num_seqs: Count = 256
-    """Most requests that are admitted at a time; vLLM's server has 1,024 from 70 GiB."""
+    """Most requests that are admitted at a time; where `vllm_v1` leaves it out, its server's: on
+    GPUs from 70 GiB 1,024, on A100 and GB10 as here, and no more than tokens.
+    """
     watermark: Fraction = 0.0
     """The share of the pages that an admission leaves free."""
     async_scheduling: Literal[False, "v1", "v2"] | None = None

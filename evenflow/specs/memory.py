@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from evenflow.errors import NonNegative
+from evenflow.errors import NonNegative, Positive
 from evenflow.specs.gpu import GIB
 from evenflow.specs.modelspec import ModelSpec
 from evenflow.specs.tables import read_table
@@ -28,7 +28,8 @@ class EngineMemory:
     Ranks over PCIe have that of one GPU, an assumption. Graphs take `graph_gib`, and
     `graph_layer_gib` a layer of the stage. `share_of` is what `memory_utilization` is a share of.
     `gpu`: of the GPU, for all. `left`: of what all that leaves, for pages. `free`: of what
-    libraries leave, for weights and pages, so that a step and graphs have the rest.
+    libraries leave, for weights and pages, so that a step and graphs have the rest. `utilization`
+    is that share where none is given.
     """
 
     name: str
@@ -40,6 +41,7 @@ class EngineMemory:
     graph_gib: NonNegative = 0.0
     graph_layer_gib: NonNegative = 0.0
     share_of: Literal["gpu", "left", "free"] = "gpu"
+    utilization: Positive = 0.9
     source: str = ""
 
     def step_bytes(

@@ -170,7 +170,7 @@ def _policies(config: RunConfig) -> Iterator[tuple[str, Patch]]:
         if name != own.name:
             patch = {"scheduler": {"name": name}, "dispatch": dispatch_of(name)}
             yield f"scheduler: {name}", patch
-    given = {**defaults(own.name), **own.params}
+    given = {**defaults(own.name), **config.params}
     known = {key: value for key, value in given.items() if isinstance(value, int)}
     key = budget_key(known)
     if key is not None:

@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from evenflow.config.build import BUDGETS, Workload, build, model_of
+from evenflow.config.parts import SchedulerConfig, limits_of
 from evenflow.config.pools import defaults
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.systems import keys_of_system, systems
@@ -308,6 +309,8 @@ def _command(
 ) -> tuple[str, list[str]]:
     """Return an engine's command for one replica, and the facts that it cannot express."""
     facts = _facts(config, length)
+    if config.has_engine_share and config.scheduler.name not in engine.policies:
+        facts.pop("memory", None)
     spec = models().get(config.model or "")  # on the Hugging Face Hub; else what the user wrote
     name = config.model or "" if spec is None or " " in spec.source else spec.source
     command = engine.command.format(model=shlex.quote(name))
@@ -347,7 +350,7 @@ def _facts(config: RunConfig, length: int | None) -> dict[str, Any]:
         "tensor_parallel": config.tensor_parallel,
         "data_parallel": config.data_parallel if config.data_parallel > 1 else None,
         "stages": config.num_stages,
-        share: config.kv.memory_utilization,
+        share: config.memory_utilization,
         "page": config.kv.page_tokens,
         "length": length or config.max_model_len,
         "nodes": None if unlike else nodes,
@@ -377,12 +380,14 @@ def _policy(engine: EngineCommand, config: RunConfig) -> tuple[list[str], list[s
     """Return the flags of a run's policy, or of the engine's own with the same budget."""
     name, own = config.scheduler.name, next(iter(engine.policies))
     waits = {"async_scheduling": False} if config.in_step else {}
-    given = {**defaults(name), **waits, **config.scheduler.params}
+    given = {**defaults(name), **waits, **config.params}
     left_out = []
     if name not in engine.policies:
         left_out.append(f"the policy {name}; this is {engine.name}'s own with the same budget")
         theirs, ours = budget_key(given), budget_key(engine.policies[own])
-        given, name = {**defaults(own), **({str(ours): given[theirs]} if theirs else {})}, own
+        same = SchedulerConfig(name=own, params={str(ours): given[theirs]} if theirs else {})
+        given = {**defaults(own), **limits_of(same, config.gpus), **same.params}
+        name = own
     flags = [(*key.partition("=")[::2], flag) for key, flag in engine.policies[name].items()]
     known = {key for key, _, _ in flags}
     if not left_out and (unsaid := [key for key in config.scheduler.params if key not in known]):

@@ -167,7 +167,7 @@ class Sweep:
             return flat(config.resolved())[name]
         if not inner:
             return {"name": config.scheduler.name, **config.scheduler.params}
-        return {**defaults(config.scheduler.name), **flat(config.scheduler.params)}[inner]
+        return {**defaults(config.scheduler.name), **flat(config.params)}[inner]
 
     @cached_property
     def chosen(self) -> list[Patch]:

@@ -340,7 +340,7 @@ MOST_VALUES, MOST_CHARACTERS = 9, 60
 
 def policy_words(config: RunConfig) -> str:
     """Return a policy with its parameters, and its cap on running requests, given or not."""
-    name, params = config.scheduler.name, config.scheduler.params
+    name, params = config.scheduler.name, config.params
     cap = None if name in POOLED else parameters(policy(name)).get("max_num_seqs")
     if cap is not None and cap.default is not None:
         params = {"max_num_seqs": cap.default} | params

@@ -54,10 +54,11 @@ def test_a_checkpoint_s_8_bit_keys_and_values_take_half(built: Facts) -> None:
 
 def test_the_budget_and_the_sequences_take_pages(built: Facts) -> None:
     for like, pages in (("plain", [30022, 30022 - 451]), ("vllm", [25916, 25589])):
-        keys = [f"kv.like={like}"]
+        keys = [f"kv.like={like}", "kv.memory_utilization=0.9"]
         at = [built("k4a", *keys, f"scheduler.max_num_seqs={rows}") for rows in (256, 1024)]
         assert [facts["kv_pages"] for facts in at] == pages
-    small = built("k4a", "kv.like=plain", "scheduler.max_num_batched_tokens=2048")
+    few = ("scheduler.max_num_batched_tokens=2048", "scheduler.max_num_seqs=256")
+    small = built("k4a", "kv.like=plain", *few)
     assert small["kv_pages"] == 30022 + 1776
 
 

@@ -191,6 +191,18 @@ def timestamp(column: str, value: object) -> int:
     return (since.days * 86400 + since.seconds) * NANOSECONDS_PER_S + nanoseconds
 
 
+def kind_of_time(value: object, unit: str) -> str:
+    """Return of what kind the time of a row is, in words: times of a file are of one kind."""
+    if value is None:
+        return "no time"
+    if unit in UNITS and unit != "iso":
+        return f"a time in {unit}"
+    if not math.isnan(time := number(value)):
+        return f"{unit_of(time)[0]} since 1970 by its size, as time_unit is not given"
+    match = TIMESTAMP.fullmatch(str(value).strip())
+    return f"a calendar time {'with' if match and match[3] else 'without'} a zone"
+
+
 class TraceTable(NamedTuple):
     """A format with one request a row, in named columns, or at paths of keys (`usage.tokens`).
 
@@ -224,11 +236,11 @@ class TraceTable(NamedTuple):
     def rows(self, source: lines.Source) -> Iterator[Row]:
         """Yield the file's rows. Raises UsageError naming the line and the column that is wrong."""
         optional = [name for name in (self.time, self.blocks, MAX_NEW, PRIORITY) if name]
-        unit = ""
+        kind = ""
         for place, record in lines.records_of(source, self.columns, optional):
             try:
                 row = self._row(record)
-                unit = self._unit(record, unit)
+                kind = self._kind(record, kind)
             except ValueError as error:
                 source.refuse(str(error), place)
                 row = Row(None, 0, 0, UNREADABLE)
@@ -252,16 +264,14 @@ class TraceTable(NamedTuple):
             raise unlike(MAX_NEW, row.max_new, least)
         return row
 
-    def _unit(self, record: Any, before: str) -> str:
-        """Return the unit that a time's size implies, or `before`; ValueError where they differ."""
-        time = number(lines.value_of(record, self.time))
-        if self.unit in UNITS or math.isnan(time):
-            return before
-        unit, _ = unit_of(time)
-        if before not in ("", unit):
-            told = f"{unit} since 1970 by its size, and a time before is of {before}"
-            raise ValueError(f"{self.time} is {time:g}, {told}; give time_unit")
-        return unit
+    def _kind(self, record: Any, before: str) -> str:
+        """Return of what kind a row's time is, in words; ValueError where `before` is another."""
+        value = lines.value_of(record, self.time)
+        kind = kind_of_time(value, self.unit)
+        if before not in ("", kind):
+            told = f"{kind}, and a row before has {before}; expected one kind"
+            raise ValueError(f"{self.time} is {lines.shown(value)}, {told}")
+        return kind
 
     def _time(self, value: object) -> Ticks | None:
         """Return a row's time; None where the file need not have one and does not."""

@@ -292,37 +292,49 @@ def value_of(record: object, name: str) -> Any:
 
 def array_items(source: Source) -> Iterator[object]:
     """Yield the items of the JSON array in a file, reading no further than the item asked for."""
-    decoder, stream = JSON, source.stream
+    stream = source.stream
     text = stream.read(CHUNK_CHARACTERS).lstrip()
     if not text.startswith("["):
         raise source.error(f"starts with {shown(text[:20])}; expected a JSON array")
     number, place = 0, 1
-    while True:
+    text, place = text_to_come(source, text, place)
+    while text[place] != "]":
+        number += 1
+        item, text, place = next_item(source, text, place, number)
+        yield item
         text, place = text_to_come(source, text, place)
-        if text[place : place + 1] == "]":
-            if more := (text[place + 1 :] + stream.read(CHUNK_CHARACTERS)).strip():
-                raise source.error(f"goes on after its JSON array: {shown(more[:20])}")
-            return
+        if text[place] == ",":
+            text, place = text_to_come(source, text, place + 1)
+            if text[place] == "]":
+                raise source.error('"]" after a comma; expected one more', entry=number + 1)
+        elif text[place] != "]":
+            told = f'{shown(text[place : place + 20])} follows; expected "," or "]"'
+            raise source.error(told, entry=number)
+    if more := (text[place + 1 :] + stream.read(CHUNK_CHARACTERS)).strip():
+        raise source.error(f"goes on after its JSON array: {shown(more[:20])}")
+
+
+def next_item(source: Source, text: str, place: int, number: int) -> tuple[object, str, int]:
+    """Return the item at `place`, the `number`th, with the text read by then and its end there."""
+    while True:
         try:
-            item, place = decoder.raw_decode(text, place)
+            item, end = JSON.raw_decode(text, place)
+            return item, text, end
         except (json.JSONDecodeError, RecursionError) as error:
             # Doubling what is read keeps one very long entry from costing quadratic time.
-            more = stream.read(max(CHUNK_CHARACTERS, len(text)))
+            more = source.stream.read(max(CHUNK_CHARACTERS, len(text)))
             if not more:
                 message = f"not valid JSON, or truncated ({error})"
-                raise source.error(message, entry=number + 1) from None
+                raise source.error(message, entry=number) from None
             text, place = text[place:] + more, 0
-            continue
         except ValueError as error:
-            raise source.error(str(error), entry=number + 1) from None
-        number += 1
-        yield item
+            raise source.error(str(error), entry=number) from None
 
 
 def text_to_come(source: Source, text: str, place: int) -> tuple[str, int]:
-    """Skip blanks and commas from `place`, reading on; raise UsageError if nothing comes."""
+    """Skip blanks from `place`, reading on; raise UsageError if nothing comes."""
     while True:
-        while place < len(text) and text[place] in " \t\r\n,":
+        while place < len(text) and text[place] in " \t\r\n":
             place += 1
         if place < len(text):
             return text, place

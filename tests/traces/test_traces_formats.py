@@ -402,9 +402,37 @@ def test_a_unit_that_makes_a_strange_rate_is_doubted(tmp_path: Path) -> None:
 def test_times_of_two_units_by_their_size_are_refused(tmp_path: Path) -> None:
     """Nanoseconds from 0, of which those beyond 100 s are as large as ms since 1970."""
     text = "time,prompt_tokens,output_tokens\n0,1,1\n50000000000,1,1\n150000000000,1,1\n"
-    with refused("line 4: time is 1.5e+11, ms since 1970 by its size, and a time before is of s"):
+    with refused("line 4: time is '150000000000', ms since 1970 by its size, as time_unit is not"):
         loaded(tmp_path, text)
     assert times_of(loaded(tmp_path, text, time_unit="ns")) == [0.0, 50.0, 150.0]
+
+
+ZONED, BARE = "2023-11-16T18:15:46Z", "2023-11-16 18:15:46"
+CALENDAR = "a calendar time"
+
+
+@pytest.mark.parametrize(
+    ("before", "then", "says"),
+    [
+        (ZONED, BARE, f"line 2: at is '{BARE}', {CALENDAR} without a zone, and a row before"),
+        (BARE, ZONED, f"line 2: at is '{ZONED}', {CALENDAR} with a zone, and a row before"),
+        (12, BARE, f"{CALENDAR} without a zone, and a row before has s since 1970 by its size"),
+        (ZONED, 1.5, f"time_unit is not given, and a row before has {CALENDAR} with a"),
+    ],
+)
+def test_times_of_two_kinds_are_refused(
+    tmp_path: Path, before: object, then: object, says: str
+) -> None:
+    rows = ({"at": time, "prompt_tokens": 7, "output_tokens": 3} for time in (before, then))
+    with refused(says):
+        loaded(tmp_path, "\n".join(map(json.dumps, rows)), columns={"arrival": "at"})
+
+
+def test_a_row_without_a_time_among_others_is_refused(tmp_path: Path) -> None:
+    lengths = {"num_prefill_tokens": 7, "num_decode_tokens": 3}
+    rows = lengths | {"arrived_at": 0}, lengths, lengths | {"arrived_at": 2}
+    with refused("line 2: arrived_at is None, no time, and a row before has a time in s; expected"):
+        loaded(tmp_path, "\n".join(map(json.dumps, rows)))
 
 
 def test_bad_rows_are_skipped_counted_and_the_first_five_named(tmp_path: Path) -> None:
@@ -464,6 +492,7 @@ ONE_ROW = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,4
 SECOND = ONE_ROW + "2023-11-16 18:15:47,"
 TIMED = "arrived_at," + LENGTHS
 MOON = '{"timestamp": 0, "input_length": 7, "output_length": 5}\n'
+ENTRY = '{"input_token_length": 3, "output_token_length": 1}'
 TALK = [{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]}]
 
 
@@ -508,6 +537,10 @@ TALK = [{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "va
         ('[{"input_token_length": 3, "output_token_length": -1}]', "entry 1: output_token_length"),
         ('[{"input_token_length": 3, "output_token_length": 1}', 'truncated JSON; expected "]"'),
         ('[{"input_token_length": 3, "output_tok', "entry 1: not valid JSON, or truncated"),
+        (f"[{ENTRY}{ENTRY}]", 'entry 1: \'{"input_token_length\' follows; expected "," or "]"'),
+        (f"[{ENTRY},,{ENTRY}]", "entry 2: not valid JSON, or truncated (Expecting value"),
+        (f"[,{ENTRY}]", "entry 1: not valid JSON, or truncated (Expecting value"),
+        (f"[{ENTRY},]", 'entry 2: "]" after a comma; expected one more'),
         ('[{"input_token_length": 3, "output_token_length": 1}][]', "goes on after its JSON array"),
     ],
 )

@@ -1,6 +1,7 @@
 """The keys of a Hugging Face config.json, checked; every error names the file and the key.
 
-A key that is left out is as in transformers (`defaults.json`). Knows nothing of what a key means.
+A key that is left out is as in transformers (`defaults.json`), but for a model's SIZES. Knows
+nothing of what a key means.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ TEXT = {
 
 BESIDE_TEXT = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype")
 """What holds for `text_config`, too, where it stands beside it."""
+
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+"""What transformers writes of every model; a `text_config` alone leaves out what is by default."""
 
 BESIDE = "hf_quant_config.json"
 """Where NVIDIA's older checkpoints say how they are quantised, and nowhere else."""
@@ -80,7 +84,9 @@ class ConfigJson:
             beside = {key: values[key] for key in BESIDE_TEXT if key in values}
             values = {"model_type": text or values.get("model_type")} | beside | reading
         self.values: dict[str, Any] = values
-        self.defaults = _defaults().get(str(values.get("model_type")), {})
+        defaults = _defaults().get(str(values.get("model_type")), {})
+        needed = () if reading else SIZES
+        self.defaults = {key: said for key, said in defaults.items() if key not in needed}
         self._missing: list[str] = []
 
     def get(self, *keys: str, default: Any = None) -> Any:

@@ -261,7 +261,7 @@ def test_glm_phi_and_others_have_the_parameters_of_their_code(
     tmp_path: Path, values: Any, billions: float, active: float
 ) -> None:
     """GLM-4.5, GLM-4.7-Flash, Phi-4, SmolLM3 and Seed-OSS-36B; those of MTP count."""
-    spec = model(written(tmp_path, values))
+    spec = model(written(tmp_path, {"text_config": values}))
     more = spec.mtp().layer_parameters() if spec.mtp_layers else 0
     assert (spec.num_parameters + more) / 1e9 == pytest.approx(billions, rel=2e-3)
     assert active_parameters(spec) / 1e9 == pytest.approx(active, rel=5e-3)
@@ -330,6 +330,20 @@ def test_a_wrong_config_names_the_key(tmp_path: Path, change: Any, message: str)
     dense = change.keys() <= QWEN.keys()
     with refused(message):
         read(tmp_path, (QWEN if dense else QWEN3_MOE) | change)
+
+
+@pytest.mark.parametrize(
+    ("values", "lack"),
+    [
+        ({"num_key_value_heads": 8}, '"num_attention_heads", "num_hidden_layers", "hidden_size"'),
+        ({key: QWEN[key] for key in ("num_hidden_layers", "vocab_size")}, '"hidden_size" are miss'),
+    ],
+)
+def test_a_model_does_not_leave_its_size_to_defaults(
+    tmp_path: Path, values: Any, lack: str
+) -> None:
+    with refused(lack):
+        model(written(tmp_path, {"model_type": "llama"} | values))
 
 
 def grouped(*groups: Any, **beside: Any) -> dict[str, Any]:

@@ -141,7 +141,12 @@ def test_with_data_parallelism_a_module_of_its_own_serves_all_groups() -> None:
 
 def test_each_proposal_passes_one_of_several_modules_and_all_take_memory(tmp_path: Path) -> None:
     keys = {"model_type": "glm4_moe", "num_hidden_layers": 8, "n_routed_experts": 16}
-    keys |= {"hidden_size": 1024, "num_attention_heads": 8, "dtype": "bfloat16"}
+    keys |= {
+        "hidden_size": 1024,
+        "num_attention_heads": 8,
+        "vocab_size": 151552,
+        "dtype": "bfloat16",
+    }
     drafted = {"k": 3, "acceptance": 0.8, "draft_model": "mtp"}
 
     def made(modules: int) -> World:

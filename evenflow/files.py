@@ -9,7 +9,8 @@ import atexit
 import os
 import re
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -25,9 +26,16 @@ def require_file(path: Path) -> None:
 
 
 def require_new(path: Path) -> None:
-    """Raise a UsageError where anything is at a path, which a file written there would replace."""
+    """Raise a UsageError where anything is at a path, or no file can be written there."""
     if os.path.lexists(path):
         raise UsageError(f"{path}: is there already; name another file")
+    require_writable(path)
+
+
+def require_writable(path: Path) -> None:
+    """Raise a UsageError where `write_whole` would, before the time is taken for what to write."""
+    with _beside(path) as scratch:
+        scratch.touch()
 
 
 def write_whole(path: Path, data: str | bytes) -> None:
@@ -35,10 +43,17 @@ def write_whole(path: Path, data: str | bytes) -> None:
 
     UsageError when it cannot be written; what was there before then stays.
     """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with _beside(path) as scratch:
         scratch.write_bytes(data.encode() if isinstance(data, str) else data)
         os.replace(scratch, path)
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """Return another name beside a path, of which nothing stays; UsageError for an OSError."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield scratch
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None
     finally:

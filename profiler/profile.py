@@ -111,7 +111,6 @@ def profile(
     spec = replace(spec, num_layers=min(of_all_kinds(settings.layers, spec), spec.num_layers))
     limits = settings.limits(spec)
     header = _header(spec, settings)
-    file.require_writable(out)
     require_new(out)
     facts = {
         "header": asdict(replace(header, date="")),

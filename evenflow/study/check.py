@@ -18,7 +18,7 @@ import pandas as pd
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from evenflow.errors import UsageError, instead_of
-from evenflow.files import require_file, write_whole
+from evenflow.files import require_file, require_writable, write_whole
 from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import is_number, percent
 from evenflow.report.words import NOT_FAIR, metrics, refusals
@@ -186,8 +186,10 @@ def check(
     UsageError where there is not the number that a bound is on.
     """
     baseline = {} if against is None else read_baseline(against)
-    if write is not None and write.exists():
-        read_baseline(write)  # a file that is none stays
+    if write is not None:
+        if write.exists():
+            read_baseline(write)  # a file that is none stays
+        require_writable(write)
     for bound, job in product(fail_if, jobs):
         if bound.column != "value" and f"{job.label}: {bound.metric}" not in baseline:
             raise UsageError(

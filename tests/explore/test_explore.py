@@ -348,6 +348,14 @@ def test_points_that_cannot_be_are_refused(folder: Path, vary: str, right: str) 
     assert not Path("page.html").exists()
 
 
+def test_a_page_has_its_place_before_a_point_is_simulated(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evenflow.explore.points.simulated", None)
+    line = complaint("explore", "RUN.yaml", "--out", "no/page.html")
+    assert line == "no/page.html: cannot be written: No such file or directory"
+
+
 def test_a_page_is_written_over_no_file(folder: Path) -> None:
     Path("page.html").write_text("mine")
     line = complaint("explore", "RUN.yaml", "--out", "page.html")

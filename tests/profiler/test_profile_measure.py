@@ -287,9 +287,9 @@ def test_detokenising_is_measured_with_the_tokenizer_of_the_model(tmp_path: Path
     ("arguments", "words"),
     [
         ([], "give --model PATH"),
-        (["--model", "{config}", "--out", "{folder}/no/p.csv"], "there is no folder"),
+        (["--model", "{config}", "--out", "{folder}/no/p.csv"], "cannot be written: No such"),
         (["--model", "{folder}/none.json", "--out", "{folder}/p.csv"], "none.json"),
-        (["--model", "{config}", "--out", "{folder}"], "is a folder; the name of a file is right"),
+        (["--model", "{config}", "--out", "{folder}"], "is there already; name another"),
         (["--model", "{config}", "--out", "{folder}/p.csv", "--device", "tpu"], "tpu"),
         (["--model", "{config}", "--out", "{folder}/p.csv", "--tensor-parallel", "3"], "3 ranks"),
         (["--model", "{config}", "--out", "{folder}/p.csv", "--threads", "999"], "--threads 999"),

@@ -193,21 +193,9 @@ def write_profile(path: str | Path, profile: Profile) -> None:
     data = text.getvalue().encode()
     if target.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    require_writable(target)
-    write_whole(target, data)
-
-
-def require_writable(target: Path) -> None:
-    """Raise UsageError unless a profile can be put there, before the time is taken to make one.
-
-    It may take another profile's place, and no other file's.
-    """
-    if not target.parent.is_dir():
-        raise UsageError(f"{target}: there is no folder {target.parent}")
-    if target.is_dir():
-        raise UsageError(f"{target}: is a folder; the name of a file is right")
     if target.exists():
-        read_profile(target)
+        read_profile(target)  # a file that is none stays
+    write_whole(target, data)
 
 
 def read_profile(path: str | Path) -> Profile:

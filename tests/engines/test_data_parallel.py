@@ -81,6 +81,8 @@ def test_prompts_wait_until_all_groups_have_one_or_long_enough() -> None:
     assert first_scheduled([4.5]) == [5.0]
     # Steps without a prompt in each group are counted from 1 s on: the fourth is that of 4 s.
     assert first_scheduled([4.5], timeout_iters=4, batching_iters=0) == [8.0]
+    # At 3 s each has one, and from 4 s on they are counted anew: the fourth is that of 7 s.
+    assert first_scheduled([2.5, 2.5, 4.5], timeout_iters=4, batching_iters=0) == [3.0, 3.0, 7.0]
     assert first_scheduled([4.5, 5.5], timeout_iters=9, batching_iters=0) == [6.0, 6.0]
     assert first_scheduled([4.5, 5.5], timeout_iters=9, batching_iters=2) == [8.0, 8.0]
 

@@ -78,6 +78,16 @@ def test_224_megabytes_cross_100_gigabytes_a_second_in_2_24_ms() -> None:
     assert summary["mean_transfer_ms"] == pytest.approx(2.24)
 
 
+def test_what_is_ready_at_once_crosses_one_after_the_other() -> None:
+    """Two prompts of a step of a second; each takes the link for a second, and comes later."""
+    asked = [Request(number, 0.0, 16, 3) for number in range(2)]
+    link = TransferLink(1 / 16, 0.5, 1)
+    assert transfers(simulate(PooledWorld(asked, small_world([]), small_world([]), link=link))) == [
+        (0, "prefill", "decode", 1000.0, 1000.0, 2500.0, 0.0),
+        (1, "prefill", "decode", 1000.0, 2000.0, 3500.0, 0.0),
+    ]
+
+
 def test_a_full_decode_pool_keeps_kv_on_the_prefill_side() -> None:
     result = simulate(pooled_scenario())  # what docs/disaggregation.md draws
     # Request 0 arrives at 12.6, holds 101 of 110 pages and ends with its third token at 32.6.
@@ -189,6 +199,14 @@ def test_the_verbs_of_a_move() -> None:
     assert engine.pool.free_pages == 10
 
 
+def test_a_last_token_without_pages_to_fetch_is_lost() -> None:
+    world = small_world([], "vllm_v1", {"async_scheduling": False})
+    engine = world.batcher(partial(PoolBatcher, keeps_pages=True))
+    for number, output in enumerate((1, 2)):
+        engine.add(Request(number, 0.0, 16, output))
+    assert [engine.is_lost(number) for number in range(3)] == [True, False, False]
+
+
 def test_a_request_that_stays_in_its_pool_keeps_pages_that_it_shares() -> None:
     """Two prompts of 4 pages have 2 in common; of 6 pages none is free while the second stays."""
     engine = replace(pool(6), prefix_cache=True).batcher(partial(PoolBatcher, keeps_pages=True))
@@ -221,7 +239,9 @@ def test_kv_that_comes_as_a_micro_batch_returns_is_there_after_it() -> None:
     requests = [Request(0, 0.0, 8, 5), Request(1, 1.0, 8, 5)]  # KV takes a second, as all does
     pools = PooledWorld(requests, small_world([]), small_world([]), link=TransferLink(0, 1.0, 1))
     Disaggregated(pools, Tandem, batcher=batcher).run()
-    *_, decode = made
+    prefill, decode = made[0], made[-1]
+    calls = [entry for entry in prefill.journal if isinstance(entry, Call)]
+    assert calls == [Call("release", 0), Call("release", 1)]
     happened = [entry for entry in decode.journal if isinstance(entry, Call | Completed)]
     adopted = [index for index, entry in enumerate(happened) if entry == Call("adopt", 1)]
     assert isinstance(happened[adopted[0] - 1], Completed)

@@ -24,10 +24,11 @@ from evenflow.engines.padding import PaddedRules
 from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError
 from evenflow.schedulers import GIVEN, OLD_ATTRIBUTES, catalogue, create, policy
+from evenflow.sim import simulate
 from evenflow.study.runs import GivenPolicy
 from evenflow.types import MicroBatch, Plan, Prefill, Prompt, Request, Rules
 from tests.places import ROOT
-from tests.worlds import engine_of
+from tests.worlds import engine_of, small_world
 
 FACTS = {"max_model_len": 4096, **estimates(AffineCost(0.005, 0.0001, 4))}
 DEFAULTS = {
@@ -126,6 +127,12 @@ def test_two_policies_of_the_same_settings_are_two(name: str) -> None:
     assert len({create(name, {}, **FACTS), create(name, {}, **FACTS)}) == 2
 
 
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_parameters_are_given_by_name(name: str) -> None:
+    with pytest.raises(TypeError, match="positional argument"):
+        policy(name)(1)  # type: ignore[call-arg]
+
+
 def test_a_policy_without_a_constructor_takes_no_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = type("Plain", (), {"schedule": schedule, "__module__": "mine"})
     monkeypatch.setitem(sys.modules, "mine", module := ModuleType("mine"))
@@ -133,6 +140,13 @@ def test_a_policy_without_a_constructor_takes_no_parameter(monkeypatch: pytest.M
     assert isinstance(create("mine:Plain", {}, **FACTS), plain)
     with pytest.raises(UsageError, match="mine:Plain has no parameter 'rows'; it has none"):
         create("mine:Plain", {"rows": 3})
+
+
+def test_a_batch_has_a_seat_where_there_are_fewer_than_stages() -> None:
+    """Two stages of a second each: a prompt and a decode, and then the other request's."""
+    asked = [Request(number, 0.0, 8, 2) for number in range(2)]
+    result = simulate(small_world(asked, "static", {"max_num_seqs": 1}, depth=2))
+    assert result.completion_s.tolist() == [4.0, 8.0]
 
 
 def micro_batches(serving: Batcher, requests: list[Request]) -> Iterator[tuple[int, int]]:

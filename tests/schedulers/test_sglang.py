@@ -19,6 +19,7 @@ from evenflow.engines.loop import EngineLoop
 from evenflow.engines.speculation import Speculation
 from evenflow.engines.swap import SwapCache
 from evenflow.engines.view import DecodeRow, EnginePrompt
+from evenflow.errors import UsageError
 from evenflow.experiments.recordings import sglang
 from evenflow.experiments.recordings.journal import first_line, lines
 from evenflow.experiments.recordings.journal import replay as replay_journal
@@ -297,6 +298,12 @@ def test_what_comes_back_from_the_host_needs_pages_for_what_was_kept() -> None:
     fields |= {"depth": 4, "times_s": (0.005, 1e-4), "kv": SwapCache}
     result = simulate(small_world(requests, "sglang", params, **fields))
     assert result.preemptions.sum() == 1
+
+
+def test_slots_take_their_turn_in_the_loop_of_an_engine_only() -> None:
+    told = "policy SGLang gives slots their turn, which goes with dispatch: engine_loop"
+    with pytest.raises(UsageError, match=told):
+        engine_of(SGLang(overlap=False), 9, asks_again=True)
 
 
 @pytest.mark.parametrize(

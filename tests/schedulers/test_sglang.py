@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,11 +15,14 @@ from hypothesis import strategies as st
 from evenflow.core.decodes import ONE_TOKEN, Sequence
 from evenflow.core.kv import PagePool
 from evenflow.core.replay import replay
+from evenflow.core.scheduling import Action
 from evenflow.engines.consensus import DecodeLoop, PrefillLoop
 from evenflow.engines.loop import EngineLoop
+from evenflow.engines.receiving import Agreed
 from evenflow.engines.speculation import Speculation
 from evenflow.engines.swap import SwapCache
-from evenflow.engines.view import DecodeRow, EnginePrompt
+from evenflow.engines.upkeep import Upkeep
+from evenflow.engines.view import DecodeRow, EnginePrompt, EngineView
 from evenflow.errors import UsageError
 from evenflow.experiments.recordings import sglang
 from evenflow.experiments.recordings.journal import first_line, lines
@@ -29,7 +33,7 @@ from evenflow.schedulers.sglang import PrefillAdder, SGLang
 from evenflow.sim import World, simulate
 from evenflow.sim.driver import SimDriver
 from evenflow.sim.tandem import Tandem
-from evenflow.types import Request
+from evenflow.types import Plan, Request
 from tests.amounts import many
 from tests.experiments.test_engine_journals import stem
 from tests.worlds import (
@@ -107,7 +111,7 @@ def test_of_a_pipelines_speculative_decodes_one_fewer_than_stages_are_in_flight(
 def test_a_speculative_decode_holds_pages_for_two_steps_and_gains_its_own_tokens() -> None:
     """k = 3 on pages of 16: a decode that attends to 25 tokens holds pages for 33."""
     gains = {(0, 2): 4, (0, 6): 3, (1, 2): 4, (1, 6): 4}
-    policy, decoding = SGLang(depth=2, page_tokens=16), sglang.Accepted((0.5,) * 3, gains)
+    policy, decoding = Noted(depth=2, page_tokens=16), sglang.Accepted((0.5,) * 3, gains)
     asked = [(32, 9), (20, 10)]
     engine = engine_of(policy, PagePool(100, 16), asked, decoding=decoding, asks_again=False)
     held, due, tokens = [], [], []
@@ -120,6 +124,7 @@ def test_a_speculative_decode_holds_pages_for_two_steps_and_gains_its_own_tokens
     assert held == [4, 5, 5, 6]
     assert tokens == [2, 2, 8, 7]  # prompts, a token each, then what was accepted
     assert due == [16 + 12, 0, 16, 0]  # a page, and after a prompt what its last page has left
+    assert policy.emptied == [4 + 2, 2 + 2, 0, 2 + 1]  # one more for each, where any is due
     assert not engine.queues.live
 
 
@@ -298,6 +303,32 @@ def test_what_comes_back_from_the_host_needs_pages_for_what_was_kept() -> None:
     fields |= {"depth": 4, "times_s": (0.005, 1e-4), "kv": SwapCache}
     result = simulate(small_world(requests, "sglang", params, **fields))
     assert result.preemptions.sum() == 1
+
+
+def test_dynamic_chunks_need_a_cost_model() -> None:
+    with pytest.raises(ValueError, match="dynamic_chunking needs max_model_len and a cost model"):
+        SGLang(dynamic_chunking=True)
+
+
+def test_a_retracted_request_may_take_all_that_is_free() -> None:
+    """Of five pages, with the KV of 64 and 14 more tokens."""
+    policy = SGLang(depth=4, disaggregation_mode="decode", num_reserved_decode_tokens=0)
+    engine = engine_of(policy, 5, [(64, 16)], depth=4, max_in_flight=4, asks_again=False)
+    (retracted,) = engine.queues.waiting
+    retracted.epoch, retracted.prompt_tokens = 1, 79
+    assert [each.request_id for each in policy.take_in(engine.view, Agreed([0], [], []))] == [0]
+
+
+class Noted(SGLang):
+    """Notes how many pages it asks to have emptied."""
+
+    emptied: ClassVar[list[int]] = []
+
+    def schedule(self, view: EngineView) -> Iterator[Plan | Action]:
+        for part in super().schedule(view):
+            if isinstance(part, Upkeep):
+                self.emptied.append(part.empty_pages)
+            yield part
 
 
 def test_slots_take_their_turn_in_the_loop_of_an_engine_only() -> None:

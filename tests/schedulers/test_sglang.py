@@ -19,7 +19,7 @@ from evenflow.core.scheduling import Action
 from evenflow.engines.consensus import DecodeLoop, PrefillLoop
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.receiving import Agreed
-from evenflow.engines.speculation import Speculation
+from evenflow.engines.speculation import ReservingGroup, Speculation
 from evenflow.engines.swap import SwapCache
 from evenflow.engines.upkeep import Upkeep
 from evenflow.engines.view import DecodeRow, EnginePrompt, EngineView
@@ -126,6 +126,19 @@ def test_a_speculative_decode_holds_pages_for_two_steps_and_gains_its_own_tokens
     assert due == [16 + 12, 0, 16, 0]  # a page, and after a prompt what its last page has left
     assert policy.emptied == [4 + 2, 2 + 2, 0, 2 + 1]  # one more for each, where any is due
     assert not engine.queues.live
+
+
+def test_a_speculative_decode_gains_the_average_from_its_second_step_on() -> None:
+    """1 + 0.5 + 0.25 + 0.125 tokens a step, rounded: 2, 4, 6, 8, 9, 11, 13 and 15 by the eighth."""
+    policy, decoding = SGLang(depth=2, page_tokens=16), Speculation((0.5,) * 3)
+    engine = engine_of(policy, 100, [(32, 17)], decoding=decoding, asks_again=False)
+    tokens = []
+    for turn in range(20):
+        if batch := engine.next(float(turn)):
+            tokens.append(batch.output_tokens)
+            engine.complete(batch, turn + 0.5)
+    assert tokens == [1, 1, 2, 2, 2, 2, 1, 2, 2, 2]
+    assert ReservingGroup(decoding, relayed=True).due_tokens() == 0
 
 
 @pytest.mark.parametrize(

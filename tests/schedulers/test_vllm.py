@@ -202,6 +202,22 @@ def test_prompts_go_every_third_micro_batch_unless_some_are_left_over(
     assert found == stops
 
 
+def test_a_prompt_that_was_left_over_and_is_gone_lets_no_later_one_go_early() -> None:
+    params = {"prefill_schedule_interval": 3, "max_num_batched_tokens": 16, "max_num_seqs": 8}
+    policy = create("vllm_v1", {**IN_STEP, **params})
+    batcher = engine_of(policy, 100, [(16, 99), (16, 99)], asks_again=False)
+    found = []
+    for step in range(4):
+        if step == 2:
+            batcher.add(Request(2, 2.0, 8, 99))
+        batch = send(batcher, float(step))
+        found.append([chunk.stop for chunk in batch.chunks])
+        batcher.complete(batch, step + 0.5)
+        if step == 0:
+            batcher.abort(1)
+    assert found == [[16], [], [], [8]]
+
+
 def test_who_was_passed_over_for_an_output_in_flight_is_not_left_over() -> None:
     """Request 1 is preempted in flight; request 2 goes past it, and its rest is held back."""
     params = {"prefill_schedule_interval": 2, "max_num_batched_tokens": 16, "max_num_seqs": 8}

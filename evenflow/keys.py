@@ -54,7 +54,7 @@ NameOr = Annotated[
 class Keys(BaseModel):
     """A mapping that takes only the keys it knows."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @model_validator(mode="wrap")
     @classmethod

@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import Annotated, Literal, Protocol
 
 import numpy as np
-from pydantic import BeforeValidator, Discriminator, Field
+from pydantic import BeforeValidator, Discriminator, Field, PlainSerializer
 
 from evenflow.errors import UsageError
 from evenflow.keys import Count, Keys, Positive, short_form
@@ -67,7 +67,12 @@ class Gamma(Keys):
     kind: Literal["gamma"] = "gamma"
     rate: Positive = Field(examples=[2.0])
     """Requests a second."""
-    burstiness: Annotated[float, Field(gt=0)] = 1.0
+    burstiness: Annotated[
+        float,
+        Field(gt=0),
+        BeforeValidator(lambda said: math.inf if said == ".inf" else said),
+        PlainSerializer(lambda shape: ".inf" if math.isinf(shape) else shape, when_used="json"),
+    ] = 1.0
     """The shape, a ratio: 1 is Poisson, below 1 is burstier, .inf gives equal gaps (vLLM's
     parameter).
     """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import socket
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -75,6 +77,18 @@ def test_what_is_wrong_is_one_line_that_names_its_place(changes: str, told: str)
         keys["run"] = {**RUN, **keys["run"]}
     write(Path(), **keys)
     assert told in refusal()
+
+
+def test_equal_gaps_are_swept() -> None:
+    """A prompt crosses two stages of 0.1 s by itself: the one before has ended long ago."""
+    arrivals = {"kind": "gamma", "rate": 0.001, "burstiness": math.inf}
+    workload = {"trace": "azure-conv-sample", "requests": 3, "arrivals": arrivals}
+    costs = {"kind": "affine", "base_s": 0.1, "per_token_s": 0.0}
+    alone = {**RUN, "costs": costs, "scheduler": "orca", "workload": workload}
+    rates = {"workload.arrivals.rate": [0.001, 0.002]}
+    write(Path(), run=alone, parameters=rates, replications=1)
+    done("sweep", "SWEEP.yaml", "--out", "out")
+    assert pd.read_csv("out/points.csv").mean_ttft_ms.tolist() == pytest.approx([200.0, 200.0])
 
 
 def test_replications_that_would_be_alike() -> None:

@@ -71,6 +71,13 @@ def test_two_poisson_rates_see_one_pattern_which_gamma_has_at_burstiness_one() -
     assert constant.tolist() == [0.5, 1.0, 1.5, 2.0]
 
 
+def test_equal_gaps_are_kept_in_json_as_yaml_says_them() -> None:
+    equal = Gamma(rate=2, burstiness=math.inf)
+    text = '{"kind":"gamma","rate":2.0,"burstiness":".inf","rescale":false}'
+    assert equal.model_dump_json() == text
+    assert Gamma.model_validate_json(text) == equal
+
+
 @pytest.mark.parametrize("burstiness", [0.25, 4.0])
 def test_the_gaps_of_gamma_vary_by_one_over_root_burstiness(burstiness: float) -> None:
     gaps = np.diff(times(Gamma(rate=3, burstiness=burstiness), 20_000))

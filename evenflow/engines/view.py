@@ -36,11 +36,6 @@ class EnginePrompt(Prompt):
         """Its prompt and all the output that its client allows."""
         return self._sequence.request.prompt_tokens + self.output_limit
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether a chunk of it is in a micro-batch that is not back."""
-        return self._sequence.chunks_in_flight > 0
-
     def begins_with(self, tokens: int) -> tuple[int, ...] | None:
         """Return names of its first blocks, of `tokens` tokens in all; None if it has fewer."""
         prefix = self._sequence.request.prefix

@@ -150,6 +150,8 @@ def test_a_policy_takes_all_values_worth_trying_and_its_default_is_among_them(na
         default = parameters(cls)[key].default
         low, *_, high = values[:2] if isinstance(values, Range) else sorted(values)
         assert default is None or low <= default <= high
+        if isinstance(values, Range):
+            assert values.log == isinstance(low, int), "counts by their ratio, shares evenly"
         if isinstance(values, Range) and values.log:
             assert low.bit_count() == high.bit_count() == 1, "steps of equal ratios double"
         for each in (low, high) if isinstance(values, Range) else values:

@@ -318,6 +318,14 @@ def test_what_comes_back_from_the_host_needs_pages_for_what_was_kept() -> None:
     assert result.preemptions.sum() == 1
 
 
+def test_the_next_chunk_may_take_the_last_free_page() -> None:
+    policy = SGLang(chunked_prefill_size=16, page_tokens=16, overlap=False)
+    engine = engine_of(policy, 9, [(32, 3)], depth=1, max_in_flight=1, asks_again=False)
+    engine.complete(send(engine, 0.0), 1.0)
+    engine.pool.allocate(7)
+    assert send(engine, 1.0).prefill_tokens == 16
+
+
 def test_dynamic_chunks_need_a_cost_model() -> None:
     with pytest.raises(ValueError, match="dynamic_chunking needs max_model_len and a cost model"):
         SGLang(dynamic_chunking=True)

@@ -172,6 +172,14 @@ def test_of_two_that_grow_into_the_last_page_the_younger_computes_all_again() ->
     assert result.prefill_tokens.tolist() == [32, 0, 0, 17, 0]
 
 
+def test_the_rest_of_a_prompt_needs_no_page() -> None:
+    """Of four pages its 60 tokens have all; the fourth token fills them."""
+    params = {"capacity_scheduler_policy": "MAX_UTILIZATION", "disable_overlap_scheduler": True}
+    params |= {"enable_chunked_prefill": True}
+    result = served([Request(0, 0.0, 60, 4)], pages=4, max_num_tokens=32, **params)
+    assert result.prefill_tokens.tolist() == [32, 28, 0, 0, 0]
+
+
 def test_prompts_wait_twenty_steps_or_until_nine_tenths_of_the_tokens_are_there() -> None:
     """One decodes with steps of a second; who comes at 0.5 s is seen at 1 s, and starts at 21 s.
     Beside a decode 143 tokens of prompts are nine tenths of 160, so the third brings them along.

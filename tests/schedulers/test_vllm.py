@@ -160,6 +160,33 @@ def test_a_share_of_the_tokens_cuts_prompts() -> None:
         create("vllm_balanced", {"share": "tokens", "enable_chunked_prefill": False})
 
 
+@pytest.mark.parametrize(("budget", "chunk"), [(64, 20), (16, 16)])
+def test_a_share_of_the_tokens_is_that_of_a_stage_up_to_the_budget(budget: int, chunk: int) -> None:
+    """Of 40 tokens that wait for two stages."""
+    params = {**IN_STEP, "share": "tokens", "max_num_batched_tokens": budget, "max_num_seqs": 8}
+    policy = create("vllm_balanced", params, depth=2)
+    assert send(engine_of(policy, 100, [(40, 9)], asks_again=False), 0.0).prefill_tokens == chunk
+
+
+@pytest.mark.parametrize(("prompts", "tokens"), [(1, 40), (2, 16 + 16)])
+def test_a_prompt_that_is_there_alone_is_not_cut_at_the_threshold(
+    prompts: int, tokens: int
+) -> None:
+    params = {**IN_STEP, "long_prefill_token_threshold": 16, "max_num_batched_tokens": 64}
+    params |= {"max_num_seqs": 8}
+    engine = engine_of(create("vllm_v1", params), 100, [(40, 9)] * prompts, asks_again=False)
+    assert send(engine, 0.0).prefill_tokens == tokens
+
+
+def test_a_decode_without_a_page_due_takes_none_while_another_is_preempted() -> None:
+    """Of three pages the first holds two for 20 tokens; the other fills its own."""
+    asked = [(20, 9), (16, 9)]
+    engine = engine_of(create("vllm_v1", IN_STEP, depth=1), 3, asked, depth=1, asks_again=False)
+    engine.complete(send(engine, 0.0), 1.0)
+    assert decision_of(send(engine, 1.0)) == ((), (0,))
+    assert (engine.view.preemptions, engine.pool.free_pages) == (1, 1)
+
+
 @pytest.mark.parametrize(("version", "decodes"), [("0.32", ()), ("0.33", (1,))])
 def test_who_preempts_itself_ends_the_decodes_in_0_32_only(
     version: str, decodes: tuple[int, ...]

@@ -132,7 +132,11 @@ def _axes(given: Given, vary: Sequence[str]) -> list[Control]:
     document = told[0]["document"]
     known = {each["key"]: each for each in [*document["schedulers"][0], *document["controls"]]}
     first = next((key for key, each in known.items() if "low" in each), "")
-    return [_axis(known, each) for each in vary or [first]]
+    axes = [_axis(known, each) for each in vary or [first]]
+    keys = [axis["key"] for axis in axes]
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise UsageError(f"--vary {twice}: is there twice; give all its values once")
+    return axes
 
 
 def _axis(known: dict[str, Control], text: str) -> Control:

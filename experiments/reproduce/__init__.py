@@ -182,20 +182,22 @@ def load_entry(path: Path) -> Entry:
 
 
 def chosen(names: Sequence[str], every: int = 1) -> list[Entry]:
-    """Return the entries asked for, all where none is: by name, beginning of a name, or a YAML."""
+    """Return the entries asked for, each once: by name, beginning of a name, or a YAML; or all."""
     require_counts("reproduce", every=every)
     known = entries()
-    found = known.values() if not names else (e for n in names for e in _named(n, known))
-    return [replace(entry, every=every) for entry in found]
+    found = {} if names else known
+    for name in names:
+        found |= _named(name, known)
+    return [replace(entry, every=every) for entry in found.values()]
 
 
-def _named(name: str, known: Mapping[str, Entry]) -> list[Entry]:
+def _named(name: str, known: Mapping[str, Entry]) -> dict[str, Entry]:
     if name.endswith(".yaml"):
-        return [load_entry(Path(name))]
+        return {name: load_entry(Path(name))}
     begin = [key for key in known if key.startswith(name)]
     if not begin:
         raise UsageError(f"reproduce {name}: no such entry; {instead_of(name, known)}")
-    return [known[key] for key in ([name] if name in known else begin)]
+    return {key: known[key] for key in ([name] if name in known else begin)}
 
 
 def data_folder(given: Path | None) -> Path:

@@ -79,13 +79,12 @@ def test_224_megabytes_cross_100_gigabytes_a_second_in_2_24_ms() -> None:
 
 
 def test_what_is_ready_at_once_crosses_one_after_the_other() -> None:
-    """Two prompts of a step of a second; each takes the link for a second, and comes later."""
-    asked = [Request(number, 0.0, 16, 3) for number in range(2)]
-    link = TransferLink(1 / 16, 0.5, 1)
-    assert transfers(simulate(PooledWorld(asked, small_world([]), small_world([]), link=link))) == [
-        (0, "prefill", "decode", 1000.0, 1000.0, 2500.0, 0.0),
-        (1, "prefill", "decode", 1000.0, 2000.0, 3500.0, 0.0),
-    ]
+    """Three prompts of a step of a second; each takes the link for one, and comes 5 s later."""
+    asked = [Request(number, 0.0, 16, 3) for number in range(3)]
+    link = TransferLink(1 / 16, 5.0, 1)
+    moved = transfers(simulate(PooledWorld(asked, small_world([]), small_world([]), link=link)))
+    assert [start for *_, start, _, _ in moved] == [1000.0, 2000.0, 3000.0]
+    assert [end for *_, end, _ in moved] == [7000.0, 8000.0, 9000.0]
 
 
 def test_a_full_decode_pool_keeps_kv_on_the_prefill_side() -> None:

@@ -707,6 +707,8 @@ def test_a_key_of_an_entry_that_is_wrong_is_named(folder: Path) -> None:
 
 def test_a_name_is_an_entry_or_how_entries_begin() -> None:
     assert [entry.name for entry in chosen(["closed-trtllm"])] == ["closed-trtllm"]
+    both = [entry.name for entry in chosen(["static-trtllm", "static", "static-trtllm"])]
+    assert both == [entry.name for entry in chosen(["static"])]
     begin = sorted(entry.name for entry in chosen(["closed-trtllm-latent-m"]))
     assert begin == ["closed-trtllm-latent-mtp", "closed-trtllm-latent-mtp-dp"]
 

@@ -338,13 +338,14 @@ def test_a_page_has_every_point_of_its_sliders_inside(folder: Path) -> None:
         ("kv.pages=", "such as kv.pages=1000,2000"),
         ("kv.pages=[1]", "such as kv.pages=1000,2000"),
         ("kv.pages=0", "kv.pages: should be auto or a whole number"),
+        ("kv.pages=90 --vary kv.pages=80,70", "--vary kv.pages: is there twice; give all its"),
         (f"kv.pages={','.join(map(str, range(1, 300)))}", "299 points; at most 200 are right"),
     ],
 )
 def test_points_that_cannot_be_are_refused(folder: Path, vary: str, right: str) -> None:
     if vary == "kv.pages":
         vary = "kv.paegs"
-    assert right in complaint("explore", "RUN.yaml", "--out", "page.html", "--vary", vary)
+    assert right in complaint("explore", "RUN.yaml", "--out", "page.html", "--vary", *vary.split())
     assert not Path("page.html").exists()
 
 

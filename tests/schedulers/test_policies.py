@@ -127,12 +127,6 @@ def test_two_policies_of_the_same_settings_are_two(name: str) -> None:
     assert len({create(name, {}, **FACTS), create(name, {}, **FACTS)}) == 2
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
-def test_parameters_are_given_by_name(name: str) -> None:
-    with pytest.raises(TypeError, match="positional argument"):
-        policy(name)(1)  # type: ignore[call-arg]
-
-
 def test_a_policy_without_a_constructor_takes_no_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = type("Plain", (), {"schedule": schedule, "__module__": "mine"})
     monkeypatch.setitem(sys.modules, "mine", module := ModuleType("mine"))

@@ -330,6 +330,7 @@ def test_temporal_intensity_counts_the_bubble_of_the_longest_prefill() -> None:
 def test_one_decode_on_two_stages_is_as_good_as_many_where_rows_take_the_time() -> None:
     """Its row keeps both stages as busy as any number would, so no prompt comes before its end."""
     asked = [Request(0, 0.0, 1, 20), Request(1, 9.0, 100, 1)]
-    result = simulate(small_world(asked, "td_pipe", {}, depth=2, times_s=(0.01, 1.0)))
+    sizes: dict[str, Any] = {"depth": 2, "times_s": (0.01, 1.0), "total_pages": 1000}
+    result = simulate(small_world(asked, "td_pipe", {}, **sizes))
     assert result.completion_s[0] == pytest.approx(20 * 2 * 1.01)
     assert result.first_scheduled_s[1] == result.completion_s[0]

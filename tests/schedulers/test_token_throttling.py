@@ -161,11 +161,14 @@ def decodes_after_warm_up(result: RunResult) -> np.ndarray:
     return result.decode_tokens[steady]
 
 
+@pytest.mark.parametrize("variant", ["reading", "code"])
 @pytest.mark.parametrize(("running", "expected"), [(40, {10}), (42, {10, 11}), (5, {1, 2})])
-def test_figure_8_decodes_are_even_over_four_stages(running: int, expected: set[int]) -> None:
+def test_figure_8_decodes_are_even_over_four_stages(
+    variant: str, running: int, expected: set[int]
+) -> None:
     """pp = 4: whatever order they started in, successive micro-batches differ by at most one."""
     prompts = [Request(i, 0.004 * i, 64, 200) for i in range(running)]
-    throttled = world(prompts, depth=4)
+    throttled = world(prompts, depth=4, variant=variant)
     counts = decodes_after_warm_up(simulate(throttled))
     assert len(counts) > 100
     assert set(counts.tolist()) == expected

@@ -18,9 +18,10 @@ from evenflow.schedulers.token_throttling import (
     Throttle,
     TokenThrottling,
     decode_budget,
+    unblock,
 )
 from evenflow.sim import World, simulate
-from evenflow.types import Request
+from evenflow.types import Plan, Prefill, Request, View
 from tests.worlds import engine_of, send, small_world
 
 THROTTLES: dict[str, Any] = {"max_prefill": 2048, "min_prefill": 32, "use_wt": True, "use_ut": True}
@@ -152,6 +153,19 @@ def test_the_output_still_expected_is_as_predicted_or_else_the_mean_of_what_has_
         batcher.add(Request(2 + number, 2.0, 5, 50, predicted))
     batcher.complete(send(batcher, 2.0), 3.0)
     assert batcher.view.expected_output_tokens == 8 + 3 + 0
+
+
+class Chunks:
+    """Plans a page's tokens of three prompts."""
+
+    def schedule(self, view: View) -> Plan:
+        return Plan([Prefill(number, 16) for number in range(3)])
+
+
+def test_of_half_computed_prompts_without_room_the_latest_gives_way() -> None:
+    engine = engine_of(Chunks(), 3, [(40, 1)] * 3)
+    engine.complete(send(engine, 0.0), 1.0)
+    assert unblock(engine.view, []) == Plan(preempt=[2])
 
 
 def decodes_after_warm_up(result: RunResult) -> np.ndarray:

@@ -8,9 +8,11 @@ import pytest
 
 from evenflow.config.build import build
 from evenflow.config.run import load_config
+from evenflow.core.decodes import Sequence
 from evenflow.core.kv import KvCache, PagePool
 from evenflow.core.replay import RecordingBatcher, decision_of, replay
 from evenflow.core.scheduling import View
+from evenflow.engines.ahead import AheadGroup
 from evenflow.engines.append_only import AppendOnlyCache
 from evenflow.engines.loop import EngineLoop
 from evenflow.engines.rules import EngineRules
@@ -364,6 +366,16 @@ def test_decodes_that_run_ahead_are_seen_as_they_were_sent() -> None:
     batcher.complete(send(batcher, 0.0), 0.5)
     batch = send(batcher, 1.0)
     assert (batcher.view.decode_context_tokens, batch.decodes.slot) == (24, 1)
+
+
+def test_of_decodes_that_run_ahead_the_last_token_is_one_that_is_there() -> None:
+    """Before its first token, when it was sent."""
+    group, seq = AheadGroup(), Sequence(Request(0, 0.0, 16, 9), 16)
+    group.last_s = 5.0
+    found = []
+    for seq.last_token_s in (3.0, float("nan")):
+        found.append(group.last_token_of(seq))
+    assert found == [3.0, 5.0]
 
 
 def test_a_page_that_the_last_token_would_fill_is_not_found() -> None:

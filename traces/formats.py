@@ -237,27 +237,30 @@ class TraceTable(NamedTuple):
         """Yield the file's rows. Raises UsageError naming the line and the column that is wrong."""
         optional = [name for name in (self.time, self.blocks, MAX_NEW, PRIORITY) if name]
         kind = ""
+        names = (self.time, self.prompt, self.output, self.blocks, MAX_NEW, PRIORITY)
+        values = lines.reader_of(names)
         for place, record in lines.records_of(source, self.columns, optional):
             try:
-                row = self._row(record)
+                row = self._row(record, values)
                 kind = self._kind(record, kind)
             except ValueError as error:
                 source.refuse(str(error), place)
                 row = Row(None, 0, 0, UNREADABLE)
             yield row if row.output_tokens or row.dropped else row._replace(dropped=self.no_output)
 
-    def _row(self, record: lines.Record | str) -> Row:
+    def _row(self, record: lines.Record | str, values: lines.Values) -> Row:
         if isinstance(record, str):
             raise ValueError(record)
-        names = (self.time, self.prompt, self.output, self.blocks, MAX_NEW, PRIORITY)
-        time, prompt, output, blocks, max_new, priority = [lines.value_of(record, n) for n in names]
+        time, prompt, output, blocks, max_new, priority = values(record)
         row = Row(
             self._time(time),
             token_count(self.prompt, prompt),
             token_count(self.output, output),
-            blocks=() if blocks is None else block_ids(self.blocks, blocks),
-            max_new=None if max_new in (None, "") else token_count(MAX_NEW, max_new),
-            priority=0 if priority in (None, "") else whole(PRIORITY, priority, *URGENCY),
+            "",
+            None,
+            () if blocks is None else block_ids(self.blocks, blocks),
+            None if max_new in (None, "") else token_count(MAX_NEW, max_new),
+            0 if priority in (None, "") else whole(PRIORITY, priority, *URGENCY),
         )
         if row.max_new is not None and row.max_new < row.output_tokens:
             least = f"at least the {row.output_tokens} tokens of {self.output}"

@@ -13,7 +13,7 @@ import hashlib
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -49,6 +49,7 @@ Record = Mapping[str, object]
 Place = Mapping[str, int]
 Records = Iterator[tuple[Place, Record | str]]
 """Where each record is, and the record, or what is wrong with it."""
+Values = Callable[[Record], Iterable[object]]
 
 
 class Source(NamedTuple):
@@ -288,6 +289,14 @@ def value_of(record: object, name: str) -> Any:
         return record[name]
     head, _, rest = name.partition(".")
     return value_of(record.get(head), rest) if rest else None
+
+
+def reader_of(names: Sequence[str]) -> Values:
+    """Return what reads the `value_of` each of these columns from a record."""
+    if any("." in name for name in names):
+        return lambda record: (value_of(record, name) for name in names)
+    known = [name or None for name in names]  # None is no column of any record
+    return lambda record: map(record.get, known)
 
 
 def array_items(source: Source) -> Iterator[object]:

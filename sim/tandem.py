@@ -14,7 +14,7 @@ from evenflow.compiled import mypyc_attr
 from evenflow.core.batch import MicroBatch
 from evenflow.core.world import World
 from evenflow.costs.modifiers import begun
-from evenflow.results.recorder import Recorder
+from evenflow.results.recorder import Recorder, StageTimes
 from evenflow.sim.clock import SimClock
 
 
@@ -37,7 +37,7 @@ class Tandem:
         self._prepares = world.overheads.prepares
         self._hosts = world.overheads.hosts
         self._recorder = recorder
-        self._stage_free_s = [0.0] * world.depth
+        self._stages = [StageTimes(0.0, 0.0, 0.0) for _ in range(world.depth)]  # last used
         self._link_free_s = [0.0] * world.depth
         self._hops = world.hops
         self._prepared_s = [0.0] * world.depth
@@ -54,11 +54,11 @@ class Tandem:
     @property
     def free_s(self) -> float:
         """From when on stage 0 could start a micro-batch."""
-        return self._stage_free_s[0]
+        return self._stages[0].end_s
 
     def is_free(self, now_s: float) -> bool:
         """Say whether stage 0 could start a micro-batch now."""
-        return self._stage_free_s[0] <= now_s
+        return self._stages[0].end_s <= now_s
 
     def submit(self, batch: MicroBatch) -> None:
         """Send a micro-batch to stage 0."""
@@ -67,33 +67,33 @@ class Tandem:
     def send(self, batch: MicroBatch) -> float:
         """Send a micro-batch to stage 0; return when it leaves the last one."""
         work = batch if batch.charged is None else batch.charged
-        times = self._cross(batch, self._costs.times(work))
-        self._recorder.batch(batch, times)
-        return times[-1]
+        self._cross(batch, self._costs.times(work))
+        self._recorder.passed(batch, self._stages)
+        return self._stages[self._last].end_s
 
     def call_when_free(self) -> None:
         """Call `on_free` when stage 0 is free. On a single stage the return says so."""
-        if not self._call_queued and len(self._stage_free_s) > 1:
+        if not self._call_queued and self._last:
             self._call_queued = True
-            self._clock.at(self._stage_free_s[0], self.freed)
+            self._clock.at(self._stages[0].end_s, self.freed)
 
     def freed(self, now_s: float) -> None:
         """Say that stage 0 is free."""
         self._call_queued = False
         self._on_free(now_s)
 
-    def _cross(self, batch: MicroBatch, stage_seconds: list[float]) -> list[float]:
-        """Return (available, start, end) on each stage, one after the other."""
+    def _cross(self, batch: MicroBatch, stage_seconds: list[float]) -> None:
+        """Give the stages their times with a micro-batch, one after the other."""
         overheads, hops, prepares = self._overheads, self._hops, self._prepares
-        free_s = self._stage_free_s
+        stages = self._stages
         scheduled_s = batch.scheduled_s
         at_s = scheduled_s
         if self._hosts:
-            at_s, free_s[0] = self._by_host(batch, overheads.host_s(batch))
+            at_s, stages[0].end_s = self._by_host(batch, overheads.host_s(batch))
         inputs_s = overheads.inputs_s(batch) if prepares else 0.0
-        times: list[float] = []
         for stage, seconds in enumerate(stage_seconds):
-            free_at_s = free_s[stage]
+            times = stages[stage]
+            free_at_s = times.end_s
             start_s = at_s if at_s > free_at_s else free_at_s
             if prepares:
                 prepare_s = inputs_s + overheads.prepare_share * seconds
@@ -104,23 +104,20 @@ class Tandem:
                     self._prepared_s[stage] = prepared_s
                     start_s = max(start_s, prepared_s)
             end_s = start_s + seconds
-            free_s[stage] = end_s
-            times.append(at_s)
-            times.append(start_s)
-            times.append(end_s)
-            at_s = end_s
+            times.available_s = at_s
+            times.start_s = start_s
+            times.end_s = at_s = end_s
             if hops and stage < self._last:
                 link = hops[stage]
                 departed_s = max(end_s, self._link_free_s[stage])
                 departed_s += link.per_token_s * batch.num_tokens
                 self._link_free_s[stage] = departed_s
                 at_s = departed_s + link.latency_s
-        self._started_s = times[1]
-        return times
+        self._started_s = stages[0].start_s
 
     def _by_host(self, batch: MicroBatch, spent_s: float) -> tuple[float, float]:
         """Return when stage 0 has a micro-batch, and from when on it may compute it."""
-        free_s, holds = self._stage_free_s[0], self._overheads.holds
+        free_s, holds = self._stages[0].end_s, self._overheads.holds
         scheduled_s = batch.scheduled_s
         if holds == "stage0":
             return scheduled_s, max(scheduled_s, free_s) + spent_s

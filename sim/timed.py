@@ -78,19 +78,22 @@ class TimedPipeline(Tandem):
         timing = self._timing(batch)
         self._overheads = RuntimeOverheads(schedule_s=timing.schedule_s)
         self._hops = tuple(map(Link, self._busy_s, timing.hops_s))
-        times = self._cross(batch, list(map(add, timing.prepare_s, timing.stages_s)))
-        times[1::3] = map(add, times[1::3], timing.prepare_s)
-        self._recorder.batch(batch, times)
+        self._cross(batch, list(map(add, timing.prepare_s, timing.stages_s)))
+        for stage, prepare_s in zip(self._stages, timing.prepare_s, strict=True):
+            stage.start_s += prepare_s
+        self._recorder.passed(batch, self._stages)
         # Messages do not overtake each other.
-        self._heard_back_s = max(self._heard_back_s, on_grid(times[-1] + timing.returned_s))
+        ended_s = self._stages[-1].end_s
+        self._heard_back_s = max(self._heard_back_s, on_grid(ended_s + timing.returned_s))
         self._heard_free_s = self._heard_back_s
         if len(timing.stages_s) > 1:  # whoever is back says so too
-            self._heard_free_s = min(on_grid(times[2] + timing.freed_s), self._heard_back_s)
+            free_s = self._stages[0].end_s
+            self._heard_free_s = min(on_grid(free_s + timing.freed_s), self._heard_back_s)
         self._clock.at(self._heard_back_s, self._returned)
 
     def call_when_free(self) -> None:
         """Call `on_free` when the driver knows that stage 0 is free, on a single stage never."""
-        if not self._call_queued and len(self._stage_free_s) > 1:
+        if not self._call_queued and self._last:
             self._call_queued = True
             self._clock.at(self._heard_free_s, self.freed)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from evenflow.compiled import mypyc_attr
-from evenflow.core.batch import Span, Work
+from evenflow.core.batch import MicroBatch, Span, Work
 from evenflow.errors import Count, NonNegative, require_declared
 
 
@@ -93,7 +93,10 @@ class AffineCost:
 
     def times(self, batch: BatchShape) -> list[float]:
         """Return the seconds on every stage."""
-        tokens = batch.prefill_tokens + batch.decode_tokens
+        if isinstance(batch, MicroBatch):  # the compiler reads its fields without their names
+            tokens = batch.prefill_tokens + batch.decode_tokens
+        else:
+            tokens = batch.prefill_tokens + batch.decode_tokens
         return [self.base_s + self.per_token_s * tokens] * self.depth
 
     def transfer_bytes(self, batch: BatchShape) -> float:

@@ -12,7 +12,7 @@ import struct
 from array import array
 from collections import abc
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,19 @@ class Blocks(Protocol):
     def __iter__(self) -> abc.Iterator[Block]: ...
 
 
+class StageTimes:
+    """When a micro-batch was available to a stage, and the stage's start and end with it."""
+
+    def __init__(self, available_s: float, start_s: float, end_s: float) -> None:
+        self.available_s = available_s
+        self.start_s = start_s
+        self.end_s = end_s
+
+
+PACKED: Final = 1024
+"""Micro-batches after which numbers move into arrays: so few lie in the processor's cache."""
+
+
 class Tallier:
     """Collects what a summary needs of the micro-batches of a block: see `Tally`."""
 
@@ -72,24 +85,34 @@ class Tallier:
         self._busy_s: list[float] = []
         self._start_s: list[float] = []
         self._free_pages = self._kv_tokens = 0
+        self._packed: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
 
-    def add(self, batch: MicroBatch, stage_times: list[float]) -> None:
-        """Add a micro-batch with its (available, start, end) on each stage."""
-        if not self._returned_s:
-            self._start_s.append(stage_times[1])
-        self._returned_s.append(stage_times[-1])
+    def add(self, batch: MicroBatch, stages: list[StageTimes]) -> None:
+        """Add a micro-batch with its times on each stage."""
+        if not self._start_s:
+            self._start_s.append(stages[0].start_s)
+        self._returned_s.append(stages[-1].end_s)
         self._sampled_rows.append(batch.output_tokens)
         self._free_pages += batch.free_pages
         self._kv_tokens += batch.kv_tokens
-        for end in range(2, len(stage_times), 3):
-            self._busy_s.append(stage_times[end] - stage_times[end - 1])
+        for stage in stages:
+            self._busy_s.append(stage.end_s - stage.start_s)
+        if len(self._returned_s) == PACKED:
+            self._pack()
+
+    def _pack(self) -> None:
+        times = _column(self._returned_s, float), _column(self._busy_s, float)
+        self._packed.append((*times, _column(self._sampled_rows, int)))
+        self._returned_s, self._busy_s, self._sampled_rows = [], [], []
 
     def columns(self) -> Block:
         """Return the columns of the tally."""
+        self._pack()
+        returned_s, busy_s, sampled_rows = map(np.concatenate, zip(*self._packed, strict=True))
         return {
-            "returned_s": _column(self._returned_s, float),
-            "sampled_rows": _column(self._sampled_rows, int),
-            "busy_s": np.array([_column(self._busy_s, float).sum()]),
+            "returned_s": returned_s,
+            "sampled_rows": sampled_rows,
+            "busy_s": np.array([busy_s.sum()]),
             "free_pages": np.array([self._free_pages]),
             "kv_tokens": np.array([self._kv_tokens]),
             "start_s": np.array(self._start_s),
@@ -122,13 +145,23 @@ class Recorder:
         self._wait_s = array("d")
         self._wait_reason = array("q")
 
+    def passed(self, batch: MicroBatch, stages: list[StageTimes]) -> None:
+        """Record a micro-batch that passed the stages at these times."""
+        if self.whole:
+            times = [time for at in stages for time in (at.available_s, at.start_s, at.end_s)]
+            self.batch(batch, times)
+        else:
+            self.num_bytes += self._row_bytes
+            self._tally.add(batch, stages)
+
     def batch(self, batch: MicroBatch, stage_times: list[float]) -> None:
         """Record a micro-batch and its (available, start, end) on each stage, in seconds."""
+        if not self.whole:
+            times = zip(stage_times[::3], stage_times[1::3], stage_times[2::3], strict=True)
+            self.passed(batch, [StageTimes(*stage) for stage in times])
+            return
         used = self.num_bytes
         self.num_bytes = used + self._row_bytes
-        if not self.whole:
-            self._tally.add(batch, stage_times)
-            return
         if used == len(self._batches):
             self._batches += bytes(used)
         self._pack_into(

@@ -7,17 +7,18 @@ end of a sequence wait in buckets under their ticks: a step costs O(changes), no
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import chain, islice
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import Holder
+from evenflow.core.request import Request
+
+NAN: Final = float("nan")
 
 
-@dataclass(slots=True, eq=False)
 class Sequence(Holder):
     """The serving state of one request, owned by the Batcher.
 
@@ -27,26 +28,21 @@ class Sequence(Holder):
     arrivals, `epoch` counts preemptions. An `aborted` sequence waits for micro-batches to return.
     """
 
-    prompt_tokens: int
-    computed: int = 0
-    order: int = field(init=False, repr=False)
-    chunks_in_flight: int = 0
-    generated: int = 0
-    epoch: int = 0
-    decoding: bool = False
-    aborted: bool = False
-    cached_tokens: int = 0
-    left_out: int = 0
-    first_scheduled_s: float = float("nan")
-    first_token_s: float = float("nan")
-    last_token_s: float = float("nan")
-    completion_s: float = float("nan")
+    order: int
     # In the group it joined last: context = base + group.tick, ticks of its next page and its end.
-    group: DecodeGroup = field(init=False, repr=False)
-    base: int = field(init=False, repr=False)
-    joined_tick: int = field(init=False, repr=False)
-    page_tick: int = field(init=False, repr=False)
-    finish_tick: int = field(init=False, repr=False)
+    group: DecodeGroup
+    base: int
+    joined_tick: int
+    page_tick: int
+    finish_tick: int
+
+    def __init__(self, request: Request, prompt_tokens: int, generated: int = 0) -> None:
+        super().__init__(request)
+        self.prompt_tokens = prompt_tokens
+        self.generated = generated
+        self.computed = self.cached_tokens = self.left_out = self.chunks_in_flight = self.epoch = 0
+        self.decoding = self.aborted = False
+        self.first_scheduled_s = self.first_token_s = self.last_token_s = self.completion_s = NAN
 
     @property
     def remaining(self) -> int:
@@ -98,7 +94,7 @@ class DecodeGroup:
         self.stride = 1
         self.context = 0
         self.slot = -1
-        self.last_s = float("nan")
+        self.last_s = NAN
         self.page_at: Buckets = {}
         self.finish_at: Buckets = {}
 
@@ -206,7 +202,8 @@ class DecodeGroup:
         self._grow_at(self.tick, pages, page_tokens)
 
     def _grow_at(self, tick: int, pages: list[int], page_tokens: int) -> None:
-        due = self.page_at.pop(tick)
+        due = self.page_at[tick]
+        del self.page_at[tick]
         later = tick + page_tokens
         again: list[Sequence] = []
         for index, seq in enumerate(due):
@@ -216,7 +213,7 @@ class DecodeGroup:
                 seq.page_tick = later
                 again.append(seq)
         if again:
-            self.page_at.setdefault(later, []).extend(again)
+            self.page_at[later] = self.page_at.get(later, []) + again
 
     def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Sequence]:
         """Record one token for every member, and the gaps; return the members that end."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict, abc
-from dataclasses import dataclass, field
 from typing import Any
 
 from evenflow.compiled import mypyc_attr
@@ -37,7 +36,6 @@ class CachedPage:
         return bisect_left(chain, True, key=lambda node: not node.holders)
 
 
-@dataclass(slots=True, eq=False)
 class Holder:
     """A request as seen by the KV cache; it is waiting while it holds no `pages`.
 
@@ -45,11 +43,11 @@ class Holder:
     of cached pages (found while it waits, held from then on) or, `swapped_tokens`, on the host.
     """
 
-    request: Request
-    pages: list[int] = field(default_factory=list, kw_only=True)
-    chain: list[CachedPage] = field(default_factory=list, kw_only=True)
-    kept_tokens: int = field(default=0, kw_only=True)
-    swapped_tokens: int = field(default=0, kw_only=True)
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.pages: list[int] = []
+        self.chain: list[CachedPage] = []
+        self.kept_tokens = self.swapped_tokens = 0
 
 
 class PagePool:

@@ -36,6 +36,13 @@ class Handover(NamedTuple):
         """Tokens of KV to transfer: all that the next decode step attends to."""
         return self.request.prompt_tokens + self.generated - 1
 
+    def sequence(self, prompt_tokens: int) -> Sequence:
+        """Return the request as it goes on, with a prefill of so many tokens."""
+        seq = Sequence(self.request, prompt_tokens, self.generated)
+        seq.epoch, seq.first_scheduled_s = self.preemptions, self.first_scheduled_s
+        seq.first_token_s, seq.last_token_s = self.first_token_s, self.last_token_s
+        return seq
+
 
 class PoolBatcher(Batcher):
     """A Batcher that takes requests over from others and, with `keeps_pages`, hands its own over.
@@ -99,18 +106,8 @@ class PoolBatcher(Batcher):
             self.kv.tokens -= kept.held_tokens
             self.pool.free(kept.pages[num_pages:])
             pages, chain = kept.pages[:num_pages], kept.chain
-        seq = Sequence(
-            request,
-            tokens,
-            computed=tokens,
-            generated=handover.generated,
-            epoch=handover.preemptions,
-            first_scheduled_s=handover.first_scheduled_s,
-            first_token_s=handover.first_token_s,
-            last_token_s=handover.last_token_s,
-            pages=pages,
-            chain=chain,
-        )
+        seq = handover.sequence(tokens)
+        seq.computed, seq.pages, seq.chain = tokens, pages, chain
         self.kv.tokens += tokens
         self.moving[request.request_id] = seq
 

@@ -59,16 +59,8 @@ def take_again(engines: Collection[Batcher], lost: Sequence) -> None:
 
 
 def _take(engine: Batcher, lost: Handover, cached_tokens: int = 0) -> None:
-    seq = Sequence(
-        lost.request,
-        lost.request.prompt_tokens + lost.generated,
-        generated=lost.generated,
-        epoch=lost.preemptions,
-        cached_tokens=cached_tokens,
-        first_scheduled_s=lost.first_scheduled_s,
-        first_token_s=lost.first_token_s,
-        last_token_s=lost.last_token_s,
-    )
+    seq = lost.sequence(lost.request.prompt_tokens + lost.generated)
+    seq.cached_tokens = cached_tokens
     engine.queues.enter(seq)
     engine.queues.wait(seq, last=True)
 

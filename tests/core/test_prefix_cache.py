@@ -93,7 +93,9 @@ def test_the_longest_idle_prefix_is_evicted_first_and_from_its_end() -> None:
 def test_of_pages_with_the_same_content_the_oldest_left_is_found() -> None:
     pool = AppendOnlyCache(3, PAGE)
     prefix = Prefix((1,), PAGE, PAGE)
-    holders = [Holder(asking(number, PAGE, 1), pages=pool.allocate(1)) for number in range(3)]
+    holders = [Holder(asking(number, PAGE, 1)) for number in range(3)]
+    for holder in holders:
+        holder.pages = pool.allocate(1)
     pages = [holder.pages[0] for holder in holders]
     for holder in holders:
         pool.publish(holder, prefix, PAGE)

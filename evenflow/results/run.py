@@ -287,13 +287,18 @@ def ordered(column: Any, order: Any) -> Any:
 
 def gathered(columns: abc.Mapping[str, Column], records: abc.Iterable[object]) -> dict[str, Any]:
     """Return the columns that have a path, each value read from the records by that path."""
-    led_to = {name: column for name, column in columns.items() if column.path is not None}
-    values_of = attrgetter(*(str(column.path) for column in led_to.values()))
-    rows = [values_of(record) for record in records]
-    values = zip(*rows, strict=True) if rows else [()] * len(led_to)
+    found: dict[str, list[Any]] = {"": [*records]}
+
+    def read(path: str) -> list[Any]:
+        if path not in found:
+            before, _, name = path.rpartition(".")
+            found[path] = [*map(attrgetter(name), read(before))]
+        return found[path]
+
     return {
-        name: list(column) if kind is str else np.array(column, dtype=kind)
-        for (name, (_, kind, *_)), column in zip(led_to.items(), values, strict=True)
+        name: read(path) if kind is str else np.array(read(path), dtype=kind)
+        for name, (_, kind, path, _) in columns.items()
+        if path is not None
     }
 
 

@@ -150,7 +150,7 @@ def _serve(
     """Serve the requests of a world with pipelines that go on where those of `after` ended."""
     clock = SimClock()
     drivers: list[SimDriver] = []
-    told = _of_all(on_done, drivers)
+    told = on_done if len(after) == 1 else _of_all(on_done, drivers)
     for earlier in after:
         drivers.append(SimDriver(world, stages, told, clock=clock, after=earlier, **options))
     serve(clock, world, drivers, world.overheads, world.router)

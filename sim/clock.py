@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 from simpy import Environment, Event
 from simpy.events import NORMAL, EventPriority
 
 INFINITY = float("inf")
+
+PUSH: Final = heappush
+POP: Final = heappop
+NUMBER: Final = next
+"""Constants of this module, which compiled code does not look up by name at each call."""
 
 LATE, LATER = EventPriority(7), EventPriority(8)
 """After all arrivals and returns of the same instant, before any policy is asked."""
@@ -49,14 +54,14 @@ class CheckedEnvironment(Environment):
 
     def put(self, time_s: float, priority: EventPriority, what: Any) -> None:
         """Queue an event, or what is called with its time, for an absolute time."""
-        heappush(self._queue, (time_s, priority, next(self._eid), what))
+        PUSH(self._queue, (time_s, priority, NUMBER(self._eid), what))
 
     def step(self) -> None:
         queue = self._queue
         if not queue or isinstance(queue[0][3], Event):
             super().step()
         else:
-            self._now, _, _, call = heappop(queue)
+            self._now, _, _, call = POP(queue)
             call(self._now)
 
     def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
@@ -105,13 +110,13 @@ class SimClock:
         """Queue `call` for the last `count` of `times` in place of the first it is queued for."""
         queue, others, left = self.env._queue, [], count
         while left:
-            item = heappop(queue)
+            item = POP(queue)
             if item[3] is call:
                 left -= 1
             else:
                 others.append(item)
         for item in others:
-            heappush(queue, item)
+            PUSH(queue, item)
         for time_s in times[len(times) - count :]:
             self.at(time_s, call)
 

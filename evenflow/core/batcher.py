@@ -23,6 +23,7 @@ from evenflow.core.scheduling import ORDERS, Action, Plan, Prefill, Scheduler
 from evenflow.errors import PolicyError, StallError, UsageError, is_whole
 from evenflow.user_code import PROCESS, end_copy, next_part, place_of, shown, words_of
 
+Fields = tuple[Any, int, int, Any]  # of a Prefill, with whole numbers
 EMPTY = Plan()
 UNCAPPED = 1 << 60
 """Micro-batches in flight without a cap."""
@@ -221,24 +222,24 @@ class Batcher:
         for request_id in preempt:
             self.queues.preempt(self.preemptible(request_id))
         if type(prefills) is not tuple or prefills:
-            self._check_kinds(prefills)
+            checked = self._checked(prefills)
             if self.kv.keeps:
-                self.queues.resume(self.served(prefill.request_id) for prefill in prefills)
-            for prefill in prefills:
-                chunks.append(self._place(prefill))
+                self.queues.resume(self.served(request_id) for request_id, _, _, _ in checked)
+            for fields in checked:
+                chunks.append(self._place(fields))
         return self._take_decodes(decodes, order, victims)
 
-    def _place(self, prefill: Any) -> Chunk:
-        seq = self._prefillable(prefill)
-        stop: int = seq.computed + prefill.tokens
-        if prefill.ends and stop < seq.prompt_tokens and not self.queues.cut(seq, stop):
+    def _place(self, fields: Fields) -> Chunk:
+        request_id, tokens, hold_tokens, ends = fields
+        seq = self._prefillable(request_id, tokens, hold_tokens)
+        stop = seq.computed + tokens
+        if ends and stop < seq.prompt_tokens and not self.queues.cut(seq, stop):
             raise self._broken("ends its prefill early, which its rules do not allow", seq)
-        pool = self.pool
-        need = pool.pages_for(max(stop, prefill.hold_tokens)) - len(seq.pages)
+        need = self.pool.pages_for(max(stop, hold_tokens)) - len(seq.pages)
         if need > 0:
-            if need > pool.free_pages:
-                raise self._broken(f"needs {need} pages of {pool.free_pages} free", seq)
-            seq.pages += pool.allocate(need)
+            if need > self.pool.free_pages:
+                raise self._broken(f"needs {need} pages of {self.pool.free_pages} free", seq)
+            seq.pages += self.pool.allocate(need)
         return self.queues.schedule_chunk(seq, stop)
 
     def _take_decodes(self, decodes: Any, order: Any, victims: Any) -> DecodeGroup | None:
@@ -283,32 +284,38 @@ class Batcher:
         queues.sent(batch)
         return batch
 
-    def _check_kinds(self, prefills: Any) -> None:
-        """Raise PolicyError for an invalid order: a pair in place of a Prefill, half a token."""
+    def _checked(self, prefills: Any) -> list[Fields]:
+        """Return the fields of prefills; PolicyError for a pair in place of one, half a token."""
         if type(prefills) is not list and not isinstance(prefills, abc.Sequence):
             raise self._no(prefills, "the prefills", "a list of Prefill(request_id, tokens)")
+        checked: list[Fields] = []
         for prefill in prefills:
             kind: Any = type(prefill)  # which tells the compiler nothing of its fields
             if kind is not Prefill:
                 raise self._no(prefill, "a prefill", "Prefill(request_id, tokens)")
-            for tokens in (prefill.tokens, prefill.hold_tokens):
-                if not is_whole(tokens):
-                    what = f"the tokens to prefill of request {prefill.request_id}"
-                    raise self._no(tokens, what, "a whole number")
+            fields: tuple[Any, Any, Any, Any] = prefill
+            request_id, tokens, hold_tokens, ends = fields
+            for count in (tokens, hold_tokens):
+                if type(count) is not int and not is_whole(count):
+                    what = f"the tokens to prefill of request {request_id}"
+                    raise self._no(count, what, "a whole number")
+            checked.append((request_id, int(tokens), int(hold_tokens), ends))
+        return checked
 
     def served(self, request_id: Any) -> Sequence | None:
         """Return the request of an id that is being served; None for anything else."""
-        seq = self.queues.live.get(int(request_id)) if is_whole(request_id) else None
+        may_be = type(request_id) is int or is_whole(request_id)
+        seq = self.queues.live.get(request_id) if may_be else None
         return None if seq is None or seq.aborted else seq
 
-    def _prefillable(self, prefill: Any) -> Sequence:
-        seq = self.served(prefill.request_id)
+    def _prefillable(self, request_id: Any, tokens: int, hold_tokens: int) -> Sequence:
+        seq = self.served(request_id)
         if seq is None or seq.decoding:
             what = "is not being served" if seq is None else "decodes"
-            raise self._broken(f"prefills request {shown(prefill.request_id)}, which {what}")
-        if not 1 <= prefill.tokens <= seq.remaining:
-            raise self._broken(f"prefills {prefill.tokens} of {seq.remaining} tokens left", seq)
-        negative = "" if prefill.hold_tokens >= 0 else f"holds {prefill.hold_tokens} tokens"
+            raise self._broken(f"prefills request {shown(request_id)}, which {what}")
+        if not 1 <= tokens <= seq.remaining:
+            raise self._broken(f"prefills {tokens} of {seq.remaining} tokens left", seq)
+        negative = "" if hold_tokens >= 0 else f"holds {hold_tokens} tokens"
         if why := negative or self.queues.may_prefill(seq):
             raise self._broken(why, seq)
         return seq

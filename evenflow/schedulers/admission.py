@@ -5,13 +5,18 @@ Knows budgets and pages; which budgets a policy has is the policy's business.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from evenflow.core.scheduling import Order, Plan, Prefill, Prompt, Victim, View
 
 UNLIMITED = 1 << 60
 """The rows or tokens of a micro-batch without a cap."""
+
+
+def prefill_of(prompt: Prompt, tokens: int, hold_tokens: int = 0, *, ends: bool = False) -> Prefill:
+    """Return a Prefill, in half the time that the constructor of a named tuple takes."""
+    return tuple.__new__(Prefill, (prompt.request_id, tokens, hold_tokens, ends))
 
 
 class Room:
@@ -36,7 +41,7 @@ class Room:
         self.kv_limited = False
 
     def add(self, prompt: Prompt, tokens: int, pages: int, hold_tokens: int) -> None:
-        self.prefills.append(Prefill(prompt.request_id, tokens, hold_tokens))
+        self.prefills.append(prefill_of(prompt, tokens, hold_tokens))
         self.tokens -= tokens
         self.rows -= 1
         self.pages -= pages
@@ -70,6 +75,13 @@ class Room:
             self.seats -= 1
 
 
+def plan_of(
+    prefills: Sequence[Prefill], decodes: int, order: Order, victims: Victim, kv_limited: bool
+) -> Plan:
+    """Return a Plan, as quickly as a Prefill."""
+    return tuple.__new__(Plan, (prefills, decodes, order, victims, (), None, kv_limited))
+
+
 @cache
 def decodes_only(
     decodes: int,
@@ -78,4 +90,4 @@ def decodes_only(
     kv_limited: bool = False,
 ) -> Plan:
     """Return a plan that takes `decodes` decodes and no prefills, like most plans."""
-    return Plan((), decodes, order, victims, (), None, kv_limited)
+    return plan_of((), decodes, order, victims, kv_limited)

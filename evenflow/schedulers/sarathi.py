@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from evenflow.compiled import mypyc_attr
 from evenflow.core.scheduling import Order, Plan, Victim, View
 from evenflow.keys import Count, Positive
-from evenflow.schedulers.admission import UNLIMITED, Room, decodes_only
+from evenflow.schedulers.admission import UNLIMITED, Room, decodes_only, plan_of
 from evenflow.schedulers.limits import Fraction, Policy, Range, SearchSpace
 
 
@@ -83,7 +83,7 @@ class Sarathi(Policy):
         )
         room.go_on(view.partials)
         room.admit(view, chunked=self.mode != "hybrid_only")
-        return Plan(room.prefills, decodes, self.order, "latest_arrived", (), None, room.kv_limited)
+        return plan_of(room.prefills, decodes, self.order, "latest_arrived", room.kv_limited)
 
     def _take_turns(self, view: View, decodes: int) -> Plan:
         plan = Plan()

@@ -20,7 +20,7 @@ from evenflow.core.rules import Rules
 from evenflow.core.scheduling import Plan, Prefill, Prompt, Victim, View
 from evenflow.errors import MOST
 from evenflow.keys import Count
-from evenflow.schedulers.admission import UNLIMITED, decodes_only
+from evenflow.schedulers.admission import UNLIMITED, decodes_only, plan_of, prefill_of
 from evenflow.schedulers.limits import Fraction, Policy, Range, SearchSpace
 from evenflow.schedulers.sarathi import Sarathi
 
@@ -99,12 +99,13 @@ def spread(
     pages, page_tokens = view.free_pages, view.page_tokens
     for prompt in prompts:
         computed, held = prompt.computed, prompt.pages
-        tokens = min(prompt.remaining, budget, (held + pages) * page_tokens - computed)
+        tokens = min(prompt.remaining, budget)  # of two it takes no call
+        tokens = min(tokens, (held + pages) * page_tokens - computed)
         if tokens <= 0:
             break
         stop = computed + tokens
         ends = cuts and stop >= prompt.tokens - prompt.generated
-        prefills.append(Prefill(prompt.request_id, tokens, 0, ends))
+        prefills.append(prefill_of(prompt, tokens, ends=ends))
         budget -= tokens
         pages -= max(-(-stop // page_tokens) - held, 0)
     return prefills, pages
@@ -351,7 +352,7 @@ class TokenThrottling(Policy):
             return unblock(view, self._spread(view, self.max_prefill))
         if not prefills:
             return decodes_only(decodes, "last_returned", self._victims, True)
-        return Plan(prefills, decodes, "last_returned", self._victims)
+        return plan_of(prefills, decodes, "last_returned", self._victims, False)
 
     def _share(self, view: View) -> int:
         """Return the even share of the running decodes: equation 4."""

@@ -123,13 +123,13 @@ class Coast:
                 queues.gap_count.append(len(groups[rounds % kinds].members))
                 last_s[rounds % kinds] = returned_s
             else:
-                group.step(returned_s, queues.gap_s, queues.gap_count)
+                group.advance(returned_s, queues.gap_s, queues.gap_count)
             if due:
                 group.grow(pool.allocate(due), pool.page_tokens)
             queues.now_s = now_s
             self._choose(batch, group)
             if ahead:
-                group.step(now_s, [], [])
+                group.advance(now_s, [], [])
             if not late:
                 back_s[place] = tandem.send(batch)
             rounds += 1

@@ -10,7 +10,7 @@ from collections import abc
 from heapq import nsmallest
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import Holder
@@ -202,21 +202,17 @@ class DecodeGroup:
         self._grow_at(self.tick, pages, page_tokens)
 
     def _grow_at(self, tick: int, pages: list[int], page_tokens: int) -> None:
-        due = self.page_at[tick]
-        del self.page_at[tick]
-        later = tick + page_tokens
-        again: list[Sequence] = []
+        due = self.page_at.pop(tick)
+        later, ids = tick + page_tokens, cast(list[Any], pages)  # passed on, not read
         for index, seq in enumerate(due):
-            seq.pages.append(pages[index])
-            seq.page_tick = -1
-            if seq.finish_tick > later:
-                seq.page_tick = later
-                again.append(seq)
+            seq.pages.append(ids[index])
+            seq.page_tick = later if seq.finish_tick > later else -1
+        again = [seq for seq in due if seq.page_tick > 0]
         if again:
-            self.page_at[later] = self.page_at.get(later, []) + again
+            self.page_at[later] = self.page_at[later] + again if later in self.page_at else again
 
-    def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Sequence]:
-        """Record one token for every member, and the gaps; return the members that end."""
+    def advance(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> None:
+        """Record one token for every member, and the gaps."""
         size = settled = len(self.members)
         if self._fresh:
             settled -= len(self._fresh)
@@ -230,6 +226,10 @@ class DecodeGroup:
         self.last_s = now_s
         self.tick += 1
         self.context += size
+
+    def step(self, now_s: float, gap_s: list[float], gap_count: list[int]) -> list[Sequence]:
+        """Record one token for every member, and the gaps; return the members that end."""
+        self.advance(now_s, gap_s, gap_count)
         if self.tick not in self.finish_at:
             return []
         finished = self.finish_at.pop(self.tick)
@@ -293,7 +293,7 @@ class ReadyQueue:
     def due_pages(self, count: int, order: str) -> int:
         """Return how many of the first `count` members need a page for their next step."""
         if count >= self.num_sequences:
-            return sum(len(group.due_pages()) for group in self.groups)
+            return sum([len(group.due_pages()) for group in self.groups])
         ticks = ((seq.page_tick, seq.group) for seq in self.first(count, order))
         return sum(0 <= tick - group.tick < group.stride for tick, group in ticks)
 

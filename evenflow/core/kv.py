@@ -68,7 +68,7 @@ class PagePool:
         self.free_pages = total_pages
         self.saved_pages = 0
         self.keeps = False
-        self._free_ids: list[int] = []
+        self._free_ids: list[Any] = []  # numbers, which compiled code passes on unread
         self._unused = 0  # pages [_unused, total_pages) were never handed out
 
     def pages_for(self, tokens: int) -> int:

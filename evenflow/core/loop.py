@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection
-from itertools import chain
 from typing import Any, ClassVar, Protocol
 
 from evenflow.compiled import mypyc_attr
@@ -169,9 +168,10 @@ class Loop:
         return self._recorder.result(total_pages=total_pages, **self._gaps(), **facts)
 
     def _gaps(self) -> dict[str, Any]:
-        queues = [engine.queues for engine in self.engines]
-        names = ("gap_s", "gap_count")
-        return {name: [*chain(*(getattr(one, name) for one in queues))] for name in names}
+        gap_s, gap_count = self.engines[0].queues.gap_s, self.engines[0].queues.gap_count
+        for engine in self._others:
+            gap_s, gap_count = gap_s + engine.queues.gap_s, gap_count + engine.queues.gap_count
+        return {"gap_s": gap_s, "gap_count": gap_count}
 
 
 def num_live(engine: Batcher) -> int:

@@ -97,7 +97,8 @@ class AffineCost:
             tokens = batch.prefill_tokens + batch.decode_tokens
         else:
             tokens = batch.prefill_tokens + batch.decode_tokens
-        return [self.base_s + self.per_token_s * tokens] * self.depth
+        seconds = self.base_s + self.per_token_s * tokens
+        return [seconds for _ in range(self.depth)]
 
     def transfer_bytes(self, batch: BatchShape) -> float:
         """Return the bytes that cross from one stage to the next."""

@@ -133,6 +133,7 @@ def test_more_engines_than_pages_is_a_mistake_in_one_line(
 @settings(max_examples=many(60), deadline=None)
 @given(worlds(), st.integers(1, 2))
 @example(small_world([Request(0, 0.0, 32, 1), Request(1, 0.003, 1, 1)], times_s=(0.005, 1e-4)), 2)
+@example(small_world([Request(0, 0.0, 1, 1100)], depth=2, max_model_len=1200), 1)  # two arrays
 def test_micro_batches_that_are_not_kept_leave_the_summary_that_they_would_have_given(
     world: World, count: int
 ) -> None:

@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -183,12 +184,18 @@ def timestamp(column: str, value: object) -> int:
         if match is None:
             raise ValueError
         second, fraction, zone = match.groups()
-        since = datetime.fromisoformat(second + (zone or "Z")) - EPOCH
+        whole_seconds = since_1970(second + (zone or "Z"))
     except ValueError:
         example = "2023-11-16 18:15:46.6805900, with or without a zone"
         raise unlike(column, value, f"a time such as {example}") from None
-    nanoseconds = int((fraction or "").ljust(9, "0"))
-    return (since.days * 86400 + since.seconds) * NANOSECONDS_PER_S + nanoseconds
+    return whole_seconds * NANOSECONDS_PER_S + int((fraction or "").ljust(9, "0"))
+
+
+@lru_cache(maxsize=1)
+def since_1970(second: str) -> int:
+    """Return the seconds from 1970 to a whole second; ValueError for none. Rows come in order."""
+    since = datetime.fromisoformat(second) - EPOCH
+    return since.days * 86400 + since.seconds
 
 
 def kind_of_time(value: object, unit: str) -> str:

@@ -14,9 +14,22 @@ UNLIMITED = 1 << 60
 """The rows or tokens of a micro-batch without a cap."""
 
 
-def prefill_of(prompt: Prompt, tokens: int, hold_tokens: int = 0, *, ends: bool = False) -> Prefill:
+def prefill_of(
+    request_id: int, tokens: int, hold_tokens: int = 0, *, ends: bool = False
+) -> Prefill:
     """Return a Prefill, in half the time that the constructor of a named tuple takes."""
-    return tuple.__new__(Prefill, (prompt.request_id, tokens, hold_tokens, ends))
+    return tuple.__new__(Prefill, (request_id, tokens, hold_tokens, ends))
+
+
+def plan_of(
+    prefills: Sequence[Prefill],
+    decodes: int = 0,
+    order: Order = "arrival",
+    victims: Victim = "latest_arrived",
+    kv_limited: bool = False,
+) -> Plan:
+    """Return a Plan, as quickly."""
+    return tuple.__new__(Plan, (prefills, decodes, order, victims, (), None, kv_limited))
 
 
 class Room:
@@ -41,7 +54,7 @@ class Room:
         self.kv_limited = False
 
     def add(self, prompt: Prompt, tokens: int, pages: int, hold_tokens: int) -> None:
-        self.prefills.append(prefill_of(prompt, tokens, hold_tokens))
+        self.prefills.append(prefill_of(prompt.request_id, tokens, hold_tokens))
         self.tokens -= tokens
         self.rows -= 1
         self.pages -= pages
@@ -73,13 +86,6 @@ class Room:
                 return
             self.add(prompt, tokens, pages, max(prompt.tokens, reserved_tokens))
             self.seats -= 1
-
-
-def plan_of(
-    prefills: Sequence[Prefill], decodes: int, order: Order, victims: Victim, kv_limited: bool
-) -> Plan:
-    """Return a Plan, as quickly as a Prefill."""
-    return tuple.__new__(Plan, (prefills, decodes, order, victims, (), None, kv_limited))
 
 
 @cache

@@ -105,7 +105,7 @@ def spread(
             break
         stop = computed + tokens
         ends = cuts and stop >= prompt.tokens - prompt.generated
-        prefills.append(prefill_of(prompt, tokens, ends=ends))
+        prefills.append(prefill_of(prompt.request_id, tokens, ends=ends))
         budget -= tokens
         pages -= max(-(-stop // page_tokens) - held, 0)
     return prefills, pages
@@ -352,7 +352,7 @@ class TokenThrottling(Policy):
             return unblock(view, self._spread(view, self.max_prefill))
         if not prefills:
             return decodes_only(decodes, "last_returned", self._victims, True)
-        return plan_of(prefills, decodes, "last_returned", self._victims, False)
+        return plan_of(prefills, decodes, "last_returned", self._victims)
 
     def _share(self, view: View) -> int:
         """Return the even share of the running decodes: equation 4."""

@@ -10,19 +10,18 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import starmap
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import PagePool
-from evenflow.core.scheduling import Action, Plan, Prefill, Victim, View
+from evenflow.core.scheduling import Action, Plan, Victim, View
 from evenflow.engines.rules import EngineRules
 from evenflow.engines.upkeep import Take
 from evenflow.engines.view import EnginePrompt, EngineView
 from evenflow.keys import Count
-from evenflow.schedulers.admission import UNLIMITED, Room, decodes_only
+from evenflow.schedulers.admission import UNLIMITED, Room, decodes_only, plan_of, prefill_of
 from evenflow.schedulers.limits import Fraction, Policy, Range, SearchSpace
 
 
@@ -191,7 +190,8 @@ class VLLMV1(Policy):
 
     def schedule(self, view: EngineView) -> Plan | Iterator[Plan | Action]:
         if self._is_plain and not (view.num_waiting or view.partials):
-            decodes = min(view.ready_decodes, *self.limits(view))
+            most, tokens = self.limits(view)
+            decodes = min(view.ready_decodes, most, tokens)
             if view.decode_pages(decodes, "arrival") <= view.free_pages:
                 return decodes_only(decodes, "arrival", "latest_admitted")
         return self._in_parts(view)
@@ -222,7 +222,6 @@ class VLLMV1(Policy):
         """
         victims: Victim = "lowest_priority" if self.rules.by_priority else "latest_admitted"
         stops = self.version == "0.32" or not self.rules.by_priority
-        pages = partial(view.decode_pages, order="arrival")
         chunks: dict[int, int] = {}  # tokens of each
         decodes = 0
         for prompt in [*view.partials, None]:
@@ -234,8 +233,9 @@ class VLLMV1(Policy):
                 if prompt is not None and self._mixes:
                     before = view.decodes_before(prompt)
                 decodes = min(before, budget, most)
-                lacking = number
-                if pages(decodes) > view.free_pages:
+                lacking, due = number, view.decode_pages(decodes, "arrival")
+                if due > view.free_pages:
+                    pages = partial(view.decode_pages, order="arrival")
                     decodes = bisect_right(range(1, decodes + 1), view.free_pages, key=pages)
                     lacking, _ = view.ready(decodes + 1, "arrival")[decodes]
                 elif prompt is None or decodes == budget or self._holds:
@@ -243,7 +243,7 @@ class VLLMV1(Policy):
                 else:
                     chunk = chunk or min(prompt.remaining, budget - decodes, self._limit)
                     need = view.pages_for(prompt.computed + chunk) - prompt.pages
-                    if pages(decodes) + need <= view.free_pages:
+                    if due + need <= view.free_pages:
                         self._prefilled = view.sent + 1
                         chunks[prompt.request_id] = chunk
                         yield Take({prompt.request_id: chunk})
@@ -253,9 +253,9 @@ class VLLMV1(Policy):
                 yield Plan(preempt=[victim])
                 chunks.pop(victim, None)
                 if victim == lacking and stops:
-                    yield Plan(list(starmap(Prefill, chunks.items())), decodes)
+                    yield _going_on(chunks, decodes)
                     return 0
-        yield Plan(list(starmap(Prefill, chunks.items())), decodes)
+        yield _going_on(chunks, decodes)
         return tokens - decodes - sum(chunks.values())
 
     def _admit(self, view: EngineView, tokens: int) -> Iterator[Plan]:
@@ -282,7 +282,7 @@ class VLLMV1(Policy):
             if prefills:
                 self._prefilled = view.sent + 1
             self._skipped.discard(prompt.request_id)
-            yield Plan([Prefill(prompt.request_id, chunk)])
+            yield plan_of([prefill_of(prompt.request_id, chunk)])
             tokens -= chunk
 
     def _pass_over(self, view: EngineView, prompt: EnginePrompt | None) -> None:
@@ -292,6 +292,10 @@ class VLLMV1(Policy):
                 return
             if held_back:
                 self._skipped.add(number)
+
+
+def _going_on(chunks: dict[int, int], decodes: int) -> Plan:
+    return plan_of([prefill_of(number, tokens) for number, tokens in chunks.items()], decodes)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

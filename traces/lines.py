@@ -295,7 +295,7 @@ def reader_of(names: Sequence[str]) -> Values:
     """Return what reads the `value_of` each of these columns from a record."""
     if any("." in name for name in names):
         return lambda record: (value_of(record, name) for name in names)
-    known = [name or None for name in names]  # None is no column of any record
+    known: list[Any] = [name or None for name in names]  # None is no column of any record
     return lambda record: map(record.get, known)
 
 

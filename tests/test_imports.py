@@ -45,6 +45,10 @@ def test_a_simulation_needs_no_pandas(tmp_path: Path) -> None:
     assert not {"pandas", "matplotlib", "scipy", "torch"} & loaded
 
 
+def test_a_plan_loads_what_draws_only_when_processes_simulate() -> None:
+    assert not {"pandas", "matplotlib"} & loaded_by("import evenflow.study.plan")
+
+
 def test_a_source_distribution_has_the_same_bytes_from_every_clone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

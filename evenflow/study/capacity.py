@@ -28,8 +28,8 @@ from evenflow.report.tables import is_metric, number, write_json, write_table
 from evenflow.report.words import listed, metric_words, refusals, too_short
 from evenflow.results.outcome import Served
 from evenflow.study import rates
-from evenflow.study.decision import DecisionRecord, basis, breaks, launch, margins
-from evenflow.study.decision_page import OTHER_RATES, draw, measured, write_page
+from evenflow.study.decision import OTHER_RATES, DecisionRecord, basis, breaks, launch, margins
+from evenflow.study.decision_page import draw, measured, write_page
 from evenflow.study.fair import Interval, interval, left_out, marked, require_served, weak
 from evenflow.study.searches import side_by_side
 from evenflow.study.slo import (

@@ -98,6 +98,11 @@ class Basis(NamedTuple):
     how: str
 
 
+ALTERNATIVES, NEAREST = "The nearest alternatives", "What misses least"
+CHANGES, OTHER_RATES = "With one change", "At other rates"
+"""Headings of a decision's tables."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
     """A deployment that is proposed or was asked for, and all that a decision on it needs.

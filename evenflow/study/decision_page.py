@@ -22,8 +22,6 @@ from evenflow.study.fair import Interval
 from evenflow.study.rates import TriedRate
 from evenflow.study.slo import Condition, question_words
 
-ALTERNATIVES, NEAREST = "The nearest alternatives", "What misses least"
-CHANGES, OTHER_RATES = "With one change", "At other rates"
 PRICES = {
     "dollars_per_hour": "an hour",
     "dollars_per_million_tokens": "a million tokens, input and output",

@@ -9,14 +9,15 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
-
-import pandas as pd
+from typing import TYPE_CHECKING, NamedTuple
 
 import evenflow.specs
 from evenflow.config.parts import RuntimeConfig
 from evenflow.config.run import RunConfig
 from evenflow.results.load import student_quantile
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 LEVEL = 0.9
 ERRORS = Path(evenflow.specs.__file__).with_name("errors.csv")
@@ -67,21 +68,23 @@ def likeness(config: RunConfig, model: str) -> Likeness:
 
 
 @cache
-def measured_sets() -> pd.DataFrame:
+def measured_sets() -> DataFrame:
     """Return `errors.csv`: a row for measured runs that are alike, and for a latency.
 
     Columns: the fields of Likeness, `metric`, the number of `runs`, and the `mean` and standard
     deviation `sd` of ln(measured / simulated).
     """
-    return pd.read_csv(ERRORS, keep_default_na=False)
+    from pandas import read_csv
+
+    return read_csv(ERRORS, keep_default_na=False)
 
 
-def alike(sets: pd.DataFrame, like: Likeness, kept: Sequence[str]) -> pd.Series[bool]:
+def alike(sets: DataFrame, like: Likeness, kept: Sequence[str]) -> Series[bool]:
     """Say of each set whether it has the facts `kept` of a run."""
     return (sets[list(kept)] == [getattr(like, name) for name in kept]).all(axis=1)
 
 
-def deviation(like: Likeness, metric: str, sets: pd.DataFrame | None = None) -> Deviation | None:
+def deviation(like: Likeness, metric: str, sets: DataFrame | None = None) -> Deviation | None:
     """Return how far a latency of a run may be off, by the nearest sets that were measured.
 
     Of one set with its facts, Student's interval of a further run. Else the sets nearest to it are
@@ -100,7 +103,7 @@ def deviation(like: Likeness, metric: str, sets: pd.DataFrame | None = None) -> 
     return None
 
 
-def _interval(found: pd.DataFrame, known: pd.DataFrame, kept: Sequence[str]) -> tuple[float, float]:
+def _interval(found: DataFrame, known: DataFrame, kept: Sequence[str]) -> tuple[float, float]:
     runs, middle = int(found["runs"].sum()), float(found["mean"].mean())
     variance = float((found["runs"] * found["sd"] ** 2).sum()) / runs
     if len(kept) == len(Likeness._fields):
@@ -112,7 +115,7 @@ def _interval(found: pd.DataFrame, known: pd.DataFrame, kept: Sequence[str]) -> 
     return middle - half, middle + half
 
 
-def _between(known: pd.DataFrame, kept: Sequence[str]) -> float:
+def _between(known: DataFrame, kept: Sequence[str]) -> float:
     """Return the variance of the means of sets that have the facts `kept` in common."""
     means = known.assign(all="").groupby([*kept] or ["all"])["mean"]
     freedom = len(known) - means.ngroups

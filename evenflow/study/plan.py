@@ -7,23 +7,30 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean
-from typing import Any
-
-import pandas as pd
+from threading import Thread
+from typing import TYPE_CHECKING, Any
 
 from evenflow.config.provenance import code_version
 from evenflow.config.run import configured
 from evenflow.config.yaml_file import Document, patched
 from evenflow.errors import UsageError
-from evenflow.report import plots
 from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import number, percent, write_json, write_table
 from evenflow.report.words import metric_words, refusals, rows_left_out
 from evenflow.study import decision
-from evenflow.study.decision import DecisionRecord, Margin, basis, breaks, margins
-from evenflow.study.decision_page import ALTERNATIVES, CHANGES, NEAREST, draw, write_page
+from evenflow.study.decision import (
+    ALTERNATIVES,
+    CHANGES,
+    NEAREST,
+    DecisionRecord,
+    Margin,
+    basis,
+    breaks,
+    margins,
+)
 from evenflow.study.deployments import run_yaml
 from evenflow.study.fair import interval, require_served
 from evenflow.study.plan_prepare import prepare
@@ -33,6 +40,9 @@ from evenflow.study.rates import Probe, RateFound, TriedRate, bracket, rate_foun
 from evenflow.study.slo import Condition, completed_per_s, costs, levels_of, service_levels
 from evenflow.study.trials import How, Simulator, Study, Trial, run, table, unfair
 from evenflow.study.uncertainty import METRICS, Prediction, predicted
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SHOWN = 8
 """Points in the table."""
@@ -79,14 +89,16 @@ class Planned(Shown):
         return patched(self.question.document, setting.patch(count))
 
     @property
-    def points(self) -> pd.DataFrame:
+    def points(self) -> DataFrame:
         """A row for each point, stretch of the trace and seed that was simulated."""
         return table(self.trials)
 
     @property
-    def table(self) -> pd.DataFrame:
+    def table(self) -> DataFrame:
         """A row for each point that keeps the SLO, the best first; else for the nearest ones."""
-        return pd.DataFrame([facts_of(self, each) for each in (*self.kept, *self.misses)])
+        from pandas import DataFrame
+
+        return DataFrame([facts_of(self, each) for each in (*self.kept, *self.misses)])
 
     @property
     def setup(self) -> str:
@@ -164,6 +176,8 @@ def plan(document: Document, beside: Path, ask: Ask, how: How) -> Planned:
     started = time.perf_counter()
     question = prepare(document, beside, ask)
     with how.simulator("simulations", None) as who:
+        page = Thread(target=import_module, args=["evenflow.study.decision_page"], daemon=True)
+        page.start()  # it takes half a second, in which others simulate
         planned = answered(question, who)
         if ask.joining:
             planned = replace(planned, calm=answered(_calm(question, document), who))
@@ -171,6 +185,7 @@ def plan(document: Document, beside: Path, ask: Ask, how: How) -> Planned:
         if ask.intervals:
             planned = replace(planned, prediction=_predicted(planned, who))
         planned = replace(planned, seconds=time.perf_counter() - started)
+        page.join()
         how.write(lambda folder: _write(folder, planned, how.out or folder))
     return planned
 
@@ -254,6 +269,9 @@ def _write(folder: Path, planned: Planned, final: Path) -> None:
     head = f"# The deployment that evenflow plan {how} for {question.document.name}.\n"
     text = head + run_yaml(planned.winner, question.beside, final)
     write(folder / "plan.yaml", text)
+    from evenflow.report import plots
+    from evenflow.study.decision_page import draw, write_page
+
     decision, svg = planned.decision, ""
     if decision.tried:
         title = f"{name_of(planned.best)}, {question.requests:,} requests"

@@ -15,9 +15,7 @@ from heapq import nsmallest
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple, TypeAlias
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from evenflow.config.build import Workload, build
 from evenflow.config.run import RunConfig, with_
@@ -39,6 +37,9 @@ from evenflow.study.points import (
 )
 from evenflow.study.runs import Job, run_job
 from evenflow.study.slo import keeps_up
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 class Replication(NamedTuple):
@@ -374,12 +375,14 @@ def run(study: Study, simulator: Simulator, search: Search) -> list[Trial]:
         trials += batch
 
 
-def table(trials: Sequence[Trial]) -> pd.DataFrame:
+def table(trials: Sequence[Trial]) -> DataFrame:
     """Return a row for each case and part, in order: labels, seed, values, and `error`.
 
     `error` is None where the run was completed; a value that a run lacks is missing.
     """
-    return pd.DataFrame(
+    from pandas import DataFrame
+
+    return DataFrame(
         [
             {**trial.labels, "seed": part.seed, **_known(record.values), "error": record.error}
             for trial in trials

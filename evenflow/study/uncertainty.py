@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from evenflow.config.build import model_of
 from evenflow.config.costs import MEASURED_COSTS
@@ -30,6 +29,9 @@ from evenflow.results.load import student_quantile
 from evenflow.specs.gpu import gpus
 from evenflow.study.nearness import LEVEL, Likeness, deviation, likeness
 from evenflow.study.trials import How, Simulator, Study, Trial, Variant
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
@@ -179,8 +181,10 @@ class Prediction(Shown):
     measured: str = ""
 
     @property
-    def table(self) -> pd.DataFrame:
+    def table(self) -> DataFrame:
         """A row a metric: its value, the ends of its interval, and the causes of its width."""
+        from pandas import DataFrame
+
         rows = [
             {
                 "metric": metric,
@@ -194,7 +198,7 @@ class Prediction(Shown):
             }
             for metric, each in self.ranges.items()
         ]
-        return pd.DataFrame(rows)
+        return DataFrame(rows)
 
     def told(self) -> Iterator[str | Table]:
         yield from self.addition.told()

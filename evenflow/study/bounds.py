@@ -96,14 +96,15 @@ def refuted(
     """
     found: list[Refuted | None] = [None] * len(deployments)
     late: NDArray[Any]
-    per_s = np.array([count / max(each.token_s, 1e-12) for each, count in deployments])
+    per_s = [count / max(each.token_s, 1e-12) for each, count in deployments]
+    rates, places = np.unique(per_s, return_inverse=True)
     for metric, name, limit_ms, most in limits:
         limit_s = limit_ms / 1e3
         if name == "tpot":
             several = sum(each.output_tokens > 1 for each in requests)
             late = np.array([several * (each.step_s > limit_s) for each, _ in deployments])
         elif name in ("ttft", "e2el"):
-            late = late_by_work(requests, per_s, limit_s)
+            late = late_by_work(requests, rates, limit_s)[places]
         else:
             continue
         bound = "one decode step" if name == "tpot" else "work of the slowest stage"

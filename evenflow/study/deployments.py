@@ -205,6 +205,7 @@ def policies_to_try(named: Sequence[str] | None, config: RunConfig) -> list[str]
     return names
 
 
+@cache
 def dispatch_of(scheduler: str) -> str:
     """Return how the system that a policy is from dispatches; stage0 where it is not said."""
     keys = [keys_of_system(each.name) for each in systems()]

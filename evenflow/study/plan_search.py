@@ -39,6 +39,12 @@ TIMES = (4, 16)
 ROUGHLY = 0.25
 """How exactly a rate is found there."""
 
+MORE = 9 / 8
+"""The factor by which more GPUs are allowed where fewer do not keep the SLO."""
+
+TOGETHER = 3
+"""The most settings that all requests decide on at once: some of them end early."""
+
 Point: TypeAlias = tuple[Setting, int]
 """A setting and its number of replicas."""
 
@@ -134,9 +140,9 @@ class _Race:
 def search(question: PlanQuestion) -> Search:
     """Find the fewest GPUs with which a setting keeps the SLO; `exhaustive`: ask for all points.
 
-    A stretch of the trace finds which setting of the run's own policy needs the fewest GPUs. While
-    all requests decide on it, stretches refute others with this number. All requests decide on the
-    rest, two at a time, the cheapest first.
+    A stretch of the trace finds which setting of the run's own policy needs the fewest GPUs. With
+    up to so many, stretches refute others, while all requests decide on it. All requests decide on
+    the rest, the cheapest first, some at a time. Where none keeps the SLO, there may be more GPUs.
     """
     settings = list(question.settings.values())
     if question.ask.exhaustive:
@@ -147,20 +153,23 @@ def search(question: PlanQuestion) -> Search:
         each.name: [n for n in each.counts if (each.name, n) not in question.bounds]
         for each in settings
     }
-    race = _Race(question, left, question.ask.gpus[-1] + 1)
-    first, gpus = settings[0], 0
+    most = question.ask.gpus[-1]
+    race, first, gpus = _Race(question, left, most + 1), settings[0], most
     if stretches:
         scouts = [each for each in settings if each.candidate.policy == first.candidate.policy]
         first, gpus = yield from race.scout(scouts, stretches[-1])
+    asked = [race.narrow(first, [whole], gpus)]
     rest = [each for each in settings if stretches and each is not first]
-    decides = race.narrow(first, [whole], race.best - 1)
-    yield from side_by_side([decides, *(race.narrow(each, stretches, gpus) for each in rest)])
-    if race.best > gpus:
-        more = [each for each in rest if race.least(each) > gpus]
-        yield from side_by_side([race.narrow(each, stretches, race.best) for each in more])
-    while cheaper := [each for each in settings if race.least(each) < race.best]:
-        likely = sorted(cheaper, key=race.least)[:2]
-        yield from side_by_side([race.narrow(each, [whole], race.best - 1) for each in likely])
+    while (least := min(map(race.least, settings))) < race.best:
+        gpus = max(gpus, least)
+        asked += [race.narrow(each, stretches, gpus) for each in rest]
+        yield from side_by_side(asked)
+        rest = [each for each in rest if race.least(each) > gpus]  # the others kept the stretches
+        while (least := min(map(race.least, settings))) < min(gpus + 1, race.best):
+            below = min(gpus, race.best - 1)
+            likely = [each for each in settings if race.least(each) == least][:TOGETHER]
+            yield from side_by_side([race.narrow(each, [whole], below) for each in likely])
+        asked, gpus = [], math.ceil(MORE * gpus)
 
 
 def equals(question: PlanQuestion, trials: Sequence[Trial]) -> list[tuple[Setting, int]]:
@@ -198,13 +207,22 @@ def climb(question: PlanQuestion, points: Sequence[Point]) -> Search:
         yield [question.case(*point, ends=True) for point in points]
         return
     broken = yield from _broken_together(question, points)
-    best, top = len(points), -1
-    for at in sorted(range(len(points)), key=broken.__getitem__, reverse=True):
-        least = max(0, top + (at > best))
+    reached: dict[int, int] = {}
+
+    def reach(at: int) -> Search:
+        top = max(reached.values(), default=0)
+        least = top + any(step == top and other < at for other, step in reached.items())
         if least < broken[at]:
-            reached = yield from _reached(question, points[at], least, broken[at] - 1)
-            if reached is not None:
-                best, top = at, reached
+            step = yield from _reached(question, points[at], least, broken[at] - 1)
+            if step is not None:
+                reached[at] = step
+
+    likely = sorted(range(len(points)), key=broken.__getitem__, reverse=True)
+    while likely:
+        first, *others = likely
+        beside = [at for at in others[:1] if at < first]  # it may be equal, so it counts anyway
+        yield from side_by_side([reach(at) for at in (first, *beside)])
+        likely = others[len(beside) :]
 
 
 def _broken_together(question: PlanQuestion, points: Sequence[Point]) -> Asking[list[int]]:
@@ -235,9 +253,10 @@ def _reached(question: PlanQuestion, point: Point, least: int, most: int) -> Ask
     def case(step: int, part: Stretch) -> Variant:
         return question.at_step(*point, least + step - 1, part)
 
-    if not all(map(question.keeps, (yield [case(1, part) for part in stretches]))):
-        return None
-    steps = sorted({0, most if stretches else least})
+    for part in stretches:
+        if not all(map(question.keeps, (yield [case(1, part)]))):
+            return None
+    steps = sorted({0, *(range(least, most + 1)[-2:] if stretches else [least])})
     trials = yield [question.at_step(*point, step, whole) for step in steps]
     if not question.keeps(trials[0]):
         return None

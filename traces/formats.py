@@ -204,10 +204,11 @@ def kind_of_time(value: object, unit: str) -> str:
         return "no time"
     if unit in UNITS and unit != "iso":
         return f"a time in {unit}"
-    if not math.isnan(time := number(value)):
+    if unit != "iso" and not math.isnan(time := number(value)):
         return f"{unit_of(time)[0]} since 1970 by its size, as time_unit is not given"
-    match = TIMESTAMP.fullmatch(str(value).strip())
-    return f"a calendar time {'with' if match and match[3] else 'without'} a zone"
+    after_the_date = str(value)[11:]
+    zoned = any(mark in after_the_date for mark in "Z+-")
+    return f"a calendar time {'with' if zoned else 'without'} a zone"
 
 
 class TraceTable(NamedTuple):

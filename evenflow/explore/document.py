@@ -22,7 +22,7 @@ from evenflow.config.files import texts_of
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.errors import UsageError
 from evenflow.keys import Keys
-from evenflow.study.compare import parse_schedulers
+from evenflow.study.compare import parse_schedulers, with_name
 from evenflow.study.slo import Condition, parse_slo
 
 MOST_SIDES = 4
@@ -67,7 +67,7 @@ def given(file: Path, sets: Sequence[str], schedulers: str, slo: Sequence[str]) 
     document = yaml_file.document_of(text, str(file))
     for each in sets:
         text = _set(text, each)
-    entries = [_entry(each) for each in parse_schedulers(schedulers)]
+    entries = list(map(with_name, parse_schedulers(schedulers)))
     if entries:
         named = yaml_file.long_form("scheduler", document.data.get("scheduler"))
         if entries[0] != {"name": (named or {}).get("name")}:  # which keeps its parameters
@@ -88,13 +88,6 @@ def _set(text: str, assignment: str) -> str:
     for key in dotted.split("."):
         value = value[key]
     return edited(text, dotted, value)
-
-
-def _entry(entry: object) -> dict[str, Any]:
-    known = {"name": entry} if isinstance(entry, str) else entry
-    if not isinstance(known, dict) or not isinstance(known.get("name"), str):
-        raise UsageError(f"--schedulers: {entry!r} should be a name, or a mapping with a name")
-    return known
 
 
 @dataclass(frozen=True, slots=True)

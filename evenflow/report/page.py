@@ -151,11 +151,6 @@ def timeline(name: str, data: Mapping[str, Any], head: str) -> str:
     )
 
 
-def beside(kind: str, figures: Sequence[str]) -> str:
-    """Return figures side by side, "two" or "three" in a row, fewer where it is narrow."""
-    return f'<div class="row {kind}">{"".join(figures)}</div>'
-
-
 def picture(svg: str) -> str:
     """Return a drawing as part of a page, as `plots.svg` makes it."""
     return f'<div class="picture">{svg[svg.index("<svg") :]}</div>'

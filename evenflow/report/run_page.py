@@ -18,7 +18,6 @@ from evenflow.report.data import timeline_data
 from evenflow.report.page import (
     Figure,
     PlotlyFigure,
-    beside,
     compact,
     figure,
     page,
@@ -126,7 +125,7 @@ def _work(lines: Mapping[str, Outcome]) -> list[str]:
     return [
         section("Tokens in each micro-batch"),
         key({"prefill tokens": swatch(PREFILL), "decode tokens": swatch(DECODE)}),
-        _beside("two", tokens(lines)),
+        _beside(tokens(lines)),
         section("Stages at work", batches=TIMELINE_BATCHES),
         _cause_key(lines, {"computing": PARTS["computing"]} | BLOCKS),
         *(
@@ -142,10 +141,10 @@ def _requests(runs: Mapping[str, Outcome]) -> list[str]:
     return [
         section("Latency"),
         _line_key(runs),
-        _beside("two", latency(runs, words.slo(runs))),
+        _beside(latency(runs, words.slo(runs))),
         section("Requests in the system", bins=QUEUE_BINS),
         _line_key(runs),
-        _beside("two", queues(runs)),
+        _beside(queues(runs)),
     ]
 
 
@@ -176,8 +175,9 @@ def _replica_table(parts: Mapping[str, Outcome]) -> list[str]:
     return [section("Appendix: the replicas", drawn=DRAWN), html_table(heads, rows, sorts=True)]
 
 
-def _beside(kind: str, drawn: Sequence[Drawn]) -> str:
-    return beside(kind, [figure(*each) for each in drawn])
+def _beside(drawn: Sequence[Drawn]) -> str:
+    """Return figures side by side, two in a row, fewer where it is narrow."""
+    return f'<div class="row two">{"".join(figure(*each) for each in drawn)}</div>'
 
 
 def cause_list() -> str:

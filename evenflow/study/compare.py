@@ -166,12 +166,18 @@ def _patch(entry: object, config: RunConfig) -> tuple[str, Patch]:
     if isinstance(entry, str):
         _refuse_system(entry)
         return entry, {} if entry == config.scheduler.name else {"scheduler": {"name": entry}}
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+    scheduler = with_name(entry)
+    listed = ",".join(f"{key}={value}" for key, value in scheduler.items() if key != "name")
+    label = f"{scheduler['name']}({listed})" if listed else scheduler["name"]
+    return label, {"scheduler": scheduler}
+
+
+def with_name(entry: object) -> dict[str, Any]:
+    """Return an entry of a list of schedulers as a mapping, its name first; UsageError for none."""
+    known = {"name": entry} if isinstance(entry, str) else entry
+    if not isinstance(known, Mapping) or not isinstance(known.get("name"), str):
         raise UsageError(f"--schedulers: {entry!r} should be a name, or a mapping with a name")
-    params = {str(key): value for key, value in entry.items() if key != "name"}
-    listed = ",".join(f"{key}={value}" for key, value in params.items())
-    label = f"{entry['name']}({listed})" if listed else entry["name"]
-    return label, {"scheduler": {"name": entry["name"], **params}}
+    return {"name": known["name"], **{str(key): value for key, value in known.items()}}
 
 
 def _refuse_system(name: str) -> None:

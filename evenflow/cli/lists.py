@@ -296,8 +296,7 @@ def convert_command(
 def predict_command(
     file: TraceFile,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="MODEL", help="Store it here (safetensors)."),
+        Path | None, typer.Option("--out", metavar="MODEL", help="Store it here (safetensors).")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Shuffles the rows.")] = 0,
     format_: Format = None,

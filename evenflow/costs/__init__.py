@@ -6,12 +6,7 @@ Knows specifications and the numbers of a micro-batch; no clock, no policy, no r
 from evenflow.core.batch import Work
 from evenflow.costs.base import AffineCost, BatchShape, StageCost, decode_work, prefill_work
 from evenflow.costs.collectives import AllReduceTimes, Fabric, Ring, TwoLevel
-from evenflow.costs.estimates import (
-    balanced_by,
-    balanced_layers,
-    estimates,
-    token_budget_for,
-)
+from evenflow.costs.estimates import balanced_by, balanced_layers, estimates, token_budget_for
 from evenflow.costs.modifiers import DraftedCost, RanksCost, ScaledCost, SwapCost
 from evenflow.costs.roofline import RooflineCost
 

@@ -223,12 +223,7 @@ def active_experts(tokens: int, num_experts: int, experts_per_token: int) -> flo
 
 
 def experts_s(
-    tokens: int,
-    model: ModelSpec,
-    split: Split,
-    rates: Rates,
-    *,
-    imbalance: float,
+    tokens: int, model: ModelSpec, split: Split, rates: Rates, *, imbalance: float
 ) -> float:
     """Return the seconds of a layer's experts for `tokens` tokens, on the busiest rank.
 

@@ -168,10 +168,7 @@ FOUR_BITS = {
 
 
 def engine_cost(
-    deployment: Deployment,
-    framework: str,
-    wanted: str | None = None,
-    part: Part = "all",
+    deployment: Deployment, framework: str, wanted: str | None = None, part: Part = "all"
 ) -> TableCost:
     """Return the costs of a deployment; `wanted`: the framework's version, None for the current.
 

@@ -31,6 +31,12 @@ class Handover(NamedTuple):
     preemptions: int
     first_scheduled_s: float = float("nan")
 
+    @classmethod
+    def of(cls, seq: Sequence, request: Request) -> Handover:
+        """Return the state of a sequence, which stands for `request` elsewhere."""
+        times = seq.first_token_s, seq.last_token_s, seq.epoch, seq.first_scheduled_s
+        return cls(request, seq.generated, *times)
+
     @property
     def context_tokens(self) -> int:
         """Tokens of KV to transfer: all that the next decode step attends to."""

@@ -396,14 +396,7 @@ class Pools:
 
     def _hand_over(self, pool: Pool, seq: Sequence, now_s: float) -> None:
         request = self._served[seq.request.request_id]
-        handover = Handover(
-            request,
-            seq.generated,
-            seq.first_token_s,
-            seq.last_token_s,
-            seq.epoch,
-            seq.first_scheduled_s,
-        )
+        handover = Handover.of(seq, request)
         if pool is self._mixed and self._stays(pool, handover):
             pool.engine.reserve(handover)
             pool.adopt(request.request_id, now_s)

@@ -52,8 +52,7 @@ def take_again(engines: Collection[Batcher], lost: Sequence) -> None:
     It is served from the start, with its output so far behind its prompt.
     """
     engine = min(engines, key=lambda each: len(each.queues.live))
-    times = lost.first_token_s, lost.last_token_s, lost.epoch, lost.first_scheduled_s
-    handover = Handover(lost.request, lost.generated, *times)
+    handover = Handover.of(lost, lost.request)
     _take(engine, handover, lost.cached_tokens)
     _record(engine, Call("take", handover))
 

@@ -132,6 +132,8 @@ class PartConfig(Keys):
         origin = {name: getattr(trace, name) for name in facts}
         if trace.doubts:
             origin["doubts"] = trace.doubts
+        if trace.prefixes is not None:
+            origin["prefixes"] = True
         if trace.path is not None:
             origin["path"] = self.trace  # as written: the same from whichever folder it was found
         return Workload(requests, origin, trace.texts)

@@ -39,6 +39,11 @@ FEW = 50
 SATURATED = 0.95
 """Stages that compute for more of the time may be within 5 % of what they can do."""
 
+PREFIXES_ALONE = (
+    "the trace says what prompts have in common, and each computes it; kv.prefix_cache: true "
+    "shares it, as vLLM, SGLang and TensorRT-LLM do by default"
+)
+
 TOLD_SHARE = 0.1
 """A run says so when more of its predicted time was extrapolated or filled in."""
 
@@ -297,7 +302,10 @@ def _side_by_side(summaries: Mapping[str, Mapping[str, Any]]) -> Iterator[str | 
 
 def left_out(provenance: Mapping[str, Any]) -> Iterator[Aside]:
     """Yield what a run left out, by its provenance: rows of the trace, measurements."""
-    yield from map(Aside, rows_left_out(provenance.get("trace", {})))
+    trace = provenance.get("trace", {})
+    yield from map(Aside, rows_left_out(trace))
+    if trace.get("prefixes") and not Side({}, provenance).key("kv.prefix_cache"):
+        yield Aside(PREFIXES_ALONE)
     share = provenance.get("cost_source", {}).get("extrapolated_share", 0.0)
     if share > TOLD_SHARE:
         yield Aside(f"costs: {100 * share:.0f} % of the predicted time rests on no measurement")

@@ -239,6 +239,17 @@ def test_what_is_left_out_is_said(folder: Path) -> None:
     assert never["reason"] == "5005 tokens exceed max_model_len 3200"
 
 
+def test_prefixes_that_no_cache_shares_are_said(folder: Path) -> None:
+    row = '{"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}\n'
+    (folder / "moon.jsonl").write_text(2 * row, encoding="utf-8")
+    given = ("simulate", "RUN.yaml", "--save", "summary", "--set", "workload={trace: moon.jsonl}")
+    assert evenflow(*given)[2] == (
+        "the trace says what prompts have in common, and each computes it; kv.prefix_cache: true "
+        "shares it, as vLLM, SGLang and TensorRT-LLM do by default\n"
+    )
+    assert evenflow(*given, "--set", "kv.prefix_cache=true")[::2] == (0, "")
+
+
 def test_advice_is_printed_and_written_with_what_bubbles_cost() -> None:
     output = done("simulate", "RUN.yaml", "--save", "summary", "--advise")
     found = rows_of("out/RUN/advice.csv")

@@ -385,7 +385,7 @@ class RunConfig(Keys):
         words.append(f"CPU time {cpu_time}")
         limits = " and ".join(f"{key} {value}" for key, value in self.limits.items())
         words += [f"{limits} (default)"] if limits else []
-        if self.has_engine_share:
+        if self.has_engine_share and self.kv.pages == "auto":
             words += [f"memory_utilization {self.memory_utilization:g} (default)"]
         return [*words, f"costs {self.costs.kind}{self._default('costs')}"]
 
@@ -423,7 +423,9 @@ class RunConfig(Keys):
 
     def resolved(self) -> dict[str, Any]:
         """Return every key with its value, defaults included, as plain data."""
-        return self.model_dump(mode="json")
+        found = self.model_dump(mode="json")
+        found["kv"]["memory_utilization"] = self.memory_utilization
+        return found
 
     def document(self, name: str = "the run") -> yaml_file.Document:
         """Return the keys as a RUN.yaml of this name would hold them; what is left out stays so."""

@@ -139,6 +139,12 @@ def test_the_first_line_says_which_limits_nobody_chose() -> None:
     assert f", {limits}, memory_utilization 0.92 (default), " in run_of("vLLM").setup()
     assert "chunked_prefill_size 8192 (default)" in run_of("SGLang").setup()
     assert "max_num" not in run_of("gLLM").setup()
+    assert "memory_utilization" not in with_(run_of("vLLM"), {"kv.pages": 9}).setup()
+
+
+def test_what_a_run_was_made_from_has_the_share_in_it() -> None:
+    shares = [run_of(engine).resolved()["kv"]["memory_utilization"] for engine in POLICIES]
+    assert shares == [0.92, 0.9, 0.9, 0.9]
 
 
 def test_a_share_that_nobody_gave_is_only_said_to_its_engine() -> None:

@@ -35,7 +35,7 @@ from evenflow.study.deployments import run_yaml
 from evenflow.study.fair import interval, require_served
 from evenflow.study.plan_prepare import prepare
 from evenflow.study.plan_question import CHANGE, Ask, PlanQuestion, name_of
-from evenflow.study.plan_search import climb, equals, nearest, ranked, remedies, search
+from evenflow.study.plan_search import climb, nearest, ranked, remedies, search
 from evenflow.study.rates import Probe, RateFound, TriedRate, bracket, rate_found
 from evenflow.study.slo import Condition, completed_per_s, costs, levels_of, service_levels
 from evenflow.study.trials import How, Simulator, Study, Trial, run, table, unfair
@@ -218,7 +218,7 @@ def answered(question: PlanQuestion, who: Simulator) -> Planned:
         changed = [each for each in tried if CHANGE in each.labels and not each.errors]
         changed.sort(key=lambda each: (question.excess(each), each.labels["gpus"]))
         return Planned(question, every, (), misses, changed)
-    more = run(study, who, climb(question, equals(question, trials)))
+    more = run(study, who, climb(question, trials))
     climbed = list({str(each.labels): each for each in [*trials, *more]}.values())
     found = Planned(question, climbed, ranked(question, climbed))
     highest = sorted(found.kept, key=lambda each: -found.rates.get(name_of(each), 0.0))

@@ -19,7 +19,7 @@ from evenflow.config.yaml_file import Patch
 from evenflow.specs.gpu import gpus, links
 from evenflow.study.advice import faster_links
 from evenflow.study.deployments import why_fixed
-from evenflow.study.plan_question import CHANGE, PlanQuestion, Setting, Stretch
+from evenflow.study.plan_question import CHANGE, PlanQuestion, Setting, Stretch, name_of
 from evenflow.study.rates import bisect, rounded
 from evenflow.study.searches import side_by_side
 from evenflow.study.trials import Search, Trial, Variant
@@ -197,32 +197,27 @@ def ranked(question: PlanQuestion, trials: Sequence[Trial]) -> list[Trial]:
     return sorted(kept.values(), key=lambda each: (each.labels["gpus"], -question.margin(each)))
 
 
-def climb(question: PlanQuestion, points: Sequence[Point]) -> Search:
-    """Find which of some points keeps the SLO at the highest rate, in steps of TOLERANCE.
+def climb(question: PlanQuestion, trials: Sequence[Trial]) -> Search:
+    """Find which point of the fewest GPUs keeps the SLO at the highest rate, in steps of TOLERANCE.
 
-    Of equal ones the first; without a rate all are simulated on all requests. The longest stretch
-    shows which may be best, and up to which step; all requests decide.
+    Of equal ones the first, unless its margin is known to be narrower; without a rate all are
+    simulated on all requests. The longest stretch shows which may be best, and up to which step;
+    all requests decide.
     """
+    points = equals(question, trials)
     if question.rate is None:
         yield [question.case(*point, ends=True) for point in points]
         return
+    wide = {name_of(each): question.margin(each) for each in ranked(question, trials)}
+    margins = [wide.get(f"{count} x {setting.name}", math.nan) for setting, count in points]
     broken = yield from _broken_together(question, points)
-    reached: dict[int, int] = {}
-
-    def reach(at: int) -> Search:
-        top = max(reached.values(), default=0)
-        least = top + any(step == top and other < at for other, step in reached.items())
+    best, top = 0, -1
+    for at in sorted(range(len(points)), key=broken.__getitem__, reverse=True):
+        least = max(0, top + (at > best or margins[at] < margins[best]))
         if least < broken[at]:
-            step = yield from _reached(question, points[at], least, broken[at] - 1)
-            if step is not None:
-                reached[at] = step
-
-    likely = sorted(range(len(points)), key=broken.__getitem__, reverse=True)
-    while likely:
-        first, *others = likely
-        beside = [at for at in others[:1] if at < first]  # it may be equal, so it counts anyway
-        yield from side_by_side([reach(at) for at in (first, *beside)])
-        likely = others[len(beside) :]
+            reached = yield from _reached(question, points[at], least, broken[at] - 1)
+            if reached is not None:
+                best, top = at, reached
 
 
 def _broken_together(question: PlanQuestion, points: Sequence[Point]) -> Asking[list[int]]:
@@ -253,9 +248,8 @@ def _reached(question: PlanQuestion, point: Point, least: int, most: int) -> Ask
     def case(step: int, part: Stretch) -> Variant:
         return question.at_step(*point, least + step - 1, part)
 
-    for part in stretches:
-        if not all(map(question.keeps, (yield [case(1, part)]))):
-            return None
+    if not all(map(question.keeps, (yield [case(1, part) for part in stretches]))):
+        return None
     steps = sorted({0, *(range(least, most + 1)[-2:] if stretches else [least])})
     trials = yield [question.at_step(*point, step, whole) for step in steps]
     if not question.keeps(trials[0]):

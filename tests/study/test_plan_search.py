@@ -27,10 +27,11 @@ PARTS = (Stretch(8, 0), Stretch(12, 0), Stretch(24, 0))
 
 @dataclass(frozen=True)
 class Fate:
-    """What a setting keeps: from how many GPUs each part, up to which step the two last parts."""
+    """What a setting keeps: from how many GPUs on each part, and up to which step."""
 
     least: tuple[int, int, int]
     steps: tuple[int, int, int]
+    ttft_ms: float = 1.0
 
     @classmethod
     def drawn(cls, random: Random) -> Fate:
@@ -41,11 +42,11 @@ class Fate:
 
 
 class World:
-    """Answers for what would be simulated; keeps the GPUs of what is asked of all requests."""
+    """Answers for what would be simulated; keeps the labels of what is asked of all requests."""
 
     def __init__(self, question: PlanQuestion, fates: Mapping[str, Fate]) -> None:
         self.question, self.fates = question, fates
-        self.whole: list[int] = []
+        self.whole: list[Mapping[str, Any]] = []
 
     def trials(self, study: Study, cases: Sequence[Variant]) -> list[Trial]:
         return [self._trial(case.labels) for case in cases]
@@ -54,10 +55,10 @@ class World:
         fate, rate = self.fates[labels["setting"]], self.question.rate
         assert rate is not None
         part = [each.requests for each in PARTS].index(labels["requests"])
-        self.whole += [labels["gpus"]] * (part == 2)
+        self.whole += [labels] * (part == 2)
         step = round(math.log(labels.get(RATE, rate) / rate) / math.log(1 + TOLERANCE))
         kept = labels["gpus"] >= fate.least[part] and step <= fate.steps[part]
-        values = {"completed": 24, "failed": 0, "p90_ttft_ms": 1.0}
+        values = {"completed": 24, "failed": 0, "p90_ttft_ms": fate.ttft_ms}
         return Trial(labels, (Record("", values if kept else {"missed": "ttft", "done": 1}),))
 
 
@@ -65,7 +66,8 @@ class World:
 def question(*, exhaustive: bool) -> PlanQuestion:
     slo = tuple(parse_slo(["p90_ttft_ms=10"]))
     wish: dict[str, Any] = {"gpus": tuple(range(1, MOST + 1)), "budgets": (512,)}
-    found = asked(SHORT, slo, **wish, schedulers=("sarathi", "vllm_v1"), exhaustive=exhaustive)
+    wish |= {"schedulers": ("sarathi", "vllm_v1"), "exhaustive": exhaustive}
+    found: PlanQuestion = asked(SHORT, slo, **wish)
     return replace(found, parts=PARTS[2:] if exhaustive else PARTS, bounds={})
 
 
@@ -83,17 +85,34 @@ def test_the_best_point_of_any_world_is_found(random: Random) -> None:
     ]
     if keeping:
         best = min(keeping)[0]
-        searched, tried = World(few, fates), World(all_, fates)
-        for found in (answered(few, searched), answered(all_, tried)):  # type: ignore[arg-type]
+        fewer, tried = World(few, fates), World(all_, fates)
+        for found in (answered(few, fewer), answered(all_, tried)):  # type: ignore[arg-type]
             assert name_of(found.best) in [name for key, name in keeping if key == best]
-        assert len(searched.whole) < len(tried.whole)
+        assert len(fewer.whole) < len(tried.whole)
+
+
+HOPELESS = Fate((99, 99, 99), (STEPS, 0, 0))
+MISSES = Fate((8, 8, 16), (STEPS, 0, 0))
+"""All requests need twice as many GPUs as a stretch."""
+
+
+def searched(fates: Mapping[str, Fate]) -> tuple[str, World]:
+    """Return the best point of a world, in which all other settings are hopeless."""
+    asked_for = question(exhaustive=False)
+    world = World(asked_for, {**dict.fromkeys(asked_for.settings, HOPELESS), **fates})
+    return name_of(answered(asked_for, world).best), world  # type: ignore[arg-type]
 
 
 def test_what_needs_as_few_gpus_is_decided_before_more_gpus_are_tried() -> None:
-    asked_for = question(exhaustive=False)
-    fates = dict.fromkeys(asked_for.settings, Fate((99, 99, 99), (STEPS, 0, 0)))
-    fates["PP1, sarathi 512"] = Fate((8, 8, 16), (STEPS, 0, 0))  # all requests need twice as many
-    fates["PP1, vllm_v1 512"] = Fate((8, 8, 8), (STEPS, 0, 0))
-    world = World(asked_for, fates)
-    assert name_of(answered(asked_for, world).best) == "8 x PP1, vllm_v1 512"  # type: ignore[arg-type]
-    assert set(world.whole) == {8}
+    keeps = Fate((8, 8, 8), (STEPS, 0, 0))
+    best, world = searched({"PP1, sarathi 512": MISSES, "PP1, vllm_v1 512": keeps})
+    assert best == "8 x PP1, vllm_v1 512"
+    assert {each["gpus"] for each in world.whole} == {8}
+
+
+def test_a_point_whose_margin_is_known_to_be_narrower_is_not_raised_as_far() -> None:
+    narrow, wide = Fate((8, 8, 8), (STEPS, 1, 1), 5.0), Fate((8, 8, 8), (STEPS, 2, 1), 1.0)
+    both = {"PP1, vllm_v1 512": narrow, "PP2, vllm_v1 512": wide}
+    best, world = searched({"PP1, sarathi 512": MISSES, **both})
+    assert best == "4 x PP2, vllm_v1 512"
+    assert {each["setting"] for each in world.whole if RATE in each} == {"PP2, vllm_v1 512"}

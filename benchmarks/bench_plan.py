@@ -2,7 +2,8 @@
 
 `python -m benchmarks.bench_plan [--compiled PYTHON] [--runs N] [--trace FILE]` from the repository.
 The question is that of docs/plan.md, on Azure's code trace in EVENFLOW_SHARED, or else on the
-sample of it. What is compared takes turns, and the ratio is the median of the pairs.
+sample of it, with and without `runtime: ideal`. What is compared takes turns, and the ratio is the
+median of the pairs.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ gpu: H100
 tensor_parallel: 4
 stages: 1
 scheduler: sarathi
-runtime: ideal
 workload: {{trace: {trace}, arrivals: {{kind: replay, scale: 2}}}}
 """
+RUNTIMES = {"": "runtime: ideal\n", " without `runtime`": ""}
 SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")).resolve()
 CODE = SHARED / "traces" / "AzureLLMInferenceTrace_code.csv"
 ASKED = ["--gpus", "4..64", "--slo", "p99_ttft_ms=2000", "--slo", "p99_tpot_ms=100"]
@@ -38,17 +39,22 @@ def main() -> None:
     asked = parser.parse_args()
     trace = Path(asked.trace or (CODE if CODE.exists() else "azure-code-sample"))
     pythons = [sys.executable, *filter(None, [asked.compiled])]
-    with tempfile.TemporaryDirectory() as name:
-        text = RUN.format(trace=trace.resolve() if trace.exists() else trace)
-        turns = [[plan(each, name, text) for each in pythons] for _ in range(asked.runs)]
+    text = RUN.format(trace=trace.resolve() if trace.exists() else trace)
+    for words, runtime in RUNTIMES.items():
+        with tempfile.TemporaryDirectory() as name:
+            runs = range(asked.runs)
+            turns = [[plan(each, name, runtime + text) for each in pythons] for _ in runs]
+        tell(f"plan{words}, 4 to 64 GPUs, {os.cpu_count()} cores", turns)
+
+
+def tell(what: str, turns: list[list[Taken]]) -> None:
+    """Print a row of the table: turns of plain Python, and of the compiled core if asked."""
     told = []
     for of_one in zip(*turns, strict=True):
         wall_s, cpu_s, _ = map(median, zip(*of_one, strict=True))
         told.append(f"{wall_s:.1f} s, {cpu_s:.1f} s of CPU")
-    ratio = (
-        f"{median(now.wall_s / plain.wall_s for plain, now in turns):.2f}" if asked.compiled else ""
-    )
-    what = f"plan, 4 to 64 GPUs, {os.cpu_count()} cores"
+    compiled = len(told) == 2
+    ratio = f"{median(now.wall_s / plain.wall_s for plain, now in turns):.2f}" if compiled else ""
     print("|", " | ".join([what, *told, *[""] * (2 - len(told)), ratio, "10 s"]), "|")
 
 

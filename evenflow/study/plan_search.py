@@ -39,8 +39,8 @@ TIMES = (4, 16)
 ROUGHLY = 0.25
 """How exactly a rate is found there."""
 
-MORE = 9 / 8
-"""The factor by which more GPUs are allowed where fewer do not keep the SLO."""
+MORE = 1 / 8
+"""The share of GPUs that is added where these do not keep the SLO; then twice as many each time."""
 
 TOGETHER = 3
 """The most settings that all requests decide on at once: some of them end early."""
@@ -158,7 +158,7 @@ def search(question: PlanQuestion) -> Search:
     if stretches:
         scouts = [each for each in settings if each.candidate.policy == first.candidate.policy]
         first, gpus = yield from race.scout(scouts, stretches[-1])
-    asked = [race.narrow(first, [whole], gpus)]
+    asked, more = [race.narrow(first, [whole], gpus)], 0
     rest = [each for each in settings if stretches and each is not first]
     while (least := min(map(race.least, settings))) < race.best:
         gpus = max(gpus, least)
@@ -169,7 +169,8 @@ def search(question: PlanQuestion) -> Search:
             below = min(gpus, race.best - 1)
             likely = [each for each in settings if race.least(each) == least][:TOGETHER]
             yield from side_by_side([race.narrow(each, [whole], below) for each in likely])
-        asked, gpus = [], math.ceil(MORE * gpus)
+        more = 2 * more or math.ceil(MORE * gpus)
+        asked, gpus = [], gpus + more
 
 
 def equals(question: PlanQuestion, trials: Sequence[Trial]) -> list[tuple[Setting, int]]:

@@ -401,6 +401,14 @@ class ModelSpec:
         layers = sum(count * kind.layer_parameters() for kind, count in self.kinds().items())
         return layers + ends * self.embedding_parameters + self.hidden_size
 
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token passes: all of them, less the experts it is not sent to."""
+        return self.num_parameters - sum(
+            count * (kind.num_experts - kind.experts_per_token) * parameters(kind.expert_shapes())
+            for kind, count in self.kinds().items()
+        )
+
     def kv_bytes_per_token(self, layers: int | None = None, tensor_parallel: int = 1) -> int:
         """Return the bytes that one token's keys and values take in `layers` layers of one rank.
 

@@ -21,7 +21,7 @@ from evenflow.specs.deployment import split_layers
 from evenflow.specs.gpu import GIB, GpuSpec, LinkSpec, gpu, gpus, link
 from evenflow.specs.hybrids import READERS
 from evenflow.specs.model import listed, model, models
-from evenflow.specs.modelspec import ModelSpec, in_precision, parameters
+from evenflow.specs.modelspec import ModelSpec, in_precision
 from evenflow.specs.precision import FORMATS
 from evenflow.specs.tables import read_rows
 from tests.command_line import refused
@@ -245,7 +245,7 @@ def test_layers_that_are_not_modelled_are_named(tmp_path: Path, change: Any, wor
 def test_a_shared_expert_is_counted_as_published_for_qwen2_moe(tmp_path: Path) -> None:
     parsed = read(tmp_path, QWEN2_MOE)
     assert parsed.num_parameters / 1e9 == pytest.approx(14.3, rel=2e-3)
-    assert active_parameters(parsed) / 1e9 == pytest.approx(2.7, rel=0.02)
+    assert parsed.active_parameters / 1e9 == pytest.approx(2.7, rel=0.02)
 
 
 FLASH = {"model_type": "glm4_moe_lite", "mlp_layer_types": ["dense"] + ["sparse"] * 46}
@@ -264,30 +264,22 @@ def test_glm_phi_and_others_have_the_parameters_of_their_code(
     spec = model(written(tmp_path, {"text_config": values}))
     more = spec.mtp().layer_parameters() if spec.mtp_layers else 0
     assert (spec.num_parameters + more) / 1e9 == pytest.approx(billions, rel=2e-3)
-    assert active_parameters(spec) / 1e9 == pytest.approx(active, rel=5e-3)
-
-
-def active_parameters(spec: ModelSpec) -> int:
-    """Return the parameters that one token passes: all, less the experts it is not sent to."""
-    return spec.num_parameters - sum(
-        count * (kind.num_experts - kind.experts_per_token) * parameters(kind.expert_shapes())
-        for kind, count in spec.kinds().items()
-    )
+    assert spec.active_parameters / 1e9 == pytest.approx(active, rel=5e-3)
 
 
 def test_active_parameters_are_those_published() -> None:
-    assert active_parameters(model("Mixtral-8x7B")) / 1e9 == pytest.approx(12.9, rel=2e-3)
-    assert active_parameters(model("Qwen3-30B-A3B")) / 1e9 == pytest.approx(3.3, rel=0.02)
-    assert active_parameters(model("Qwen3-235B-A22B")) / 1e9 == pytest.approx(22, rel=0.01)
-    assert active_parameters(model("Mixtral-8x22B")) / 1e9 == pytest.approx(39, rel=5e-3)
+    assert model("Mixtral-8x7B").active_parameters / 1e9 == pytest.approx(12.9, rel=2e-3)
+    assert model("Qwen3-30B-A3B").active_parameters / 1e9 == pytest.approx(3.3, rel=0.02)
+    assert model("Qwen3-235B-A22B").active_parameters / 1e9 == pytest.approx(22, rel=0.01)
+    assert model("Mixtral-8x22B").active_parameters / 1e9 == pytest.approx(39, rel=5e-3)
     for name, billions in (("DeepSeek-V2", 21), ("DeepSeek-V3", 37), ("Kimi-K2", 32)):
-        assert active_parameters(model(name)) / 1e9 == pytest.approx(billions, rel=0.03)
+        assert model(name).active_parameters / 1e9 == pytest.approx(billions, rel=0.03)
     for name, billions in (("gpt-oss-20b", 3.61), ("gpt-oss-120b", 5.13)):
         spec = model(name)  # the card leaves the embedding out
-        active = active_parameters(spec) - spec.embedding_parameters
+        active = spec.active_parameters - spec.embedding_parameters
         assert active / 1e9 == pytest.approx(billions, rel=2e-3)
     dense = model("Qwen2.5-32B")
-    assert active_parameters(dense) == dense.num_parameters
+    assert dense.active_parameters == dense.num_parameters
 
 
 def test_the_mlp_of_a_mixture_is_its_shared_one_and_the_router_is_whole() -> None:

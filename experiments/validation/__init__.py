@@ -277,8 +277,8 @@ def _serve(job: Job, name: str, watch: Watch, journals: _Journals) -> tuple[Serv
     options: dict[str, Any] = {"record": lambda pool: journals[pool].append}
     if made := job.joining():
         engines = partial(engines_of, servable(job.built()), options["record"])
-        given = {"made": made, "seed": job.config.workload.seed, "make_engines": engines}
-        options["mortal"] = partial(MortalDriver, **given)
+        seed = job.config.workload.seed
+        options["mortal"] = partial(MortalDriver, made=made, seed=seed, make_engines=engines)
     with watch(name, len(job.workload.requests)) as on_done:
         served = serve_job(job, on_done, **options)
         if served.interrupted:

@@ -80,7 +80,7 @@ class Transfer:
     start_s: float = float("nan")
     end_s: float = float("nan")
     blocked_from_s: float | None = None
-    link_busy_s: float = 0.0
+    link_busy_s: float = float("nan")
 
     @property
     def blocked_s(self) -> float:

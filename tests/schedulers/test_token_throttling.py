@@ -155,6 +155,23 @@ def test_the_output_still_expected_is_as_predicted_or_else_the_mean_of_what_has_
     assert batcher.view.expected_output_tokens == 8 + 3 + 0
 
 
+@pytest.mark.parametrize(
+    ("params", "decodes", "whole"),
+    [
+        ({}, 1, True),
+        ({}, 2, False),
+        ({"reserve": "adaptive"}, 1, False),
+        ({"coupled": True}, 1, False),
+        ({"variant": "code"}, 1, False),
+    ],
+)
+def test_only_an_even_share_of_the_decodes_goes_without_a_question(
+    params: Any, decodes: int, whole: bool
+) -> None:
+    """Of four that run on four stages; an adaptive reserve changes with each question."""
+    assert TokenThrottling(**params).sends_whole(decodes, 4, 4) == whole
+
+
 class Chunks:
     """Plans a page's tokens of three prompts."""
 

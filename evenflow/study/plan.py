@@ -176,8 +176,8 @@ def plan(document: Document, beside: Path, ask: Ask, how: How) -> Planned:
     started = time.perf_counter()
     question = prepare(document, beside, ask)
     with how.simulator("simulations", None) as who:
-        page = Thread(target=import_module, args=["evenflow.study.decision_page"], daemon=True)
-        page.start()  # it takes half a second, in which others simulate
+        if how.out is not None:  # this takes half a second, in which others simulate
+            Thread(target=import_module, args=["evenflow.study.decision_page"]).start()
         planned = answered(question, who)
         if ask.joining:
             planned = replace(planned, calm=answered(_calm(question, document), who))
@@ -185,7 +185,6 @@ def plan(document: Document, beside: Path, ask: Ask, how: How) -> Planned:
         if ask.intervals:
             planned = replace(planned, prediction=_predicted(planned, who))
         planned = replace(planned, seconds=time.perf_counter() - started)
-        page.join()
         how.write(lambda folder: _write(folder, planned, how.out or folder))
     return planned
 

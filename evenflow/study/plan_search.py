@@ -141,8 +141,8 @@ def search(question: PlanQuestion) -> Search:
     """Find the fewest GPUs with which a setting keeps the SLO; `exhaustive`: ask for all points.
 
     A stretch of the trace finds which setting of the run's own policy needs the fewest GPUs. With
-    up to so many, stretches refute others, while all requests decide on it. All requests decide on
-    the rest, the cheapest first, some at a time. Where none keeps the SLO, there may be more GPUs.
+    this number, stretches refute others, while all requests decide on it. All requests decide on
+    the rest, the cheapest first, some at a time. Where none keeps the SLO, GPUs are added.
     """
     settings = list(question.settings.values())
     if question.ask.exhaustive:

@@ -7,10 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from importlib import import_module
 from pathlib import Path
 from statistics import fmean
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from evenflow.config.provenance import code_version
@@ -175,9 +173,7 @@ def plan(document: Document, beside: Path, ask: Ask, how: How) -> Planned:
     """
     started = time.perf_counter()
     question = prepare(document, beside, ask)
-    with how.simulator("simulations", None) as who:
-        if how.out is not None:  # this takes half a second, in which others simulate
-            Thread(target=import_module, args=["evenflow.study.decision_page"]).start()
+    with how.simulator("simulations", None, "evenflow.study.decision_page") as who:
         planned = answered(question, who)
         if ask.joining:
             planned = replace(planned, calm=answered(_calm(question, document), who))

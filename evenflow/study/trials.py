@@ -12,9 +12,11 @@ from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from heapq import nsmallest
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from evenflow.config.build import Workload, build
@@ -335,8 +337,13 @@ class How:
     watch: Watch | None = None
 
     @contextmanager
-    def simulator(self, label: str, total: int | None) -> Iterator[Simulator]:
-        """Yield a simulator of up to `total` points, shown as `label`; claim the folder first."""
+    def simulator(
+        self, label: str, total: int | None, writes: str | None = None
+    ) -> Iterator[Simulator]:
+        """Yield a simulator of up to `total` points, shown as `label`; claim the folder first.
+
+        `writes`: a module that only what is written needs, loaded while processes simulate.
+        """
         with ExitStack() as stack:
             if self.out is not None:
                 stack.enter_context(claimed(self.out, force=self.force, reads=self.reads))
@@ -345,6 +352,10 @@ class How:
             if not self.resume:
                 store.clear()
             pool = stack.enter_context(executor_of(self.executor, self.workers))
+            if writes is not None and self.out is not None:
+                loading = Thread(target=import_module, args=[writes])
+                loading.start()
+                stack.callback(loading.join)
             told: tuple[Any, ...] = ()
             if self.watch is not None:
                 shown = stack.enter_context(self.watch([label], total))

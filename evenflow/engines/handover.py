@@ -43,7 +43,7 @@ class Handover(NamedTuple):
         return self.request.prompt_tokens + self.generated - 1
 
     def sequence(self, prompt_tokens: int) -> Sequence:
-        """Return the request as it goes on, with a prefill of so many tokens."""
+        """Return the request as it goes on, with a prefill of `prompt_tokens`."""
         seq = Sequence(self.request, prompt_tokens, self.generated)
         seq.epoch, seq.first_scheduled_s = self.preemptions, self.first_scheduled_s
         seq.first_token_s, seq.last_token_s = self.first_token_s, self.last_token_s

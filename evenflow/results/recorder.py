@@ -64,7 +64,7 @@ class Blocks(Protocol):
 
 
 class StageTimes:
-    """When a micro-batch was available to a stage, and the stage's start and end with it."""
+    """Times at which a micro-batch was available to a stage, and began and ended there."""
 
     def __init__(self, available_s: float, start_s: float, end_s: float) -> None:
         self.available_s = available_s
@@ -73,7 +73,7 @@ class StageTimes:
 
 
 PACKED: Final = 1024
-"""Micro-batches after which numbers move into arrays: so few lie in the processor's cache."""
+"""Micro-batches after which numbers move into arrays, while the processor's cache has them."""
 
 
 class Tallier:

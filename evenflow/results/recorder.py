@@ -64,7 +64,7 @@ class Blocks(Protocol):
 
 
 class StageTimes:
-    """Times at which a micro-batch was available to a stage, and began and ended there."""
+    """Times of a micro-batch on a stage: when it was available, when it began and when it ended."""
 
     def __init__(self, available_s: float, start_s: float, end_s: float) -> None:
         self.available_s = available_s

@@ -21,7 +21,8 @@ FACTS = journal.facts_of("gllm")
 
 def scheduler_of(config: journal.Event, name: str) -> Scheduler:
     limit = config["pages"] * config["page_tokens"]
-    return journal.policy_of(FACTS, config, name, {"variant": "code"}, max_model_len=limit)
+    config = {"variant": "code", **config}
+    return journal.policy_of(FACTS, config, name, {}, max_model_len=limit)
 
 
 def deployment(path: Path, events: Sequence[journal.Event]) -> dict[str, Any]:

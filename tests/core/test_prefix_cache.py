@@ -18,7 +18,7 @@ from evenflow.schedulers import create
 from evenflow.sim import simulate
 from evenflow.traces import Offline, Replay, load_trace, make_requests, with_conversations
 from evenflow.types import Prefix, Request
-from tests.command_line import RUN, done, refused, summary_of
+from tests.command_line import RUN, done, evenflow, refused, summary_of
 from tests.worlds import engine_of, send, small_world
 
 PAGE = 16

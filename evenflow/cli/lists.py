@@ -196,7 +196,15 @@ def init_command(
 ) -> None:
     """Write a run file with every key that most runs need, explained; never over another file."""
     require_new(path)
-    write_whole(path, TEMPLATE.read_bytes())
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        raise UsageError(f"{path}: is there already; name another file") from None
+    try:
+        write_whole(path, TEMPLATE.read_bytes())
+    except UsageError:
+        path.unlink()
+        raise
     echo(f"{path}: evenflow simulate {path}")
 
 

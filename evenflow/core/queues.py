@@ -22,7 +22,7 @@ Free = abc.Callable[[Sequence, int], None]  # gives back pages with that many to
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(eq=False)
 class Queues:
-    """Sequences and counters of an engine.
+    """Requests of an engine, as sequences, and their counters.
 
     `live` are all that are served: `waiting` ones, `partials` (partly scheduled and free to go on,
     by arrival), those `ready` to decode, and those of the micro-batches `in_flight`. All but the

@@ -85,7 +85,7 @@ class World:
     def batcher(
         self, made_by: Callable[..., Batcher] = Batcher, pages: PagePool | None = None
     ) -> Batcher:
-        """Return a new engine from `made_by`, one of `virtual_engines`.
+        """Return a new engine, made by `made_by`: one of `virtual_engines`.
 
         `pages`: those of an engine of this world that has served its requests, caches and all.
         """

@@ -36,7 +36,7 @@ class Rates(NamedTuple):
 
     @classmethod
     def of(cls, gpu: GpuSpec, arithmetic: Arithmetic = "16-bit") -> Rates:
-        """Return the rates of a GPU: peaks times efficiencies, those of 16 bits for any other."""
+        """Return a GPU's rates: peaks times efficiencies, for all formats those of 16 bits."""
         if arithmetic == "16-bit":
             return cls(gpu.flops_per_s, gpu.bytes_per_s)
         return cls(gpu.peak(arithmetic) * gpu.compute_efficiency, gpu.bytes_per_s)
@@ -377,7 +377,7 @@ class RooflineCost:
         return seconds
 
     def exchange_s(self, tokens: int) -> float:
-        """Return the seconds that groups with separate requests spend in a layer's exchange.
+        """Return the seconds of a layer's exchange between groups with separate requests.
 
         Where ranks hold whole experts, tokens travel to their experts and back. Where each has
         slices of all of them, groups gather the tokens of all and add up the outputs: in all an

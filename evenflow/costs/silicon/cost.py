@@ -82,7 +82,7 @@ TensorRT-LLM does so in CUDA graphs, by default of up to 128 requests, here of f
 
 
 class TableSource(NamedTuple):
-    """Tables that stand for a GPU: those of `system`, measured on the GPU named `on`.
+    """Measured tables used for a GPU: those of `system`, measured on the GPU named `on`.
 
     `compute_share`: the arithmetic the GPU sustains, as a share of what its peak would give.
     `nvlink`: it has the links of the measured one, so its all-reduces are those measured.

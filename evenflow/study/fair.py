@@ -24,6 +24,7 @@ from evenflow.report.words import (
     overload,
     refusals,
     rows_left_out,
+    sure_numbers,
     too_short,
 )
 from evenflow.results.load import student_quantile
@@ -288,9 +289,10 @@ def runs_told(outcomes: Sequence[Outcome]) -> Iterator[str | Table]:
 
 def _side_by_side(summaries: Mapping[str, Mapping[str, Any]]) -> Iterator[str | Table]:
     rows = []
+    known = [sure_numbers(summary) for summary in summaries.values()]
     for metric in metrics():
         if any(metric.key in summary for summary in summaries.values()):
-            values = (summary.get(metric.key) for summary in summaries.values())
+            values = (numbers.get(metric.key) for numbers in known)
             rows.append([metric.words, *map(metric.cell, values)])
     yield Table(["", *summaries], rows)
     for name, summary in summaries.items():

@@ -268,7 +268,7 @@ def _write(folder: Path, planned: Planned, final: Path) -> None:
     from evenflow.study.decision_page import draw, write_page
 
     decision, svg = planned.decision, ""
-    if decision.tried:
+    if len(decision.tried) > 1:  # one rate is no curve
         title = f"{name_of(planned.best)}, {question.requests:,} requests"
         up_to = planned.rates.get(name_of(planned.best))
         rate = None if up_to is None else interval([up_to])

@@ -17,8 +17,11 @@ from scipy import stats
 from evenflow.config.run import RunConfig
 from evenflow.errors import UsageError
 from evenflow.experiments.figures.study import unfair
+from evenflow.report.shown import Table
 from evenflow.report.words import refusals
-from evenflow.results.outcome import Served
+from evenflow.results.metrics import summarize
+from evenflow.results.outcome import Outcome, Served
+from evenflow.sim import simulate
 from evenflow.study.fair import (
     Side,
     alike,
@@ -27,13 +30,16 @@ from evenflow.study.fair import (
     interval,
     paired_difference,
     require_served,
+    runs_told,
     unpaired_difference,
 )
 from evenflow.study.points import Record
 from evenflow.study.slo import Condition
 from evenflow.study.trials import Replication, Trial, table
 from evenflow.study.trials import unfair as unfair_of
+from evenflow.types import Request
 from tests.command_line import evenflow, rows_of
+from tests.worlds import small_world
 
 
 def side(
@@ -298,3 +304,15 @@ def test_independent_draws_are_compared_as_welch_does() -> None:
     assert found.half_width == pytest.approx((high - low) / 2, rel=0.01)
     assert math.isnan(unpaired_difference([1.0], others).half_width)
     assert unpaired_difference([2.0, 2.0], [1.0, 1.0]).ends == (1.0, 1.0)
+
+
+def test_how_much_a_run_serves_that_is_too_short_to_tell_is_a_dash() -> None:
+    """Each gets its last token 10 s after its first one; all arrive within 4 s."""
+    requests = [Request(index, 0.1 * index, 16, 1000) for index in range(41)]
+    world = small_world(requests, "vllm", times_s=(0.01, 0.0), total_pages=9999, max_model_len=2000)
+    result = replace(simulate(world), provenance={"setup": "simulated"})
+    parts = list(runs_told([Outcome(result, summarize(result), label="vllm")]))
+    (table_of_runs,) = (part for part in parts if isinstance(part, Table))
+    cells = dict(map(tuple, table_of_runs.rows))
+    assert (cells["requests/s offered"], cells["requests/s served"]) == ("10", "-")
+    assert "vllm: the run is too short to tell" in str(parts)

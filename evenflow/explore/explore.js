@@ -125,7 +125,8 @@ function control(each) {
   const id = idOf(each.key), name = each.key.split(".").pop();
   const label = make("label", {htmlFor: `${id}-in`, textContent: name});
   const box = make("div", {id, className: "control"}, label);
-  const about = make("small", {textContent: each.words, title: each.words, id: `${id}-about`});
+  const words = each.words.replaceAll("`", "");  // the reference's Markdown
+  const about = make("small", {textContent: words, title: words, id: `${id}-about`});
   if (each.choices) {
     const select = make("select", {id: `${id}-in`}, ...each.choices.map(choice =>
       make("option", {textContent: choice === null ? "as the machine has it" : choice})));

@@ -115,7 +115,7 @@ def keys_of(random: Random) -> dict[str, Any]:
     }
     if stages > 1 and random.random() < 0.5 and spec.num_layers % stages == 0:
         even = [spec.num_layers // stages] * stages
-        keys["stages"] = list(shifted(even, random.randint(1, 2)))
+        keys["stages"] = list(shifted(even, min(random.randint(1, 2), even[0] - 1)))
     if random.random() < 0.3:
         keys["kv_dtype"] = random.choice(["fp8", "bfloat16"])
     if random.random() < 0.3 and not spec.quantization:

@@ -178,8 +178,9 @@ class DecodeLoop(RingLoop):
         """Act on the round that is back, then take back the oldest answer."""
         if self._answers[0] is not None and not self._back:
             return False
-        if len(self._rounds) == self._rounds.maxlen:
-            act_on(self.engines[0], self._rounds[0], now_s)
+        is_back = len(self._rounds) == self._rounds.maxlen
+        if is_back and act_on(self.engines[0], self._rounds[0], now_s):
+            self._vain_turns = 0
         return super()._take_oldest(now_s)
 
     def settle(self, now_s: float) -> None:

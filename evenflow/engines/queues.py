@@ -96,7 +96,7 @@ class EngineQueues(Queues):
     _late: bool = field(init=False)  # content is known when it is computed
     _append_only: bool = field(init=False)
     _unpublished: list[Sequence] = field(default_factory=list)  # until the next question
-    _row_keys: dict[Sequence, tuple[float, int]] = field(default_factory=dict)
+    _row_keys: dict[Sequence, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -219,7 +219,7 @@ class EngineQueues(Queues):
         """Schedule the tokens of a sequence up to `stop`, for which it holds pages."""
         chunk = super().schedule_chunk(seq, stop)
         if chunk.last:
-            self._row_keys[seq] = self.now_s, 0
+            self._row_keys[seq] = self.asked, 0
         return chunk
 
     def admit(self, seq: Sequence) -> None:
@@ -306,16 +306,16 @@ class EngineQueues(Queues):
         if tokens % self.kv.pool.page_tokens == 0:
             self.kv.publish(seq, tokens)
 
-    def row_key(self, seq: Sequence) -> tuple[float, int]:
-        """Order the rows of a batch by when they were prompts in one, but for `order_rows`."""
-        prefilled_s, rank = self._row_keys.get(seq, (float("nan"), 0))
-        return (-prefilled_s if self.newest_first else prefilled_s), rank
+    def row_key(self, seq: Sequence) -> tuple[int, int]:
+        """Order the rows of a batch by the questions they were prompts in, but for `order_rows`."""
+        prefilled, rank = self._row_keys.get(seq, (0, 0))
+        return (-prefilled if self.newest_first else prefilled), rank
 
     def order_rows(self, members: abc.Sequence[Sequence]) -> None:
         """Put all decodes of a slot into this order of rows, before those to come."""
-        latest_s = max((self._row_keys[seq][0] for seq in members), default=0.0)
+        latest = max((self._row_keys[seq][0] for seq in members), default=0)
         for rank, seq in enumerate(members):
-            self._row_keys[seq] = latest_s, rank
+            self._row_keys[seq] = latest, rank
 
     def _rows_of(self, batch: MicroBatch, finished: abc.Sequence[Sequence]) -> list[Sequence]:
         """Return sequences that finish or begin to decode in the order of the rows."""

@@ -48,7 +48,7 @@ class ReceivingQueues(EngineQueues):
         group.slot = self.slot
         for _ in range(min(self.most_rows - self._rows.pop(self.slot, 0), len(self.arrived))):
             seq = self.arrived.popleft()
-            self._row_keys[seq] = self.now_s, 0
+            self._row_keys[seq] = self.asked, 0
             if not seq.generated and self.token_of_prefill(seq):
                 self.retire(seq)
                 self.ended.append(seq)
@@ -148,11 +148,16 @@ class Receive(Action):
         queues.receive(queues.live[self.request_id])
 
 
-def act_on(batcher: Batcher, agreed: Agreed, now_s: float) -> None:
-    """Let the policy resume requests and give pages, then let what is there join decodes."""
+def act_on(batcher: Batcher, agreed: Agreed, now_s: float) -> bool:
+    """Let the policy resume requests and give pages, then let what is there join decodes.
+
+    Return whether anything changed.
+    """
     queues = batcher.queues
     assert isinstance(queues, ReceivingQueues)
     queues.now_s = now_s
+    before = len(queues.waiting), len(queues.arriving)
     for order in batcher.scheduler.take_in(batcher.view, agreed):  # type: ignore[attr-defined]
         order.apply(batcher)
     queues.arrive(agreed.there)
+    return before != (len(queues.waiting), len(queues.arriving))

@@ -223,7 +223,7 @@ class VLLMV1(Policy):
         victims: Victim = "lowest_priority" if self.rules.by_priority else "latest_admitted"
         stops = self.version == "0.32" or not self.rules.by_priority
         chunks: dict[int, int] = {}  # tokens of each
-        decodes = 0
+        decodes = found = 0  # `found`: those whose full pages a cache knows
         for prompt in [*view.partials, None]:
             number = None if prompt is None else prompt.request_id
             chunk = 0
@@ -246,9 +246,13 @@ class VLLMV1(Policy):
                     if due + need <= view.free_pages:
                         self._prefilled = view.sent + 1
                         chunks[prompt.request_id] = chunk
+                        if view.prefix_cache and decodes > found:
+                            found = decodes
+                            yield _ready(view, decodes)
                         yield Take({prompt.request_id: chunk})
                         break
-                yield Take(dict.fromkeys((one for one, _ in view.ready(decodes, "arrival")), 1))
+                yield _ready(view, decodes)
+                found = 0
                 victim = view.victim(victims)
                 yield Plan(preempt=[victim])
                 chunks.pop(victim, None)
@@ -292,6 +296,11 @@ class VLLMV1(Policy):
                 return
             if held_back:
                 self._skipped.add(number)
+
+
+def _ready(view: EngineView, decodes: int) -> Take:
+    """Return an order that the first decodes get their pages, and content in full ones."""
+    return Take(dict.fromkeys((one for one, _ in view.ready(decodes, "arrival")), 1))
 
 
 def _going_on(chunks: dict[int, int], decodes: int) -> Plan:

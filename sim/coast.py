@@ -111,7 +111,9 @@ class Coast:
                 break
             tick, rows = group.tick + 1 - ahead, len(group.members)
             due = len(group.page_at[tick]) if tick in group.page_at else 0
-            if due > pool.free_pages or not policy.sends_whole(rows, queues.running_decodes, depth):
+            if due >= pool.free_pages or not policy.sends_whole(
+                rows, queues.running_decodes, depth
+            ):
                 break
             batch = flying[rounds % size]
             if late:

@@ -31,7 +31,8 @@ class VLLM(Policy):
     """Whole prompts while any fits, otherwise all ready decodes.
 
     Source: vLLM v0 scheduler (SOSP'23, section 4.5; the "separate batching" of TD-Pipe). Pages are
-    allocated as needed; when none is free the latest-arrived ready request is preempted and
+    allocated as needed. Each decode in turn asks for a free one, even where it needs none
+    (`can_append_slots` of 0.6.6). Without, the latest-arrived ready request is preempted and
     recomputed. There is no balancing: the first call after several returns takes all ready decodes.
     """
 
@@ -58,6 +59,7 @@ class VLLM(Policy):
             raise ValueError("max_num_batched_tokens or max_model_len has to be given")
         self._budget = budget
         self._most_rows = self.max_batch_rows or UNLIMITED
+        self._makes_room = False
 
     def refuse(self, prompt_tokens: int, output_tokens: int, pool: PagePool) -> str | None:
         if prompt_tokens > self._budget:
@@ -69,8 +71,9 @@ class VLLM(Policy):
         return decodes <= self._most_rows
 
     def schedule(self, view: View) -> Plan:
-        kv_limited = False
-        if view.num_waiting:
+        kv_limited, ready = False, view.ready_decodes
+        for_decodes, self._makes_room = self._makes_room and ready > 0, False
+        if view.num_waiting and not for_decodes:
             room = Room(
                 tokens=self._budget,
                 rows=self._most_rows,
@@ -82,7 +85,13 @@ class VLLM(Policy):
             if room.prefills:
                 return Plan(room.prefills)
             kv_limited = room.kv_limited
-        decodes = min(view.ready_decodes, self._most_rows)
+        decodes = min(ready, self._most_rows)
+        self._makes_room = decodes > 0 and all(
+            view.decode_pages(count, "arrival") >= view.free_pages
+            for count in (decodes, decodes - 1)  # the last needs no more than one
+        )
+        if self._makes_room:
+            return Plan(preempt=[view.victim("latest_arrived")])
         return decodes_only(decodes, "arrival", "latest_arrived", kv_limited)
 
 

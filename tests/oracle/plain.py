@@ -204,10 +204,11 @@ class Plain:
     def row_limit(self) -> int:
         return self.setting.max_batch_rows or 10**9
 
-    def decodes(self) -> list[Part]:
+    def decodes(self, *, spare: bool = False) -> list[Part]:
+        """Choose decodes; with `spare`, a page has to be free for each, needed or not."""
         chosen = []
         for row in [row for row in self.idle() if row.decoding][: self.row_limit()]:
-            while row in self.running and row.needs_page and self.free == 0:
+            while row in self.running and (spare or row.needs_page) and self.free == 0:
                 self.preempt(self.idle()[-1])
             if row not in self.running:
                 continue
@@ -274,6 +275,9 @@ class Plain:
         return parts
 
     def vllm(self) -> list[Part]:
+        return self.whole_prompts() or self.decodes(spare=True) or self.whole_prompts()
+
+    def whole_prompts(self) -> list[Part]:
         parts: list[Part] = []
         room = self.setting.max_model_len
         while self.waiting and len(parts) < self.row_limit():
@@ -282,7 +286,7 @@ class Plain:
             if row is None:
                 break
             parts.append((row, row.todo - row.computed, False))
-        return parts or self.decodes()
+        return parts
 
     def orca(self) -> list[Part]:
         parts = self.decodes()

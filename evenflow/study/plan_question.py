@@ -41,6 +41,9 @@ TOLERANCE = 0.05
 CHANGE = "change"
 """The label of what is not of the plan: a change that would be needed."""
 
+WIDER = "wider_than"
+"""The label of a margin: a simulation that ended early has no wider one, and may keep the SLO."""
+
 RATE = "requests_per_s"
 """The label of a rate that is not the one asked for."""
 
@@ -164,19 +167,22 @@ class PlanQuestion:
         rate: float | None = None,
         *,
         ends: bool = False,
+        wider: float = 0.0,
     ) -> Variant:
         """Return a point on a part of the requests (None: all), at another rate if one is given.
 
-        `ends`: the run ends once the SLO cannot be kept; never with several seeds, of which the
-        mean counts.
+        `ends`: the run ends once the SLO cannot be kept with a margin as wide as `wider`; never
+        with several seeds, of which the mean counts.
         """
         part = part or self.parts[-1]
         limits = allowed(self.slo, self.requests) if ends and self.ask.replications == 1 else ()
+        limits = tuple(each._replace(limit_ms=each.limit_ms * (1 - wider)) for each in limits)
         labels: dict[str, Any] = {
             "setting": setting.name,
             "replicas": count,
             "gpus": count * setting.gpus,
             "requests": part.requests,
+            **({WIDER: wider} if wider else {}),
         }
         of_part = {"workload.requests": part.requests, "workload.skip": part.skip}
         patch = {**setting.patch(count), **of_part}
@@ -207,7 +213,7 @@ class PlanQuestion:
 
         A part that misses the SLO misses it for the whole.
         """
-        if CHANGE in trial.labels:
+        if CHANGE in trial.labels or self.is_beaten(trial):
             return None
         requests = trial.labels["requests"]
         if trial.is_missed:
@@ -221,7 +227,11 @@ class PlanQuestion:
 
     def is_planned(self, trial: Trial) -> bool:
         """Say whether a trial is of a point of the plan, at the rate that is asked."""
-        return trial.labels.keys().isdisjoint((RATE, CHANGE))
+        return trial.labels.keys().isdisjoint((RATE, CHANGE)) and not self.is_beaten(trial)
+
+    def is_beaten(self, trial: Trial) -> bool:
+        """Say whether a trial ended as its margin is too narrow, which breaks no limit."""
+        return WIDER in trial.labels and trial.is_missed
 
     def is_whole(self, trial: Trial) -> bool:
         """Say whether a trial is of a point of the plan on all requests."""

@@ -43,7 +43,7 @@ MORE = 1 / 8
 """The share of GPUs that is added where these do not keep the SLO; then twice as many each time."""
 
 TOGETHER = 3
-"""The most settings that all requests decide on at once: some of them end early."""
+"""The most settings that all requests decide on at once, after the likeliest has failed."""
 
 Point: TypeAlias = tuple[Setting, int]
 """A setting and its number of replicas."""
@@ -142,7 +142,8 @@ def search(question: PlanQuestion) -> Search:
 
     A stretch of the trace finds which setting of the run's own policy needs the fewest GPUs. With
     this number, stretches refute others, while all requests decide on it. All requests decide on
-    the rest, the cheapest first, some at a time. Where none keeps the SLO, GPUs are added.
+    the rest, the cheapest first, of these what a stretch breaks at the highest rate, and up to
+    which rate. Where it does not keep the SLO, some are tried at a time; then GPUs are added.
     """
     settings = list(question.settings.values())
     if question.ask.exhaustive:
@@ -165,10 +166,15 @@ def search(question: PlanQuestion) -> Search:
         asked += [race.narrow(each, stretches, gpus) for each in rest]
         yield from side_by_side(asked)
         rest = [each for each in rest if race.least(each) > gpus]  # the others kept the stretches
+        together = 1
         while (least := min(map(race.least, settings))) < min(gpus + 1, race.best):
-            below = min(gpus, race.best - 1)
-            likely = [each for each in settings if race.least(each) == least][:TOGETHER]
-            yield from side_by_side([race.narrow(each, [whole], below) for each in likely])
+            points = [(each, least // each.gpus) for each in settings if race.least(each) == least]
+            broken = yield from _broken_together(question, points)
+            likely = sorted(range(len(points)), key=lambda at: -broken[at])[:together]
+            asked = [race.narrow(points[at][0], [whole], min(gpus, race.best - 1)) for at in likely]
+            ahead = _reached(question, points[likely[0]], broken[likely[0]] - 1)
+            yield from side_by_side([*asked, ahead])
+            together = TOGETHER
         more = 2 * more or math.ceil(MORE * gpus)
         asked, gpus = [], gpus + more
 
@@ -176,7 +182,7 @@ def search(question: PlanQuestion) -> Search:
 def equals(question: PlanQuestion, trials: Sequence[Trial]) -> list[tuple[Setting, int]]:
     """Return the points that may keep the SLO with the fewest GPUs, in the settings' order."""
     gpus = ranked(question, trials)[0].labels["gpus"]
-    beaten = [each for each in trials if not question.keeps(each)]
+    beaten = [each for each in trials if question.is_planned(each) and not question.keeps(each)]
     broken = {(each.labels["setting"], each.labels["replicas"]) for each in beaten}
     points = [(each, gpus // each.gpus) for each in question.settings.values()]
 
@@ -195,30 +201,40 @@ def ranked(question: PlanQuestion, trials: Sequence[Trial]) -> list[Trial]:
     for trial in trials:
         if question.is_whole(trial) and question.excess(trial) <= 0:
             kept[trial.labels["setting"], trial.labels["replicas"]] = trial
-    return sorted(kept.values(), key=lambda each: (each.labels["gpus"], -question.margin(each)))
+    order = list(question.settings)
+
+    def place(trial: Trial) -> tuple[int, float, int]:
+        name = trial.labels["setting"]
+        return trial.labels["gpus"], -question.margin(trial), order.index(name)
+
+    return sorted(kept.values(), key=place)
 
 
 def climb(question: PlanQuestion, trials: Sequence[Trial]) -> Search:
     """Find which point of the fewest GPUs keeps the SLO at the highest rate, in steps of TOLERANCE.
 
-    Of equal ones the first, unless its margin is known to be narrower; without a rate all are
-    simulated on all requests. The longest stretch shows which may be best, and up to which step;
-    all requests decide.
+    Of equal ones it is that with the widest margin at the rate asked for, then the first; without a
+    rate all are simulated on all requests. The longest stretch shows which may be best, and up to
+    which step; all requests decide: on one that is likely, then on what may beat it.
     """
     points = equals(question, trials)
     if question.rate is None:
         yield [question.case(*point, ends=True) for point in points]
         return
-    wide = {name_of(each): question.margin(each) for each in ranked(question, trials)}
-    margins = [wide.get(f"{count} x {setting.name}", math.nan) for setting, count in points]
+    known = {name_of(each): question.margin(each) for each in ranked(question, trials)}
+    margins = [known.get(f"{count} x {setting.name}") for setting, count in points]
     broken = yield from _broken_together(question, points)
-    best, top = 0, -1
-    for at in sorted(range(len(points)), key=broken.__getitem__, reverse=True):
-        least = max(0, top + (at > best or margins[at] < margins[best]))
-        if least < broken[at]:
-            reached = yield from _reached(question, points[at], least, broken[at] - 1)
-            if reached is not None:
-                best, top = at, reached
+    left = [at for at, step in enumerate(broken) if step]
+    left.sort(key=lambda at: (-broken[at], -(margins[at] or 0.0)))
+    while left:
+        at = left.pop(0)
+        if best := (yield from _reached(question, points[at], broken[at] - 1)):
+            rivals = [
+                _rival(question, points[each], broken[each] - 1, margins[each], best)
+                for each in left
+            ]
+            yield from side_by_side(rivals)
+            return
 
 
 def _broken_together(question: PlanQuestion, points: Sequence[Point]) -> Asking[list[int]]:
@@ -239,24 +255,47 @@ def _broken_together(question: PlanQuestion, points: Sequence[Point]) -> Asking[
     return broken
 
 
-def _reached(question: PlanQuestion, point: Point, least: int, most: int) -> Asking[int | None]:
-    """Return the highest step of `least` to `most` at which a point keeps the SLO, if there is one.
-
-    It has to keep it at the rate that is asked for, too: that gives the numbers.
-    """
-    *stretches, whole = question.parts[-2:]
-
-    def case(step: int, part: Stretch) -> Variant:
-        return question.at_step(*point, least + step - 1, part)
-
-    if not all(map(question.keeps, (yield [case(1, part) for part in stretches]))):
-        return None
-    steps = sorted({0, *(range(least, most + 1)[-2:] if stretches else [least])})
-    trials = yield [question.at_step(*point, step, whole) for step in steps]
+def _reached(question: PlanQuestion, point: Point, most: int) -> Asking[tuple[int, float] | None]:
+    """Return the highest step up to `most` at which a point keeps the SLO, and its margin at 0."""
+    whole = question.parts[-1]
+    case = partial(question.at_step, *point)
+    steps = sorted({0, *range(most + 1)[-2:]} if question.parts[:-1] else {0})
+    trials = yield [case(step, whole) for step in steps]
     if not question.keeps(trials[0]):
         return None
-    found = yield from _highest(question, case, [whole], most - least + 1, width=2)
-    return least + found - 1 if found else None
+    found = yield from _highest(question, case, [whole], most, width=2)
+    return found, question.margin(trials[0])
+
+
+def _rival(
+    question: PlanQuestion,
+    point: Point,
+    most: int,
+    margin: float | None,
+    best: tuple[int, float],
+) -> Search:
+    """Ask whether a point beats the best, which keeps the SLO up to a step and has a margin.
+
+    It keeps it up to a higher step, `most` at most, or up to this one with more margin. `margin` is
+    its own, where it is known.
+    """
+    whole, case, (top, least) = question.parts[-1], partial(question.at_step, *point), best
+
+    def above(step: int, part: Stretch) -> Variant:
+        return case(top + step, part)
+
+    if most > top and (yield from _highest(question, above, [whole], most - top)):
+        yield [case(0, whole)]
+        return
+    if most < top or (margin is not None and margin < least):
+        return
+    for part in question.parts[-2:] if margin is None else ():
+        wider = least * (1 - 1e-9)  # equal margins are rounded
+        (trial,) = yield [question.case(*point, part, ends=True, wider=wider)]
+        if not question.keeps(trial):
+            return
+    if top:
+        yield [case(top, whole)]
 
 
 # -- where nothing keeps the SLO: the nearest points, and changes to them -------------------------

@@ -30,14 +30,13 @@ writing of keys and values, the attention."""
 class LaunchedCost(Modified):
     """A stage that takes at least as long as the host takes to launch its kernels.
 
-    `kernels` of each stage are launched where nothing is replayed, `pieces` where all but attention
-    is. Decodes alone are replayed, unless `eager`; micro-batches with prompts in pieces up to
-    `graph_tokens`. Known error: launches begin when the stage is free, not before.
+    Launches take `kernels_s` on each stage where nothing is replayed, `pieces_s` where all but
+    attention is. Decodes alone are replayed, unless `eager`; micro-batches with prompts in pieces
+    up to `graph_tokens`. Known error: launches begin when the stage is free, not before.
     """
 
-    kernels: Sequence[int]
-    pieces: Sequence[int]
-    launch_s: float
+    kernels_s: Sequence[float]
+    pieces_s: Sequence[float]
     graph_tokens: int = 0
     eager: bool = False
 
@@ -45,11 +44,11 @@ class LaunchedCost(Modified):
         times = self.costs.times(batch)
         if not (self.eager or batch.prefill_tokens):
             return times
-        parts = getattr(batch, "parts", ()) or (batch,)
-        tokens = max(part.prefill_tokens + part.decode_tokens for part in parts)
+        tokens = batch.prefill_tokens + batch.decode_tokens
+        if parts := getattr(batch, "parts", ()):
+            tokens = max(part.prefill_tokens + part.decode_tokens for part in parts)
         in_pieces = not self.eager and tokens <= self.graph_tokens
-        counts = self.pieces if in_pieces else self.kernels
-        return [max(s, self.launch_s * n) for s, n in zip(times, counts, strict=True)]
+        return list(map(max, times, self.pieces_s if in_pieces else self.kernels_s))
 
 
 def launched(
@@ -57,9 +56,9 @@ def launched(
 ) -> LaunchedCost:
     """Return costs with the launches of a deployment's kernels."""
     stages = range(deployment.depth)
-    whole = [stage_launches(deployment, stage) for stage in stages]
-    pieces = [PIECE * deployment.layers_per_stage[stage] for stage in stages]
-    return LaunchedCost(costs, whole, pieces, launch_s, graph_tokens, eager)
+    whole_s = [launch_s * stage_launches(deployment, stage) for stage in stages]
+    pieces_s = [launch_s * (PIECE * deployment.layers_per_stage[stage]) for stage in stages]
+    return LaunchedCost(costs, whole_s, pieces_s, graph_tokens, eager)
 
 
 def stage_launches(deployment: Deployment, stage: int) -> int:

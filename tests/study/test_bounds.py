@@ -81,7 +81,7 @@ def test_no_bound_is_above_what_is_simulated(config: RunConfig, limit_s: float) 
 
 def test_the_least_step_is_of_decodes_that_a_graph_replays() -> None:
     """Eager it would take 300 launches of 28 us, 8.4 ms."""
-    cost = LaunchedCost(AffineCost(0.001, 1e-5, 1), kernels=[300], pieces=[90], launch_s=28e-6)
+    cost = LaunchedCost(AffineCost(0.001, 1e-5, 1), [300 * 28e-6], [90 * 28e-6])
     assert least(cost).step_s == pytest.approx(0.00101)
 
 

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -187,7 +187,7 @@ class Store:
         return inside(self.folder, f"{self._code}/{key[:2]}/{key}.json")
 
 
-def simulated(points: Sequence[Point], executor: Executor) -> Iterator[Record]:
+def simulated(points: Iterable[Point], executor: Executor) -> Iterator[Record]:
     """Yield the record of each point once it is there; LostProcessError when a worker dies."""
     futures: list[Future[Record]] = [executor.submit(simulate_point, point) for point in points]
     death: Exception | None = None

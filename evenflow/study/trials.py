@@ -268,14 +268,23 @@ class Simulator:
         What is done is kept when this is interrupted, and when a worker dies, which is a
         UsageError. So is an input that changes meanwhile.
         """
-        keys = [point.key for point in points]
-        copies, by_key = Counter(keys), dict(zip(keys, points, strict=True))
-        known = {key: record for key in by_key if (record := self.store.get(key)) is not None}
-        records = {key: each for key, each in known.items() if not (self._retry and each.error)}
-        missing = [point for key, point in by_key.items() if key not in records]
-        self._tell(sum(copies[key] for key in records))
-        for record in simulated(missing, self._executor):
-            if record.key not in by_key:
+        keys: list[str] = []
+        copies: Counter[str] = Counter()
+        records: dict[str, Record] = {}
+
+        def missing() -> Iterator[Point]:  # one by one: others are simulated meanwhile
+            for point in points:
+                keys.append(key := point.key)
+                copies[key] += 1
+                known = self.store.get(key) if copies[key] == 1 else None
+                if known is not None and not (self._retry and known.error):
+                    records[key] = known
+                elif copies[key] == 1:
+                    yield point
+            self._tell(sum(copies[key] for key in records))
+
+        for record in simulated(missing(), self._executor):
+            if record.key not in copies:
                 raise UsageError(
                     "a file that results depend on has changed while they were made: a trace, a "
                     "profile, or code; run the same command again"

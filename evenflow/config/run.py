@@ -6,12 +6,12 @@ It knows no model, policy or trace by name: `evenflow.config.build` looks those 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from evenflow.config import links, parts, yaml_file
 from evenflow.config.costs import MEASURED_COSTS, Costs, RooflineCosts, SpeculativeConfig
@@ -72,6 +72,7 @@ Dtype = Literal[
 class RunConfig(Keys):
     """One run: a deployment, a scheduler, a workload."""
 
+    _unchosen: Collection[str] = PrivateAttr(())
     model: str | None = Field(default=None, min_length=1, examples=["Llama-3.1-8B"])
     """A name of `evenflow models`, or the path of a Hugging Face config.json."""
     dtype: Dtype | None = None
@@ -365,7 +366,13 @@ class RunConfig(Keys):
     def setup_parts(self) -> list[str]:
         """Return the parts of that line: model and GPUs, layout, what joins them, costs."""
         named = self.cpu_time if isinstance(self.cpu_time, str) else "as given"
-        return self._parts(named + (" (default)" if self.runtime is None else ""))
+        is_default = self.runtime is None or "runtime" in self._unchosen
+        return self._parts(named + (" (default)" if is_default else ""))
+
+    def marked(self, unchosen: Collection[str]) -> Self:
+        """Return the run, in whose words these keys, of an `engine_of_all`, are defaults, too."""
+        self._unchosen = unchosen
+        return self
 
     def real_setup(self) -> str:
         """Return a line: what is served by which workers, "(default)" after what was not chosen."""

@@ -131,7 +131,10 @@ def line_up(entries: Sequence[object], config: RunConfig, beside: Path) -> list[
     configs = [with_(config, patch) for _, patch in patches]
     if shared := engine_of_all(configs):
         paged = {key: value for key, value in shared.items() if key != "runtime"}
-        configs = [with_(each, shared if each.runtime is None else paged) for each in configs]
+        configs = [
+            with_(each, paged if each.runtime else shared).marked(() if each.runtime else shared)
+            for each in configs
+        ]
     workload = load_workload(configs[0], beside, keep_text=any(map(reads_text, configs)))
     jobs = [
         Job(own, workload, beside, entry if isinstance(entry, GivenPolicy) else None, label)

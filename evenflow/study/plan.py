@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from evenflow.config.provenance import code_version
-from evenflow.config.run import configured
+from evenflow.config.run import RunConfig, configured
 from evenflow.config.yaml_file import Document, patched
 from evenflow.errors import UsageError
 from evenflow.report.shown import Aside, Shown, Table
@@ -101,7 +101,12 @@ class Planned(Shown):
     @property
     def setup(self) -> str:
         """Set-up of the best point in words, with what was not chosen marked."""
-        return configured(self.winner).setup()
+        return self.config.setup()
+
+    @property
+    def config(self) -> RunConfig:
+        """The run of the best point, checked."""
+        return configured(self.winner).marked(self.question.unchosen)
 
     @cached_property
     def probes(self) -> dict[str, list[Probe]]:
@@ -138,7 +143,7 @@ class Planned(Shown):
         tables = {ALTERNATIVES if self.kept else NEAREST: Table(*rows(self))}
         if self.changed:
             tables[CHANGES] = Table(*change_rows(self))
-        config = configured(self.winner)
+        config = self.config
         return DecisionRecord(
             sentences=sentences(self, timed=False),
             config=config,
@@ -192,7 +197,7 @@ def _calm(question: PlanQuestion, document: Document) -> PlanQuestion:
 
 
 def _predicted(planned: Planned, who: Simulator) -> Prediction:
-    question, config = planned.question, configured(planned.winner)
+    question, config = planned.question, planned.config
     more = levels_of(question.slo, config)
     study = Study(config, question.beside, measure=service_levels, more=more)
     return predicted(study, who, [*METRICS, *(each.metric for each in question.slo)])
@@ -283,7 +288,7 @@ def _source(planned: Planned) -> dict[str, Any]:
     return {
         **code_version(),
         "asked": {**asked, "rate": question.ask.rate, "price": question.ask.price},
-        "config": configured(planned.winner).resolved(),
+        "config": planned.config.resolved(),
         "trace": dict(question.trace),
     }
 
@@ -293,7 +298,7 @@ def launch(planned: Planned) -> list[str]:
     if not planned.kept:
         return []
     setting, _ = planned.question.point(planned.best)
-    config, layers = configured(planned.winner), setting.candidate.layout.layers
+    config, layers = planned.config, setting.candidate.layout.layers
     return decision.launch(config, planned.question.beside, layers)
 
 

@@ -64,7 +64,8 @@ def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
     document, is_cut = _with_requests(document, beside, ask.replications)
     config = configured(document)
     tried = [{"scheduler": {"name": name}} for name in policies_to_try(ask.schedulers, config)]
-    document = patched(document, engine_of_all([config, *(with_(config, each) for each in tried)]))
+    shared = engine_of_all([config, *(with_(config, each) for each in tried)])
+    document = patched(document, shared)
     config = configured(document)
     if why := why_alike(config, beside, ask.replications):
         raise UsageError(f"--replications {ask.replications}: {why}")
@@ -95,6 +96,7 @@ def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
         served=served,
         trace=workload.trace,
         is_cut=is_cut,
+        unchosen=tuple(shared),
         bounds={} if ask.exhaustive else _bounds(document, beside, settings, ask),
     )
 

@@ -119,8 +119,9 @@ class PlanQuestion:
     `parts` are the parts of the trace that a point has to pass, the whole last. `rate` is the
     arrivals' in requests/s, None where they have none. `left_out` are impossible layouts.
     `served`: the requests of all seeds, and how many no deployment refuses. `trace` is what the
-    provenance says of it; `is_cut`: whether it has more requests than are simulated. `bounds`: the
-    points, by setting and replicas, that cannot keep the SLO by a bound.
+    provenance says of it; `is_cut`: whether it has more requests than are simulated. `unchosen`:
+    keys of the run that nobody chose. `bounds`: the points, by setting and replicas, that cannot
+    keep the SLO by a bound.
     """
 
     ask: Ask
@@ -133,6 +134,7 @@ class PlanQuestion:
     served: Served
     trace: Mapping[str, Any]
     is_cut: bool
+    unchosen: tuple[str, ...]
     bounds: Mapping[tuple[str, int], Refuted]
 
     @property

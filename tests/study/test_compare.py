@@ -56,6 +56,8 @@ def test_policies_that_bring_no_cpu_time_have_that_of_the_engine_among_them(
         config = load_config(tmp_path / "RUN.yaml", [*on_a_gpu, "kv.pages=auto", *more])
         jobs = line_up(["sarathi", "vllm_v1", gllm], config, tmp_path)
         assert [job.config.cpu_time for job in jobs] == [first, first, "gllm"]
+        marked = ["(default)" in re.findall(r"CPU time [^,]*", j.config.setup())[0] for j in jobs]
+        assert marked == [first == "vllm-0.19"] * 2 + [False]
 
 
 def killer(*_: object) -> None:

@@ -28,7 +28,7 @@ from evenflow.study.plan_question import Ask, PlanQuestion, name_of, parse_budge
 from evenflow.study.plan_search import ranked, search
 from evenflow.study.runs import Job, run_job
 from evenflow.study.slo import Condition, parse_slo
-from evenflow.study.trials import How, run
+from evenflow.study.trials import How, Trial, run
 from tests.amounts import ALL
 from tests.command_line import fits_a_screen, write_trace
 from tests.sweeps import simulator
@@ -133,6 +133,13 @@ def test_a_plan_simulates_few_points_and_again_finds_all_of_them(tmp_path: Path)
     assert found.best.labels["gpus"] < 6
     assert planned(tmp_path / "a", question).kept == found.kept
     assert planned(tmp_path / "b", question, 3).kept == found.kept
+
+
+def test_cpu_time_that_policies_share_is_marked_as_a_default() -> None:
+    for runtime, words in ({}, "vllm-0.19 (default),"), ({"runtime": "vllm-0.19"}, "vllm-0.19,"):
+        question = asked({**RUN, **runtime}, schedulers=("sarathi", "vllm_v1"))
+        best = question.case(next(iter(question.settings.values())), 1)
+        assert f"CPU time {words}" in Planned(question, (), [Trial(best.labels, ())]).setup
 
 
 def test_no_bound_is_of_a_policy_that_computes_prompts_in_part() -> None:

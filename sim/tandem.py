@@ -32,7 +32,7 @@ class Tandem:
         if world.shares_link:
             raise ValueError("a shared link needs sim.stages")
         self._clock = clock
-        self._costs = begun(world.costs)
+        self._times = begun(world.costs).times
         self._overheads = world.overheads
         self._prepares = world.overheads.prepares
         self._hosts = world.overheads.hosts
@@ -67,7 +67,7 @@ class Tandem:
     def send(self, batch: MicroBatch) -> float:
         """Send a micro-batch to stage 0; return when it leaves the last one."""
         work = batch if batch.charged is None else batch.charged
-        self._cross(batch, self._costs.times(work))
+        self._cross(batch, self._times(work))
         self._recorder.passed(batch, self._stages)
         return self._stages[self._last].end_s
 

@@ -27,6 +27,7 @@ from evenflow.specs.tables import read_rows
 from evenflow.traces import lines
 
 MOST_TOKENS = 10**9
+TOKENS = "a whole number of tokens, 0 to 10^9"
 UNREADABLE = "cannot be read"
 """Why a row that is skipped is dropped."""
 
@@ -55,12 +56,7 @@ def unlike(column: str, value: object, expected: str) -> ValueError:
     return ValueError(f"{column} is {lines.shown(value)}; expected {expected}")
 
 
-def token_count(column: str, value: object) -> int:
-    """Return a number of tokens from text or JSON. Raises ValueError unless whole and 0 to 10^9."""
-    return whole(column, value, 0, "a whole number of tokens, 0 to 10^9")
-
-
-def whole(column: str, value: object, least: int, expected: str) -> int:
+def whole(column: str, value: object, least: int = 0, expected: str = TOKENS) -> int:
     """Return a whole number from text or JSON, `least` to 10^9. Raises ValueError otherwise."""
     count = number(value)
     if not (least <= count <= MOST_TOKENS and count.is_integer()):
@@ -107,7 +103,7 @@ class ShareGpt:
 def read_entry(entry: object, count_tokens: lines.CountTokens | None) -> Row:
     """Return the row of one entry; an entry that holds no prompt and reply is marked dropped."""
     if isinstance(entry, Mapping) and PROMPT in entry and OUTPUT in entry:
-        return Row(None, token_count(PROMPT, entry[PROMPT]), token_count(OUTPUT, entry[OUTPUT]))
+        return Row(None, whole(PROMPT, entry[PROMPT]), whole(OUTPUT, entry[OUTPUT]))
     turns = entry.get("conversations") if isinstance(entry, Mapping) else None
     if not isinstance(turns, list):
         raise ValueError(f"{lines.shown(entry)}; expected conversations, or {PROMPT} and {OUTPUT}")
@@ -207,7 +203,7 @@ def kind_of_time(value: object, unit: str) -> str:
     if unit != "iso" and not math.isnan(time := number(value)):
         return f"{unit_of(time)[0]} since 1970 by its size, as time_unit is not given"
     after_the_date = str(value)[11:]
-    zoned = any(mark in after_the_date for mark in "Z+-")
+    zoned = "Z" in after_the_date or "+" in after_the_date or "-" in after_the_date
     return f"a calendar time {'with' if zoned else 'without'} a zone"
 
 
@@ -249,25 +245,26 @@ class TraceTable(NamedTuple):
         values = lines.reader_of(names)
         for place, record in lines.records_of(source, self.columns, optional):
             try:
-                row = self._row(record, values)
-                kind = self._kind(record, kind)
+                if isinstance(record, str):
+                    raise ValueError(record)
+                cells = tuple(values(record))
+                row = self._row(cells)
+                kind = self._kind(cells[0], kind)
             except ValueError as error:
                 source.refuse(str(error), place)
                 row = Row(None, 0, 0, UNREADABLE)
             yield row if row.output_tokens or row.dropped else row._replace(dropped=self.no_output)
 
-    def _row(self, record: lines.Record | str, values: lines.Values) -> Row:
-        if isinstance(record, str):
-            raise ValueError(record)
-        time, prompt, output, blocks, max_new, priority = values(record)
+    def _row(self, cells: Sequence[object]) -> Row:
+        time, prompt, output, blocks, max_new, priority = cells
         row = Row(
             self._time(time),
-            token_count(self.prompt, prompt),
-            token_count(self.output, output),
+            whole(self.prompt, prompt),
+            whole(self.output, output),
             "",
             None,
             () if blocks is None else block_ids(self.blocks, blocks),
-            None if max_new in (None, "") else token_count(MAX_NEW, max_new),
+            None if max_new in (None, "") else whole(MAX_NEW, max_new),
             0 if priority in (None, "") else whole(PRIORITY, priority, *URGENCY),
         )
         if row.max_new is not None and row.max_new < row.output_tokens:
@@ -275,13 +272,12 @@ class TraceTable(NamedTuple):
             raise unlike(MAX_NEW, row.max_new, least)
         return row
 
-    def _kind(self, record: Any, before: str) -> str:
+    def _kind(self, time: object, before: str) -> str:
         """Return of what kind a row's time is, in words; ValueError where `before` is another."""
-        value = lines.value_of(record, self.time)
-        kind = kind_of_time(value, self.unit)
+        kind = kind_of_time(time, self.unit)
         if before not in ("", kind):
             told = f"{kind}, and a row before has {before}; expected one kind"
-            raise ValueError(f"{self.time} is {lines.shown(value)}, {told}")
+            raise ValueError(f"{self.time} is {lines.shown(time)}, {told}")
         return kind
 
     def _time(self, value: object) -> Ticks | None:

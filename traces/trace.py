@@ -419,14 +419,14 @@ def sample_trace(
     """
     table = sample_table(name)
     total = skip + (int(table.facts["rows"]) if n is None else n)
-    prompt_tokens, output_tokens = draw_lengths(table, total, seed, neighbours)
+    prompt_tokens, output_tokens = draw_lengths(table, total, seed, neighbours, skip)
     arrival_s = draw_arrivals(table, total, seed) if "gap_s" in table.quantiles else None
     return Trace(
         name=name,
         format="sample",
         arrival_s=None if arrival_s is None else arrival_s[skip:] - arrival_s[skip],
-        prompt_tokens=prompt_tokens[skip:],
-        output_tokens=output_tokens[skip:],
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
         dropped={SKIPPED: skip} if skip else {},
         sha256=table.sha256,
         path=None,
@@ -437,9 +437,10 @@ def sample_trace(
 
 
 def draw_lengths(
-    table: SampleTable, n: int, seed: int, neighbours: float = 0.0
+    table: SampleTable, n: int, seed: int, neighbours: float = 0.0, skip: int = 0
 ) -> tuple[Ints, Ints]:
-    """Draw prompt and output lengths, [n] each, with the table's rank correlation.
+    """Draw n prompt and output lengths with the table's rank correlation; return those after
+    `skip`.
 
     A Gaussian copula of correlation 2 sin(pi r / 6) has Spearman correlation r (Kruskal 1958).
     Where the source bounds the sum, a prompt too long for its output is cut. `neighbours`: the rank
@@ -448,7 +449,7 @@ def draw_lengths(
     """
     rho = pearson(float(table.facts["spearman"]))
     draws = random_stream(seed, "lengths").standard_normal((n, 2))
-    first, second = (_chained(draws, pearson(neighbours)) if neighbours else draws).T
+    first, second = (_chained(draws, pearson(neighbours)) if neighbours else draws)[skip:].T
     second = rho * first + math.sqrt(1 - rho**2) * second
     prompt = np.rint(table.draw("prompt_tokens", normal_percent(first))).astype(np.int64)
     output = np.rint(table.draw("output_tokens", normal_percent(second))).astype(np.int64)

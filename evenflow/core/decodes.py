@@ -10,7 +10,7 @@ from collections import abc
 from heapq import nsmallest
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from evenflow.compiled import mypyc_attr
 from evenflow.core.kv import Holder
@@ -201,11 +201,11 @@ class DecodeGroup:
         """Give one page to each sequence that is due."""
         self._grow_at(self.tick, pages, page_tokens)
 
-    def _grow_at(self, tick: int, pages: list[int], page_tokens: int) -> None:
-        due = self.page_at.pop(tick)
-        later, ids = tick + page_tokens, cast(list[Any], pages)  # passed on, not read
+    def _grow_at(self, tick: int, pages: list[Any], page_tokens: int) -> None:
+        due, later = self.page_at[tick], tick + page_tokens
+        del self.page_at[tick]
         for index, seq in enumerate(due):
-            seq.pages.append(ids[index])
+            seq.pages.append(pages[index])  # a number, which compiled code passes on unread
             seq.page_tick = later if seq.finish_tick > later else -1
         again = [seq for seq in due if seq.page_tick > 0]
         if again:

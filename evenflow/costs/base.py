@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,32 +9,11 @@ from evenflow.compiled import mypyc_attr
 from evenflow.core.batch import MicroBatch, Span, Work
 from evenflow.errors import Count, NonNegative, require_declared
 
+BatchShape = MicroBatch | Work
+"""What has the numbers that cost time.
 
-class ChunkShape(Protocol):
-    """Prompt tokens [start, stop) computed in one micro-batch, as of a Chunk."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def stop(self) -> int: ...
-
-
-class BatchShape(Protocol):
-    """The numbers that cost time, as of a MicroBatch or of Work.
-
-    `decode_context` is the number of tokens the decoding rows attend to, before this step, summed.
-    """
-
-    @property
-    def chunks(self) -> Sequence[ChunkShape]: ...
-    @property
-    def prefill_tokens(self) -> int: ...
-    @property
-    def decode_tokens(self) -> int: ...
-    @property
-    def decode_context(self) -> int: ...
-    @property
-    def sampled_rows(self) -> int: ...
+NOTE: of a union the compiler reads fields without their names, of a protocol by them.
+"""
 
 
 class StageCost(Protocol):
@@ -93,12 +71,8 @@ class AffineCost:
 
     def times(self, batch: BatchShape) -> list[float]:
         """Return the seconds on every stage."""
-        if isinstance(batch, MicroBatch):  # the compiler reads its fields without their names
-            tokens = batch.prefill_tokens + batch.decode_tokens
-        else:
-            tokens = batch.prefill_tokens + batch.decode_tokens
-        seconds = self.base_s + self.per_token_s * tokens
-        return [seconds for _ in range(self.depth)]
+        seconds = self.base_s + self.per_token_s * (batch.prefill_tokens + batch.decode_tokens)
+        return [seconds] * self.depth
 
     def transfer_bytes(self, batch: BatchShape) -> float:
         """Return the bytes that cross from one stage to the next."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from evenflow.core.batch import Span, Work
 from evenflow.costs.base import BatchShape, StageCost, decode_work
@@ -123,15 +122,10 @@ def step_of(draft: StageCost) -> Callable[[int, int], float]:
     return lambda rows, context: draft.times(decode_work(rows, context))[0]
 
 
-class _Joined(NamedTuple):
-    """A micro-batch of groups that step together, with a part for each."""
+class _Joined(Work):
+    """Work of groups that step together, with a part for each."""
 
-    parts: Sequence[Work]
-    chunks: tuple[Span, ...] = ()
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    decode_context: int = 0
-    sampled_rows: int = 0
+    parts: Sequence[Work] = ()
 
 
 def prompts_of(draft: StageCost) -> Callable[[BatchShape], float]:
@@ -144,8 +138,11 @@ def prompts_of(draft: StageCost) -> Callable[[BatchShape], float]:
 
     def seconds(batch: BatchShape) -> float:
         parts = getattr(batch, "parts", ())
-        work = _Joined([prompts(part) for part in parts]) if parts else prompts(batch)
-        return draft.times(work)[0]
+        if not parts:
+            return draft.times(prompts(batch))[0]
+        joined = _Joined()
+        joined.parts = [prompts(part) for part in parts]
+        return draft.times(joined)[0]
 
     return seconds
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from evenflow.compiled import mypyc_attr
-from evenflow.core.batch import MicroBatch, Span, Work
+from evenflow.core.batch import Chunk, MicroBatch, Span, Work
 from evenflow.core.decodes import DecodeGroup, Decoding, Sequence
 from evenflow.core.kv import KvCache
 from evenflow.core.queues import Queues
 from evenflow.core.rules import Rules
-from evenflow.costs.base import ChunkShape
 
 
 class Rectangle(NamedTuple):
@@ -68,7 +67,7 @@ class PaddedQueues(Queues):
 
 
 def padded_work(
-    chunks: abc.Sequence[ChunkShape],
+    chunks: abc.Sequence[Chunk | Span],
     group: DecodeGroup | None,
     rectangle: Rectangle | None = None,
     row_tokens: int = 1,

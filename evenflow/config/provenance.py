@@ -73,9 +73,11 @@ def checkout_commit() -> str | None:
     package = Path(evenflow.__file__)
     if _git(package.parent, "ls-files", "--error-unmatch", package.name) is None:
         return None  # an installed copy may lie inside the repository of someone else
-    commit = _git(package.parent, "rev-parse", "HEAD")
-    changed = _git(package.parent, "status", "--porcelain", "--untracked-files=no")
-    return commit and commit + "-dirty" * bool(changed)
+    told = ("--porcelain=v2", "--branch", "--no-ahead-behind", "--untracked-files=no")
+    status = (_git(package.parent, "status", *told) or "").splitlines()
+    commit = next((line.split()[2] for line in status if line.startswith("# branch.oid ")), None)
+    changed = any(not line.startswith("#") for line in status)
+    return commit and commit + "-dirty" * changed
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

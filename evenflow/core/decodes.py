@@ -202,8 +202,7 @@ class DecodeGroup:
         self._grow_at(self.tick, pages, page_tokens)
 
     def _grow_at(self, tick: int, pages: list[Any], page_tokens: int) -> None:
-        due, later = self.page_at[tick], tick + page_tokens
-        del self.page_at[tick]
+        due, later = self.page_at.pop(tick), tick + page_tokens
         for index, seq in enumerate(due):
             seq.pages.append(pages[index])  # a number, which compiled code passes on unread
             seq.page_tick = later if seq.finish_tick > later else -1

@@ -72,7 +72,7 @@ class AffineCost:
     def times(self, batch: BatchShape) -> list[float]:
         """Return the seconds on every stage."""
         seconds = self.base_s + self.per_token_s * (batch.prefill_tokens + batch.decode_tokens)
-        return [seconds] * self.depth
+        return [seconds] if self.depth == 1 else [seconds] * self.depth
 
     def transfer_bytes(self, batch: BatchShape) -> float:
         """Return the bytes that cross from one stage to the next."""

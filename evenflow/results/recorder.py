@@ -183,7 +183,7 @@ class Recorder:
 
     def finish(self, sequences: list[Sequence]) -> None:
         """Record ended sequences; aborted ones were given up by the policy."""
-        self._completed += (seq for seq in sequences if not seq.aborted)
+        self._completed += [seq for seq in sequences if not seq.aborted]
         for seq in sequences:
             if seq.aborted:
                 self.abort(seq, GIVEN_UP)

@@ -148,7 +148,7 @@ def expert_ratios(name: str, framework: str, mixture: str, ranks: int) -> dict[i
     experts, split, peak = source.of(kind).experts, placed.expert_split, peak_of(name)
     assert experts is not None
     times, measured = expert_times(experts, shape_of(kind), split, peak, peak)
-    rates = Rates.of(placed.gpu, placed.arithmetic)
+    rates = Rates.of_experts(placed.gpu, placed.arithmetic)
     launched = expert_kernels(kind, narrow=placed.arithmetic != "16-bit")
     gaps_s = placed.gpu.per_layer_overhead_s * launched / DENSE_KERNELS
     return {

@@ -74,9 +74,11 @@ def launches(kind: ModelSpec, ranks: int, *, narrow: bool = False) -> int:
     """Return the launches of a layer on one of `ranks` GPUs, and what is as long as one.
 
     Its kernels, what latents and experts take beyond them, and two all-reduces. Norms of queries
-    and keys over all heads of several ranks have one, too (SGLang, pull request 14416).
+    and keys are launched by themselves; those over all heads of several ranks have an all-reduce,
+    too (SGLang, pull request 14416).
     """
     count = layer_kernels(kind, ranks, narrow=narrow) + expert_kernels(kind, narrow=narrow)
+    count += 2 * (kind.qk_norm and not kind.qk_norm_over_heads)
     count += LATENT * (kind.kv_lora_rank > 0) + EXPERTS * (kind.num_experts > 0)
     if ranks > 1:
         count += kind.qk_norm_over_heads + (1 if kind.parallel_attention else 2)
@@ -92,11 +94,13 @@ def layer_kernels(kind: ModelSpec, ranks: int, *, narrow: bool = False) -> int:
     """Return the kernels of a layer on one of `ranks` GPUs, but for experts and all-reduces.
 
     Those of DENSE_KERNELS, but that products are the model's, and that there is no activation
-    without an MLP. Further, a norm of queries and one of keys where the model has them. Latents add
-    a norm of each, and the joining of keys. Products that are `narrow` quantise their inputs.
+    without an MLP. Norms of queries and keys are in the rotary embedding's kernel (vLLM compiles
+    them so, TensorRT-LLM has `fuse_qk_norm_rope`), those over all heads two more. Latents add a
+    norm of each, and the joining of keys. Products that are `narrow` quantise their inputs. Known
+    error: SGLang's norm of queries and keys is a kernel of its own.
     """
     shapes = kind.linear_shapes(ranks)
-    count = 5 + len(shapes) + (kind.shared_columns > 0) + 2 * kind.qk_norm
+    count = 5 + len(shapes) + (kind.shared_columns > 0) + 2 * kind.qk_norm_over_heads
     if kind.kv_lora_rank:
         count += 2 + (kind.q_lora_rank > 0)
     if narrow:

@@ -9,7 +9,7 @@ docs/costs-errors.md, with numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from evenflow.costs.base import BatchShape
@@ -27,6 +27,10 @@ LEAST_TILE = 16
 WEIGHT_ONLY_TILE = 16
 """Rows of a tile of the kernels that widen weights as they read them (Marlin in vLLM)."""
 
+REACHED: Mapping[Arithmetic, float] = {"16-bit": 1.0, "fp8": 0.85, "int8": 0.85, "fp4": 0.7}
+"""What products reach of their peak, over what those of 16 bits reach of theirs. Fitted on measured
+products (docs/costs-errors.md, narrow products); int8 is taken to be as fp8."""
+
 
 class Rates(NamedTuple):
     """Rates that a GPU reaches: floating-point operations and bytes of memory traffic a second."""
@@ -36,10 +40,14 @@ class Rates(NamedTuple):
 
     @classmethod
     def of(cls, gpu: GpuSpec, arithmetic: Arithmetic = "16-bit") -> Rates:
-        """Return a GPU's rates: peaks times efficiencies, for all formats those of 16 bits."""
-        if arithmetic == "16-bit":
-            return cls(gpu.flops_per_s, gpu.bytes_per_s)
-        return cls(gpu.peak(arithmetic) * gpu.compute_efficiency, gpu.bytes_per_s)
+        """Return a GPU's rates: peaks times efficiencies, and what the format reaches of them."""
+        reached = gpu.compute_efficiency * REACHED[arithmetic]
+        return cls(gpu.peak(arithmetic) * reached, gpu.bytes_per_s)
+
+    @classmethod
+    def of_experts(cls, gpu: GpuSpec, arithmetic: Arithmetic) -> Rates:
+        """Return the rates of experts: 8 bits are multiplied no faster than 16, as measured."""
+        return cls.of(gpu, "fp4" if arithmetic == "fp4" else "16-bit")
 
 
 def linear_s(
@@ -324,6 +332,7 @@ class RooflineCost:
         self.tile_tokens = tile_tokens
         self._rates = Rates.of(deployment.gpu)
         self._product_rates = Rates.of(deployment.gpu, deployment.arithmetic)
+        self._expert_rates = Rates.of_experts(deployment.gpu, deployment.arithmetic)
         kinds = model.kinds_by_stage(deployment.layers_per_stage)
         self._layers = [_Layers(deployment, *of, self._rates) for of in kinds.items()]
         self._embedding_per_token_s = embedding_s(int(part != "experts"), model, self._rates)
@@ -434,7 +443,7 @@ class RooflineCost:
             tokens,
             deployment.model,
             deployment.expert_split,
-            self._product_rates,
+            self._expert_rates,
             imbalance=self.expert_imbalance,
         )
 

@@ -114,6 +114,19 @@ def test_measured_products_are_used_by_format() -> None:
         measured(on("A100-80G", "fp8", "fp8"))
 
 
+@pytest.mark.parametrize(("gpu_name", "dtype"), [("H200", "fp8"), ("B200", "nvfp4")])
+def test_narrow_prompts_take_about_what_their_operators_were_measured_to(
+    gpu_name: str, dtype: str
+) -> None:
+    """They reach less of their peak than 16 bits do; this model took no part in how much."""
+    pytest.importorskip("aiconfigurator_core")
+    deployment = deployed(in_precision(model("Mistral-7B"), dtype, None), gpu_name)
+    prompts = prefill_work(4096)
+    predicted_s = RooflineCost(deployment).times(prompts)[0]
+    operators = silicon_cost(deployment, silicon_source(deployment, "sglang"))
+    assert predicted_s == pytest.approx(operators.times(prompts)[0], rel=0.1)
+
+
 def test_products_of_a_slower_kernel_reach_no_more_than_it_does() -> None:
     pytest.importorskip("aiconfigurator_core")
     deployment = on("B200", "fp8_block")

@@ -26,9 +26,9 @@ def require_file(path: Path) -> None:
 
 
 def require_new(path: Path) -> None:
-    """Raise a UsageError where anything is at a path, or no file can be written there."""
+    """Raise a UsageError where `write_new` would, before the time is taken for what to write."""
     if os.path.lexists(path):
-        raise UsageError(f"{path}: is there already; name another file")
+        raise _is_there(path)
     require_writable(path)
 
 
@@ -44,8 +44,40 @@ def write_whole(path: Path, data: str | bytes) -> None:
     UsageError when it cannot be written; what was there before then stays.
     """
     with _beside(path) as scratch:
-        scratch.write_bytes(data.encode() if isinstance(data, str) else data)
+        _fill(scratch, data)
         os.replace(scratch, path)
+
+
+def write_new(path: Path, data: str | bytes) -> None:
+    """Write a file as `write_whole` does, where none is.
+
+    UsageError when anything is at the path, even if it came while the data were made: it stays.
+    """
+    with _beside(path) as scratch:
+        _fill(scratch, data)
+        try:
+            _move_to_new(scratch, path)
+        except FileExistsError:
+            raise _is_there(path) from None
+
+
+def _fill(scratch: Path, data: str | bytes) -> None:
+    scratch.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def _move_to_new(scratch: Path, path: Path) -> None:
+    """Give a file a name that nothing has; FileExistsError otherwise, where os.replace replaces."""
+    try:
+        os.link(scratch, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        path.touch(exist_ok=False)
+        os.replace(scratch, path)
+
+
+def _is_there(path: Path) -> UsageError:
+    return UsageError(f"{path}: is there already; name another file")
 
 
 @contextmanager

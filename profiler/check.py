@@ -202,7 +202,8 @@ def record_errors(path: Path, rows: Sequence[Errors]) -> None:
         f"{stage.batches} random micro-batches; single runs spread by {stage.spread_median:.1%} "
         f"and {stage.spread_p95:.1%}"
     )
-    write_profile(path, replace(checked, header=replace(checked.header, checked=words)))
+    words_in = replace(checked, header=replace(checked.header, checked=words))
+    write_profile(path, words_in, over=True)
 
 
 def errors_table(rows: Sequence[Errors]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.files import require_new, write_whole
+from evenflow.files import write_new
 from evenflow.traces.trace import Floats, Ints, Trace
 
 ROUNDING = 1e-6
@@ -165,7 +165,6 @@ def convert(trace: Trace, out_path: str | Path) -> Path:
     texts and prefixes. Raises UsageError for a path that cannot be written, and for one where a
     file is.
     """
-    require_new(path := Path(out_path))
     columns: dict[str, Iterable[Any] | None] = {
         "arrived_at": trace.arrival_s,
         "num_prefill_tokens": trace.prompt_tokens,
@@ -176,5 +175,5 @@ def convert(trace: Trace, out_path: str | Path) -> Path:
     there = {name: list(each) for name, each in columns.items() if each is not None}
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([there, *zip(*there.values(), strict=True)])
-    write_whole(path, text.getvalue())
+    write_new(path := Path(out_path), text.getvalue())
     return path

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evenflow.errors import UsageError, instead_of, require_not_negative, require_package
-from evenflow.files import require_file, write_whole
+from evenflow.files import require_file, write_new
 from evenflow.traces.trace import Floats, Ints, Trace, random_stream
 from evenflow.types import Request
 
@@ -267,7 +267,7 @@ def save_classifier(classifier: Classifier, path: Path) -> None:
         trained_on=dict(classifier.trained_on),
         per_token_s=classifier.per_token_s,
     )
-    write_whole(path, save(classifier.encoder.state_dict(), {FORMAT: told.model_dump_json()}))
+    write_new(path, save(classifier.encoder.state_dict(), {FORMAT: told.model_dump_json()}))
 
 
 def load_classifier(path: Path) -> Classifier:

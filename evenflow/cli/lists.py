@@ -12,7 +12,7 @@ import typer
 
 from evenflow.cli.command import Commands
 from evenflow.errors import UsageError
-from evenflow.files import require_new, write_whole
+from evenflow.files import require_new, write_new
 from evenflow.report.echo import echo
 
 if TYPE_CHECKING:
@@ -195,16 +195,7 @@ def init_command(
     ),
 ) -> None:
     """Write a run file with every key that most runs need, explained; never over another file."""
-    require_new(path)
-    try:
-        path.touch(exist_ok=False)
-    except FileExistsError:
-        raise UsageError(f"{path}: is there already; name another file") from None
-    try:
-        write_whole(path, TEMPLATE.read_bytes())
-    except UsageError:
-        path.unlink()
-        raise
+    write_new(path, TEMPLATE.read_bytes())
     echo(f"{path}: evenflow simulate {path}")
 
 

@@ -21,7 +21,7 @@ from evenflow.explore import tasks
 from evenflow.explore.controls import Control, steps
 from evenflow.explore.document import Given, settled
 from evenflow.explore.pictures import picture, shown_metrics, simulated
-from evenflow.files import require_new, write_whole
+from evenflow.files import require_new, write_new
 from evenflow.report.page import document, plotly_library, scripts, section
 from evenflow.report.run_page import BLOCKS, QUEUE_BINS, cause_list, key, swatch
 from evenflow.report.style import DASHES, PARTS, SCHEDULER_COLOURS
@@ -122,7 +122,7 @@ def write_page(path: Path, given: Given, vary: Sequence[str]) -> None:
             f"--out {path}: the page would have {size:,} bytes; at most {MOST_PAGE_BYTES:,} are "
             "right: give --vary fewer values, or fewer --schedulers"
         )
-    write_whole(path, page)
+    write_new(path, page)
 
 
 def _axes(given: Given, vary: Sequence[str]) -> list[Control]:

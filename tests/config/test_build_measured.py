@@ -82,7 +82,7 @@ def measured_hops() -> list[ProfilePoint]:
 
 
 def mean_e2el_ms(folder: Path, found: list[ProfilePoint], *keys: str) -> float:
-    write_profile(folder / "p.csv", profile(found, dtype="float16"))
+    write_profile(folder / "p.csv", profile(found, dtype="float16"), over=True)
     own = ["model=config.json", "gpu=null", "costs={kind: profile, path: p.csv}"]
     config = measured_config(folder, *own, *keys)
     summary = run_job(Job(config, load_workload(config, folder), folder)).summary

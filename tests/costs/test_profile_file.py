@@ -40,13 +40,11 @@ def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
     assert (tmp_path / name).read_bytes() == (tmp_path / f"again-{name}").read_bytes()
 
 
-def test_a_profile_takes_a_profile_s_place_and_no_other_file_s(written: Path) -> None:
-    write_profile(written, profile())
-    assert read_profile(written) == profile()
-    written.write_text("precious")
-    with pytest.raises(UsageError, match="not a profile file"):
-        write_profile(written, profile())
-    assert written.read_text() == "precious"
+def test_a_profile_replaces_a_file_only_with_over(written: Path) -> None:
+    with pytest.raises(UsageError, match="is there already; name another file"):
+        write_profile(written, profile([]))
+    write_profile(written, made := profile(), over=True)
+    assert read_profile(written) == made
 
 
 def test_the_documented_example_is_a_profile(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def written(folder: Path, device: str, factor: float = 1.0) -> Path:
         each._replace(**dict.fromkeys(("median_s", "p10_s", "p90_s"), factor * each.median_s))
         for each in points()
     ]
-    write_profile(path, profile(slower, spec=model(NAME), device=device))
+    write_profile(path, profile(slower, spec=model(NAME), device=device), over=True)
     return path
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evenflow.errors import UsageError, instead_of
-from evenflow.files import require_file, write_whole
+from evenflow.files import require_file, write_new, write_whole
 from evenflow.specs.modelspec import ModelSpec
 from evenflow.specs.precision import DTYPE_BYTES
 
@@ -174,10 +174,11 @@ class Profile:
         ]
 
 
-def write_profile(path: str | Path, profile: Profile) -> None:
+def write_profile(path: str | Path, profile: Profile, *, over: bool = False) -> None:
     """Write a profile, gzipped when the name ends in .gz; the file appears whole or not at all.
 
-    UsageError when the profile is not one that `read_profile` accepts.
+    UsageError when the profile is not one that `read_profile` accepts. So it is when a file is
+    there, but with `over`.
     """
     target = Path(path)
     text = io.StringIO()
@@ -193,9 +194,7 @@ def write_profile(path: str | Path, profile: Profile) -> None:
     data = text.getvalue().encode()
     if target.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    if target.exists():
-        read_profile(target)  # a file that is none stays
-    write_whole(target, data)
+    (write_whole if over else write_new)(target, data)
 
 
 def read_profile(path: str | Path) -> Profile:

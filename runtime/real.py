@@ -272,7 +272,7 @@ def recorded(built: Built, pool: str | None) -> Batcher:
 
 def _replay_file(path: Path) -> tuple[str | None, str | None]:
     config, beside, pool = journal.read_head(path)
-    built = build(config, [], beside)
+    built = build(config, beside)
     batcher = cast("Batcher", Lives(lambda: recorded(built, pool)))
     entries = journal.Entries(path)
     try:

@@ -41,7 +41,7 @@ def slopes(result: RunResult) -> list[float]:
 
 def simulated(case: MeasuredCase, constants: dict[str, float]) -> RunResult:
     config = with_(case.config, {"runtime": {**constants, "holds": "stage0"}})
-    world = build(config, load_workload(config, Path()).requests, Path()).world
+    world = build(config, Path(), load_workload(config, Path())).world
     assert isinstance(world, World)
     return simulate(world)
 

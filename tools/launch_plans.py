@@ -139,7 +139,7 @@ def plans(seeds: Iterator[tuple[int, Random]], wanted: int) -> Iterator[dict[str
         keys = keys_of(random)
         config = configured(Document("plan", keys, {}))
         try:
-            built = build(config, [], Path())
+            built = build(config, Path())
         except UsageError:
             continue
         assert isinstance(built.world, World)

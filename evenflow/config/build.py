@@ -89,37 +89,32 @@ class Built(NamedTuple):
         return source | ({"pools": parts} if parts else {})
 
 
+NO_REQUESTS = Workload([], {})
+
 MakeScheduler = Callable[..., Scheduler]
 """A policy made from facts of the deployment (`evenflow.schedulers.FACTS`), given by name."""
 
 
 def build(
     config: RunConfig,
-    requests: list[Request],
     beside: Path,
-    texts: Sequence[str] | None = None,
+    workload: Workload = NO_REQUESTS,
     make_scheduler: MakeScheduler | None = None,
-    *,
-    before: Sequence[list[Request]] = (),
 ) -> Built:
     """Return the world that a configuration describes; UsageError for an impossible one.
 
-    `texts` are the prompts of the requests, where there are any and a predictor may read them.
-    `make_scheduler` makes the policy in place of the one that the configuration names. `before` is
-    what the server was sent earlier. The policy is made once here, so that a mistake in its
-    parameters is found before the run.
+    `make_scheduler` makes the policy in place of the one that the configuration names. The policy
+    is made once here, so that a mistake in its parameters is found before the run.
     """
     make_importable([config.scheduler.name, dict(config.scheduler.params)], beside)
     if config.scheduler.name in POOLED and make_scheduler is None:
-        if before:
+        if workload.before:
             raise UsageError(f"workload.after: not with {config.scheduler.name}; leave it out")
-        return _build_pools(config, requests, beside, texts)
-    return _build_world(config, requests, beside, texts, make_scheduler, before=before)
+        return _build_pools(config, beside, workload)
+    return _build_world(config, beside, workload, make_scheduler)
 
 
-def _build_pools(
-    config: RunConfig, requests: list[Request], beside: Path, texts: Sequence[str] | None
-) -> Built:
+def _build_pools(config: RunConfig, beside: Path, workload: Workload) -> Built:
     """Return the world of a system of pools, each built as a separate run.
 
     Where policies of several pools predict lengths, the last pool's predictions hold.
@@ -137,16 +132,16 @@ def _build_pools(
     built = {}
     for name, part in runs_of_pools(config, given).items():
         try:
-            built[name] = _build_world(part, requests, beside, texts, in_step=True)
+            built[name] = _build_world(part, beside, workload, in_step=True)
         except UsageError as error:
             raise UsageError(f"scheduler {config.scheduler.name}: {name} pool: {error}") from None
-        requests = list(built[name].world.requests)
+        workload = workload._replace(requests=list(built[name].world.requests))
     worlds: dict[str, Any] = {
         name: replace(pool.world, requests=(), concurrency=None) for name, pool in built.items()
     }
     link = transfer_link(config, given, model_of(config, beside))
     world = PooledWorld(
-        requests=requests,
+        requests=workload.requests,
         **worlds,
         link=link,
         watermark=given.watermark,
@@ -160,12 +155,10 @@ def _build_pools(
 
 def _build_world(
     config: RunConfig,
-    requests: list[Request],
     beside: Path,
-    texts: Sequence[str] | None,
+    workload: Workload,
     make_scheduler: MakeScheduler | None = None,
     *,
-    before: Sequence[list[Request]] = (),
     in_step: bool = False,
 ) -> Built:
     """Return the world of pipelines with one policy."""
@@ -192,13 +185,13 @@ def _build_world(
     if overheads.compile_s:
         from evenflow.engines.compiling import compiling
 
-        costs = compiling(costs, placed, overheads.compile_s, requests)
+        costs = compiling(costs, placed, overheads.compile_s, workload.requests)
     predictor = _predictor(scheduler, config.workload.seed, beside)
     known = with_own_prefixes if config.kv.prefix_cache else list
     engines = config.virtual_engines
     engines = config.num_stages if engines is True else int(engines) or 1
     world = World(
-        requests=known(_predicted(requests, texts, predictor)),
+        requests=known(_predicted(workload.requests, workload.texts, predictor)),
         make_scheduler=make,
         costs=costs,
         depth=config.num_stages,
@@ -217,7 +210,7 @@ def _build_world(
         router="round_robin" if config.replicas is None else config.replicas.router,
         prefix_cache=config.kv.prefix_cache,
         kv=SwapCache if config.kv.swap else KvCache,
-        before=tuple(known(_predicted(part, None, predictor)) for part in before),
+        before=tuple(known(_predicted(part, None, predictor)) for part in workload.before),
         **_loop(config, engines, EngineRules.of(scheduler)),
     )
     facts = _deployment_facts(world, placed)

@@ -183,7 +183,7 @@ def _tried(layout: Layout, document: Document, workload: Workload, beside: Path)
     try:
         places = dict.fromkeys(layout.keys, f"layout {layout.label}")
         config = with_(document, layout.keys, places)
-        built = build(config, workload.requests[:1], beside, workload.texts)
+        built = build(config, beside, workload._replace(requests=workload.requests[:1]))
     except UsageError as error:
         return replace(layout, reason=str(error))
     pools = built.deployment.get("pools")
@@ -272,7 +272,7 @@ def most_tokens(config: RunConfig, beside: Path) -> int | None:
     An engine refuses a length that its pages cannot hold, one of which vLLM keeps empty. It refuses
     one longer than the model's, too.
     """
-    world, spec = build(config, [], beside).world, model_of(config, beside)
+    world, spec = build(config, beside).world, model_of(config, beside)
     assert isinstance(world, World)  # plan refuses systems of pools
     pool = max(world.total_pages // world.virtual_engines - 1, 1) * world.page_tokens
     longest = pool if spec is None else min(pool, spec.max_position_embeddings)

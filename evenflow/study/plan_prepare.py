@@ -245,7 +245,8 @@ def _bounds(
     known = config.workload.concurrency is None and ask.replications == 1
     if cached or config.speculative or not (plain and known):
         return {}
-    requests = loaded(config, beside).requests
+    workload = loaded(config, beside)
+    requests, first = workload.requests, workload._replace(requests=workload.requests[:1])
     of_layouts: dict[str, Least] = {}
     cuts: dict[str, bool] = {}  # by policy: whether prompts are computed in part
     points, deployments = [], []
@@ -253,7 +254,7 @@ def _bounds(
         candidate, layout = setting.candidate, setting.candidate.layout.label
         policy = str(candidate.policy)
         if layout not in of_layouts or policy not in cuts:
-            built = build(with_(config, setting.patch(1)), requests[:1], beside)
+            built = build(with_(config, setting.patch(1)), beside, first)
             assert built.costs is not None  # there are no pools
             assert isinstance(built.world, World)
             of_layouts[layout] = of_layouts.get(layout) or least(built.costs.cost)

@@ -134,11 +134,8 @@ class Job(NamedTuple):
 
     def built(self) -> Built:
         """Return what is simulated; UsageError for what cannot be."""
-        given = self.workload
         make = None if self.policy is None else self.policy.make
-        return build(
-            self.config, given.requests, self.beside, given.texts, make, before=given.before
-        )
+        return build(self.config, self.beside, self.workload, make)
 
     def simulate(
         self,

@@ -230,7 +230,7 @@ class Study:
     def build(self, patch: Patch) -> None:
         """Build a patch's first point, which finds what is wrong with it; simulates nothing."""
         point = self.points_of(patch)[0]
-        build(point.config, point.workload.requests, point.beside)
+        build(point.config, point.beside, point.workload)
 
     def points(self, patches: Iterable[Patch]) -> list[Point]:
         """Return the points of patches, part by part; points of a part share their requests."""

@@ -49,7 +49,7 @@ def world_of(study: FigureStudy, *layers: Layer, noted: bool = True) -> World:
     config = study.config(whole, *layers)
     if noted:
         study.note_machine(config)
-    world = build(config, [], study.plan.beside).world
+    world = build(config, study.plan.beside).world
     if isinstance(world, PooledWorld):
         raise UsageError("scheduler: a figure of single iterations has no pools")
     return world

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from evenflow.config.build import build
+from evenflow.config.build import Workload, build
 from evenflow.config.yaml_file import find
 from evenflow.experiments.figures.schema import Layer
 from evenflow.experiments.figures.study import FigureStudy
@@ -21,7 +21,7 @@ from evenflow.types import Request
 
 
 def played(study: FigureStudy, requests: list[Request], *layers: Layer) -> RunResult:
-    return simulate(build(study.config(*layers), requests, study.plan.beside).world)
+    return simulate(build(study.config(*layers), study.plan.beside, Workload(requests, {})).world)
 
 
 ENDS_AT_ONCE, LASTS = 2, 50

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evenflow.config.build import build
+from evenflow.config.build import Workload, build
 from evenflow.config.run import RunConfig
 from evenflow.costs import RooflineCost, decode_work
 from evenflow.sim import World, simulate
@@ -33,7 +33,7 @@ def config(**changes: Any) -> RunConfig:
 
 
 def world(**changes: Any) -> World:
-    return build(config(**changes), REQUESTS, HERE).world
+    return build(config(**changes), HERE, Workload(REQUESTS, {})).world
 
 
 def roofline(**changes: Any) -> RooflineCost:

@@ -71,7 +71,7 @@ def test_workers_take_the_dtype_of_the_model_and_compare_it_with_the_profile(
     write_profile(tmp_path / "p.csv", profile())
     own = ["model=config.json", "costs={kind: profile, path: p.csv}", "gpu=null"]
     config = measured_config(tmp_path, *own, "workers={kind: torch, weights: random}", *keys)
-    workers = workers_of(config, build(config, [], tmp_path), tmp_path)
+    workers = workers_of(config, build(config, tmp_path), tmp_path)
     assert workers.settings[0].dtype == workers.facts["dtype"] == dtype
     assert notes_of({"workers": workers.facts}) == notes
 
@@ -119,7 +119,7 @@ def test_measured_transfers_are_the_hops_unless_there_is_a_link(tmp_path: Path) 
     mean_e2el_ms(tmp_path, points() + measured_hops())
     own = ["model=config.json", "gpu=null", "costs={kind: profile, path: p.csv}"]
     for keys, latency_s in (([], 2e-3), (["link={bandwidth_gb_s: 1, latency_us: 5}"], 5e-6)):
-        world = build(measured_config(tmp_path, *own, *keys), [], tmp_path).world
+        world = build(measured_config(tmp_path, *own, *keys), tmp_path).world
         assert world.link.latency_s == pytest.approx(latency_s)
         assert world.link.per_token_s == pytest.approx(64 * 2 * 1e-9)
 
@@ -144,7 +144,7 @@ def test_a_real_run_is_predicted_from_what_its_service_measured(tmp_path: Path) 
     own = ["model=config.json", "gpu=null", "costs={kind: profile, path: p.csv}"]
     load = ["workload.requests=60", "workload.arrivals={kind: poisson, rate: 6}"]
     config = measured_config(tmp_path, *own, *load)
-    world = build(config, load_workload(config, tmp_path).requests, tmp_path).world
+    world = build(config, tmp_path, load_workload(config, tmp_path)).world
     runs = serve_with_known_host(world)[0], simulate(world)
     served, predicted = map(summarize, runs)
     ideal = summarize(simulate(replace(world, overheads=RuntimeOverheads())))
@@ -177,13 +177,13 @@ def test_a_run_far_off_the_grid_says_so(tmp_path: Path, capsys: pytest.CaptureFi
 def test_measured_costs_that_cannot_be(tmp_path: Path, keys: list[str], told: str) -> None:
     write_profile(tmp_path / "p.csv", profile(dtype="float16"))
     keys = ["model=config.json", *keys, "kv.pages=500"]
-    assert told in mistake(lambda: build(measured_config(tmp_path, *keys), [], tmp_path))
+    assert told in mistake(lambda: build(measured_config(tmp_path, *keys), tmp_path))
 
 
 def test_silicon_costs_name_device_and_versions(tmp_path: Path) -> None:
     pytest.importorskip("aiconfigurator_core", reason="pip install -e '.[silicon]'")
     keys = ["model=Llama-3.1-8B", "gpu=H100", "costs={kind: silicon, framework: sglang}"]
-    built = build(measured_config(tmp_path, *keys), [], tmp_path)
+    built = build(measured_config(tmp_path, *keys), tmp_path)
     source = built.cost_source
     assert source["kind"] == "silicon"
     assert source["framework"] == "sglang"
@@ -197,7 +197,7 @@ def test_micro_batches_with_prompts_take_their_scale(tmp_path: Path, groups: int
     keys = ["model=Mixtral-8x7B", "gpu=H100", f"data_parallel={groups}"]
 
     def seconds(costs: str) -> list[list[float]]:
-        world = build(measured_config(tmp_path, *keys, f"costs={costs}"), [], tmp_path).world
+        world = build(measured_config(tmp_path, *keys, f"costs={costs}"), tmp_path).world
         assert isinstance(world, World)
         return [world.costs.times(work) for work in (prefill_work(300), decode_work(4, 4000))]
 

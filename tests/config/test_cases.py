@@ -42,7 +42,7 @@ def built(case: Callable[[str], Path]) -> Facts:
 
     def of(name: str, *settings: str) -> dict[str, Any]:
         folder = case(name)
-        return build(load_config(folder / "run.yaml", settings), [], folder).deployment
+        return build(load_config(folder / "run.yaml", settings), folder).deployment
 
     return of
 
@@ -114,7 +114,7 @@ UNLIKE = {
 
 def unlike(*settings: str) -> tuple[RunConfig, Built]:
     config = configured(Document("the run", dict(UNLIKE), {}), settings)
-    return config, build(config, [], Path())
+    return config, build(config, Path())
 
 
 def test_each_stage_has_the_time_and_the_memory_of_its_gpu() -> None:

@@ -293,7 +293,7 @@ def test_a_policy_that_goes_with_one_loop_only_has_it(
     run_yaml: Path, scheduler: str, loop: type[Loop]
 ) -> None:
     config = load_config(run_yaml, [f"scheduler={scheduler}"])
-    world = build(config, [], run_yaml.parent).world
+    world = build(config, run_yaml.parent).world
     assert isinstance(world, World)
     assert (world.loop, world.dispatch) == (loop, "stage0")
 
@@ -316,7 +316,7 @@ def test_vllm_v1_runs_ahead_unless_chosen_or_its_decodes_cannot(
 ) -> None:
     config = load_config(run_yaml, ["scheduler=vllm_v1", *keys])
     assert config.in_step is (mode is False)
-    policy = build(config, [], run_yaml.parent).world.make_scheduler()
+    policy = build(config, run_yaml.parent).world.make_scheduler()
     assert policy.async_scheduling == mode
 
 

@@ -27,7 +27,7 @@ def example(system: PublishedSystem) -> Path:
 @EACH
 def test_a_system_serves_every_request(system: PublishedSystem) -> None:
     config = load_config(example(system), ["workload.requests=12", "workload.arrivals=offline"])
-    built = build(config, load_workload(config, ROOT).requests, ROOT)
+    built = build(config, ROOT, load_workload(config, ROOT))
     summary = summarize(simulate(built.world))
     assert summary["completed"] == 12
 
@@ -55,8 +55,8 @@ def test_the_document_has_the_table() -> None:
 def test_a_stage_of_four_gpus_pays_for_its_messages() -> None:
     """TD-Pipe, figure 6: on L20, most of what four GPUs could save goes into the all-reduce."""
     config = load_config(EXAMPLES / "tp_sb.yaml")
-    costs = build(config, [], ROOT).world.costs
+    costs = build(config, ROOT).world.costs
     fewer = load_config(EXAMPLES / "tp_sb.yaml", ["tensor_parallel=2"])
     work = prefill_work(2048)
-    gain = build(fewer, [], ROOT).world.costs.times(work)[0] / costs.times(work)[0]
+    gain = build(fewer, ROOT).world.costs.times(work)[0] / costs.times(work)[0]
     assert 1 < gain < 1.5

@@ -42,9 +42,9 @@ def test_hops_over_a_shared_wire_queue_for_it_and_it_has_to_be_all_of_the_pipeli
 ) -> None:
     network = "machine={name: gllm-sockets, network: {name: socket-73g, shared_by: %d}}"
     four = ["stages=4", "model=Qwen2.5-14B", "gpu=A100-40G", "costs=roofline", network % 4]
-    assert build(load_config(folder / "RUN.yaml", four), [], folder).world.shares_link
+    assert build(load_config(folder / "RUN.yaml", four), folder).world.shares_link
     with pytest.raises(UsageError, match=r"link\.shared_by: 3 of the 4 GPUs of the pipeline; 1 or"):
-        build(load_config(folder / "RUN.yaml", [*four, network % 3]), [], folder)
+        build(load_config(folder / "RUN.yaml", [*four, network % 3]), folder)
 
 
 def test_an_all_to_all_sends_a_message_to_each_other_rank() -> None:

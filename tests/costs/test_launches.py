@@ -29,7 +29,7 @@ def run(**keys: object) -> RunConfig:
 
 
 def times_ms(work: Work, **keys: object) -> list[float]:
-    world = build(run(**keys), [], Path()).world
+    world = build(run(**keys), Path()).world
     assert isinstance(world, World)
     return [round(1e3 * seconds, 2) for seconds in world.costs.times(work)]
 
@@ -90,6 +90,6 @@ def test_an_eager_deployment_says_so_and_keeps_the_memory_of_graphs() -> None:
     assert "cuda_graph_config: null" in told["TensorRT-LLM"]
     assert "  not said: enforce_eager" in lines
     assert not [line for line in launch_lines(run()) if "eager" in line or "graph" in line]
-    worlds = [build(run(enforce_eager=eager), [], Path()).world for eager in (False, True)]
+    worlds = [build(run(enforce_eager=eager), Path()).world for eager in (False, True)]
     pages = [world.total_pages for world in worlds]
     assert pages[0] < pages[1]

@@ -148,9 +148,9 @@ def test_the_configuration_says_the_precision(
     keys = ["model=Qwen/Qwen3-8B", "gpu=H100", "kv.pages=auto", "costs.kind=roofline"]
     Path("RUN.yaml").write_text(RUN.replace("affine, base_s: 0.005, per_token_s: 2e-5", "roofline"))
     settings = [*keys, "dtype=fp8", "kv_dtype=fp8", "link=nvlink-h100"]
-    built = build(load_config("RUN.yaml", settings), [], tmp_path)
+    built = build(load_config("RUN.yaml", settings), tmp_path)
     assert built.deployment["precision"] == {
         "weights": "fp8, multiplied in fp8, 1979 TFLOP/s",
         "kv": "fp8",
     }
-    assert "precision" not in build(load_config("RUN.yaml", keys), [], tmp_path).deployment
+    assert "precision" not in build(load_config("RUN.yaml", keys), tmp_path).deployment

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evenflow.config.build import build
+from evenflow.config.build import Workload, build
 from evenflow.config.run import RunConfig, configured
 from evenflow.config.yaml_file import Document
 from evenflow.core.request import Request
@@ -37,7 +37,7 @@ def run(**keys: object) -> RunConfig:
 
 def world(prompts: list[int], **keys: object) -> World:
     requests = [Request(n, float(20 * n), tokens, 2) for n, tokens in enumerate(prompts)]
-    made = build(run(**keys), requests, Path()).world
+    made = build(run(**keys), Path(), Workload(requests, {})).world
     assert isinstance(made, World)
     return made
 

@@ -117,7 +117,7 @@ def test_limits_go_by_the_card(card: str, of_vllm: tuple[int, int], of_sglang: i
 
 def made_by(**keys: Any) -> Any:
     run = {"model": "Qwen3-0.6B", "stages": 1, "workload": {"trace": "azure-conv-sample"}, **keys}
-    built = build(configured(Document("a.yaml", run, {})), [], Path())
+    built = build(configured(Document("a.yaml", run, {})), Path())
     assert isinstance(built.world, World)
     return built.world.make_scheduler()
 

@@ -100,7 +100,7 @@ def test_a_run_of_it_has_no_cap_on_what_is_in_flight(
 ) -> None:
     """Others have one micro-batch a stage; in decode it keeps to that itself."""
     config = load_config(folder / "RUN.yaml", [f"scheduler={name}", "stages=3"])
-    assert build(config, [], folder).world.max_in_flight == cap
+    assert build(config, folder).world.max_in_flight == cap
 
 
 def test_what_came_with_its_kv_decodes_in_even_batches() -> None:

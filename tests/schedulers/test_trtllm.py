@@ -250,7 +250,7 @@ def test_replicas_of_attention_step_together_in_its_loop() -> None:
 def test_what_does_not_go_with_it_is_said(changes: list[str], message: str) -> None:
     with refused(message):
         config = load_config(QUICKSTART, changes)
-        build(config, [], QUICKSTART.parent).world.batcher()
+        build(config, QUICKSTART.parent).world.batcher()
 
 
 def test_by_itself_it_is_of_one_stage() -> None:
@@ -282,7 +282,7 @@ def test_the_output_that_a_trace_allows_is_reserved(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(text, encoding="utf-8")
     config = load_config(path)
-    built = build(config, load_workload(config, tmp_path).requests, tmp_path)
+    built = build(config, tmp_path, load_workload(config, tmp_path))
     assert np.asarray(simulate(built.world).first_token_s).tolist() == [1.0, 4.0]
 
 

@@ -120,7 +120,7 @@ def test_without_chunks_a_request_that_a_micro_batch_could_not_recompute_is_refu
 def test_as_many_are_in_flight_as_in_vllm(mode: str, stages: int, places: int) -> None:
     system = ROOT / "examples" / "systems" / "vllm_v1.yaml"
     changes = [f"stages={stages}", f"scheduler.async_scheduling={mode}", "gpu=H100"]
-    world = build(load_config(system, changes), [], system.parent).world
+    world = build(load_config(system, changes), system.parent).world
     assert world.max_in_flight == places
 
 

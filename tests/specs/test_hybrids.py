@@ -137,7 +137,7 @@ def test_stages_of_a_hybrid_are_balanced_by_the_seconds_of_the_run(
     read(tmp_path, LINEAR | {"layer_types": ["full_attention"] * 2 + ["linear_attention"] * 6})
     run = {"model": str(tmp_path), "gpu": "H100", "stages": 2, "costs": "aiconfigurator"}
     run |= {"split": "balanced", "scheduler": "sarathi", "workload": {"trace": "sharegpt-sample"}}
-    built = build(RunConfig.model_validate(run), [], tmp_path)
+    built = build(RunConfig.model_validate(run), tmp_path)
     assert built.deployment["layers_per_stage"] == [2, 6]
 
 

@@ -68,7 +68,7 @@ def test_the_host_link_of_a_configuration(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     write_inputs(tmp_path)
     settings = ["model=Llama2-13B", "kv.swap=true", "kv.host_link={bandwidth_gb_s: 50}"]
-    world = build(load_config("RUN.yaml", settings), [], tmp_path).world
+    world = build(load_config("RUN.yaml", settings), tmp_path).world
     assert world.kv is SwapCache
     bare_s = 0.005
     both_s = world.costs.times(Work(swapped_rows=1, swapped_pages=1))
@@ -154,7 +154,7 @@ def test_two_padded_batches_do_not_mix() -> None:
 def deployed(**keys: Any) -> dict[str, Any]:
     run = {"model": "Llama-3.1-70B", "gpu": "H100", "stages": 1, "tensor_parallel": 4, **keys}
     run["workload"] = {"trace": "azure-conv-sample", "arrivals": "offline"}
-    return build(configured(Document("run.yaml", run, {})), [], Path()).deployment
+    return build(configured(Document("run.yaml", run, {})), Path()).deployment
 
 
 def pages(**keys: Any) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evenflow.config.build import build, load_workload
+from evenflow.config.build import Workload, build, load_workload
 from evenflow.config.run import RunConfig
 from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
@@ -257,7 +257,7 @@ def config(**scheduler: object) -> RunConfig:
 
 def predictions(**scheduler: object) -> list[tuple[int, int | None]]:
     run = config(**scheduler)
-    built = build(run, load_workload(run, Path()).requests, Path())
+    built = build(run, Path(), load_workload(run, Path()))
     return [(r.output_tokens, r.predicted_output_tokens) for r in built.world.requests]
 
 
@@ -275,14 +275,15 @@ def test_a_policy_gets_the_predictor_it_names_and_others_see_no_prediction() -> 
 def test_a_classifier_file_is_found_beside_the_configuration(tmp_path: Path) -> None:
     store(tmp_path / "model")
     run = config(name="td_pipe", predictor={"kind": "classifier", "path": "model"})
-    built = build(run, [Request(0, 0.0, 10, 10)], tmp_path, ["a c"])
+    built = build(run, tmp_path, Workload([Request(0, 0.0, 10, 10)], {}, ["a c"]))
     assert built.world.requests[0].predicted_output_tokens == 25
     assert built.world.overheads.tokenize_s == 0.5
 
 
 def test_requests_wait_for_their_predictor_one_after_the_other() -> None:
     run = config(name="td_pipe", predictor={"kind": "mean", "per_token_s": 0.25})
-    world = build(run, [Request(0, 0.0, 8, 2), Request(1, 0.0, 4, 2)], Path()).world
+    requests = [Request(0, 0.0, 8, 2), Request(1, 0.0, 4, 2)]
+    world = build(run, Path(), Workload(requests, {})).world
     assert simulate(world).first_scheduled_s.tolist() == [2.0, 3.0]
 
 

@@ -37,7 +37,16 @@ from evenflow.runtime.kinds import (
     workers_of,
 )
 from evenflow.runtime.records import LINK, Records, write_served
-from evenflow.runtime.serve import LAST, ServedRun, Workers, names_of, parts_of, serve
+from evenflow.runtime.serve import (
+    ALONE,
+    LAST,
+    ServedRun,
+    ServeOptions,
+    Workers,
+    names_of,
+    parts_of,
+    serve,
+)
 from evenflow.runtime.tokens import RandomTexts
 from evenflow.runtime.torch import TorchSettings
 from evenflow.runtime.torch import settings as on_torch
@@ -59,17 +68,17 @@ CLIENTS = "clients"
 def serve_job(
     job: Job,
     on_done: Callable[[int], None] | None = None,
+    options: ServeOptions = ALONE,
     *,
     records: Records | None = None,
     title: str = "",
-    **options: Any,
 ) -> ServedRun:
-    """Serve a job as `evenflow.runtime.serve` does, which takes the options.
+    """Serve a job as `evenflow.runtime.serve` does, with its options.
 
     The result says where it comes from. `records` keep what happens, under a `title`. UsageError
     for a configuration that cannot be served; its processes need the option `mortal`.
     """
-    check_servable(job.config, joined="mortal" in options)
+    check_servable(job.config, joined=options.mortal is not None)
     built = job.built()
     workers = {name: _reading(job, each) for name, each in workers_by_pipeline(job, built).items()}
     world, facts = built.world, {name: dict(each.facts) for name, each in workers.items()}
@@ -77,15 +86,16 @@ def serve_job(
     head: dict[str, Any] = {"num_requests": len(job.workload.requests)}
     if isinstance(world, PooledWorld):
         head[LINK] = world.link.bytes_per_token
-    elif options.get("live") is not None:
+    elif options.live is not None:
         check_all_is_known(world)
     stated = {"pools": facts} if isinstance(world, PooledWorld) else next(iter(facts.values()))
     source = job.source(built, workers=stated) | {"setup": job.config.real_setup()}
     if records is not None:
         records.begin(parts, provenance=source, label=_label(job), title=title, **head)
-        options |= {"record": records.journal, "on_token": records.on_token}
-        options["blocks"] = records.part
-    served = serve(world, workers, on_done, **options)
+        options = replace(
+            options, record=records.journal, on_token=records.on_token, blocks=records.part
+        )
+    served = serve(world, workers, on_done, options)
     pipelines = [_sourced(part, source) for part in served.pipelines]
     return replace(_sourced(served, source), pipelines=pipelines)
 
@@ -236,7 +246,7 @@ def serve_into(
     lost: list[str] = []
     records = Records(folder, job, lost.append)
     try:
-        served = serve_job(job, on_done, records=records, title=title, live=live)
+        served = serve_job(job, on_done, ServeOptions(live=live), records=records, title=title)
     finally:
         records.close()
     outcome = outcome_of(job, served)

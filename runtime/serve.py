@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from evenflow.runtime.tokens import TextOf
     from evenflow.runtime.worker import WorkerSettings
 
-Journals = Callable[[str | None], Callable[[Entry], None]]
-"""Gives what takes the entries of the engine of a name, for None those of the only one."""
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 REQUESTS = "requests"
@@ -48,11 +45,11 @@ REQUESTS = "requests"
 LAST = "decode"
 """The pool from which no KV goes on."""
 
-Mortal = Callable[..., "Driver"]
-"""Makes a driver that is acted on while it serves."""
+Journals = Callable[[str | None], Callable[[Entry], None]]
+"""Gives the writer of an engine's journal by the engine's name; None: the only one."""
 
 BlocksOf = Callable[[str], Blocks | None]
-"""Gives what takes what happens in the part of a name; None: the driver's own memory does."""
+"""Gives the writer of the blocks of a part by its name; None: the driver's own memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,29 +140,41 @@ def facts_of(
     }
 
 
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What of a real run is kept, and where its requests and its driver come from."""
+
+    record: Journals | None = None
+    on_token: Callable[[int, int], None] | None = None
+    """Called with a request's number and a token of its output."""
+    blocks: BlocksOf = lambda _: None
+    """The parts are the pipelines ("" is the only one), and REQUESTS, the clients of pools."""
+    live: LiveServer | None = None
+    """The server whose clients have the requests; None: the world has them."""
+    mortal: Callable[..., Driver] | None = None
+    """Makes the driver of the only pipeline, on which processes act."""
+
+
+ALONE = ServeOptions()
+"""Nothing is kept beside the result."""
+
+
 def serve(
     world: World | PooledWorld,
     workers: Workers | Mapping[str, Workers],
     on_done: Callable[[int], None] | None = None,
-    *,
-    record: Journals | None = None,
-    on_token: Callable[[int, int], None] | None = None,
-    live: LiveServer | None = None,
-    blocks: BlocksOf = lambda _: None,
-    mortal: Mortal | None = None,
+    options: ServeOptions = ALONE,
 ) -> ServedRun:
-    """Serve the requests of a world by its workers in real time, or those of the clients of `live`.
+    """Serve the requests of a world, or of clients, by its workers in real time.
 
     Of several pipelines, replicas or pools, `workers` has an entry by name. `on_done` is called
-    with the number of requests done, `on_token` with the tokens. `record` gives the journal of an
-    engine, of the only one for None. `blocks` gives what is written each second, by pipeline: "" is
-    the only one, REQUESTS what the clients of pools have. `mortal` makes the driver of the only
-    pipeline. A worker that dies by itself ends the run, and so does Ctrl-C. A server ends at the
-    second, as the first sends new clients away. What is finished is returned. UsageError where the
-    workers do not start.
+    with the number of requests done. A worker that dies by itself ends the run, and so does Ctrl-C.
+    A server ends at the second, as the first sends new clients away. What is finished is returned.
+    UsageError where the workers do not start.
     """
     from evenflow.runtime.pools import PoolDriver
 
+    live, blocks = options.live, options.blocks
     own = workers if isinstance(workers, Mapping) else {"": workers}
     pooled = isinstance(world, PooledWorld)
     drives: dict[str, Callable[..., Driver]] = {}
@@ -175,17 +184,17 @@ def serve(
             for name, each in own.items():
                 part = _part(world, name)
                 keeps = name != LAST if pooled else None
-                engines = engines_of(part, record, name, keeps_pages=keeps)
+                engines = engines_of(part, options.record, name, keeps_pages=keeps)
                 started = each.start(part, f"{name} pool" if pooled else name)
                 pipeline = stack.enter_context(started)
                 drives[name] = partial(
-                    mortal or (PoolDriver if pooled else each.driver()),
+                    options.mortal or (PoolDriver if pooled else each.driver()),
                     each.seen(part),
                     engines,
                     pipeline,
                     text_of=each.text_of,
                     patience_s=each.patience_s,
-                    on_token=on_token,
+                    on_token=options.on_token,
                     blocks=blocks(name),
                 )
             started_s = time.perf_counter()

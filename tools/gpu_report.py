@@ -220,6 +220,7 @@ def serve_and_validate(
 def check_tokens(out: Path, scale: Scale) -> list[dict[str, Any]]:
     """Serve a small checkpoint in each mode; compare its tokens with those of the CPU."""
     from evenflow.runtime.real import serve_job
+    from evenflow.runtime.serve import ServeOptions
 
     small = replace(scale, requests=24, context=128)
     folder = small_checkpoint(out)
@@ -235,7 +236,7 @@ def check_tokens(out: Path, scale: Scale) -> list[dict[str, Any]]:
         def keep(request_id: int, token: int, to: Any = tokens) -> None:
             to[request_id].append(token)
 
-        served = serve_job(job, on_token=keep)
+        served = serve_job(job, options=ServeOptions(on_token=keep))
         row = way._asdict() | {"failure": served.failure, "equal": tokens == expected}
         print(f"tokens of {way.stages} stages, {way.mode}: equal {row['equal']}", flush=True)
         rows.append(row)

@@ -29,7 +29,7 @@ from evenflow.experiments.validation.faults import MortalDriver
 from evenflow.results.run import Floats, RunResult, merged
 from evenflow.runtime.kinds import servable
 from evenflow.runtime.real import check_comparable, real_workload, recorded, serve_job
-from evenflow.runtime.serve import LAST, ServedRun, engine_names, engines_of, names_of
+from evenflow.runtime.serve import LAST, ServedRun, ServeOptions, engine_names, engines_of, names_of
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.sim import Link, World, simulate_replicas
 from evenflow.sim.timed import simulate_timed
@@ -274,13 +274,14 @@ def _alone(world: World, served: ServedRun) -> World:
 def _serve(job: Job, name: str, watch: Watch, journals: _Journals) -> tuple[ServedRun, Load]:
     """Serve a job, and return beside it the load of the machine before and after."""
     before = os.getloadavg()[0]
-    options: dict[str, Any] = {"record": lambda pool: journals[pool].append}
+    options = ServeOptions(record=lambda pool: journals[pool].append)
     if made := job.joining():
-        engines = partial(engines_of, servable(job.built()), options["record"])
+        engines = partial(engines_of, servable(job.built()), options.record)
         seed = job.config.workload.seed
-        options["mortal"] = partial(MortalDriver, made=made, seed=seed, make_engines=engines)
+        mortal = partial(MortalDriver, made=made, seed=seed, make_engines=engines)
+        options = replace(options, mortal=mortal)
     with watch(name, len(job.workload.requests)) as on_done:
-        served = serve_job(job, on_done, **options)
+        served = serve_job(job, on_done, options)
         if served.interrupted:
             raise KeyboardInterrupt
         if served.failure is not None:

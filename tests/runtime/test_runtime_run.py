@@ -28,7 +28,7 @@ from evenflow.results.bubbles import attribute
 from evenflow.runtime.driver import Driver
 from evenflow.runtime.emulated import EmulatedSettings, Faults, emulated_token, wait_until
 from evenflow.runtime.pipeline import WorkerPipeline
-from evenflow.runtime.serve import Workers, serve
+from evenflow.runtime.serve import ServeOptions, Workers, serve
 from evenflow.runtime.wire import Failed, driver_address, encode, open_socket
 from evenflow.runtime.worker import WorkerSettings
 from evenflow.sim import World
@@ -131,7 +131,10 @@ def test_the_front_door_serves_a_world_by_its_workers() -> None:
     journal: list[Entry] = []
     world = world_of(requests=REQUESTS[:4])
     served = serve(
-        world, Workers([EmulatedSettings()] * DEPTH), done.append, record=lambda _: journal.append
+        world,
+        Workers([EmulatedSettings()] * DEPTH),
+        done.append,
+        ServeOptions(record=lambda _: journal.append),
     )
     assert (served.failure, served.interrupted, served.unfinished) == (None, False, 0)
     assert served.result.status == ["completed"] * 4

@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from evenflow.runtime.driver import Driver, Replicas
 from evenflow.runtime.emulated import EmulatedSettings
 from evenflow.runtime.pipeline import WorkerPipeline
 from evenflow.runtime.real import job_of
-from evenflow.runtime.serve import ServedRun, Workers
+from evenflow.runtime.serve import ServedRun, ServeOptions, Workers
 from evenflow.runtime.serve import serve as serve_world
 from evenflow.sim import World, simulate_replicas
 from evenflow.types import Prefix, Request
@@ -66,7 +67,9 @@ def named(world: World | PooledWorld) -> dict[str, World]:
 
 
 def serve(
-    world: World | PooledWorld, workers: dict[str, Workers] | None = None, **more: Any
+    world: World | PooledWorld,
+    workers: dict[str, Workers] | None = None,
+    on_done: Callable[[int], None] | None = None,
 ) -> tuple[ServedRun, dict[int, list[int]], set[str]]:
     """Serve a world, by emulated workers unless there are others; decisions must replay.
 
@@ -78,9 +81,11 @@ def serve(
     served = serve_world(
         world,
         workers or {name: Workers([EmulatedSettings()] * parts[name].depth) for name in parts},
-        record=lambda name: journals[str(name)].append,
-        on_token=lambda request_id, token: tokens[request_id].append(token),
-        **more,
+        on_done,
+        ServeOptions(
+            record=lambda name: journals[str(name)].append,
+            on_token=lambda request_id, token: tokens[request_id].append(token),
+        ),
     )
     for name, journal in journals.items():
         keeps = isinstance(world, PooledWorld) and name != "decode"

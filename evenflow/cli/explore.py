@@ -45,7 +45,7 @@ def explore_command(
     asked = given(run, set_ or (), schedulers, slo or ())
     tasks.check(asked)
     if out is not None:
-        from evenflow.explore.page import write_page
+        from evenflow.explore.still import write_page
 
         write_page(out, asked, vary or ())
         echo(out)

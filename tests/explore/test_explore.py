@@ -352,7 +352,7 @@ def test_points_that_cannot_be_are_refused(folder: Path, vary: str, right: str) 
 def test_a_page_has_its_place_before_a_point_is_simulated(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evenflow.explore.page.simulated", None)
+    monkeypatch.setattr("evenflow.explore.still.simulated", None)
     line = complaint("explore", "RUN.yaml", "--out", "no/page.html")
     assert line == "no/page.html: cannot be written: No such file or directory"
 

@@ -21,7 +21,8 @@ from evenflow.study.searches import NumberRange
 from evenflow.study.slo import pareto_front
 from evenflow.study.sweep import checked, run_sweep
 from evenflow.study.sweep_file import Sweep, check, load_sweep
-from evenflow.study.sweep_page import main_effects, sensitivity, write_findings
+from evenflow.study.sweep_page import write_findings
+from evenflow.study.sweep_pictures import main_effects, sensitivity
 from evenflow.study.swept import Swept
 from evenflow.study.trials import Replication, Trial
 from evenflow.study.unseen import SEEDS, WINDOWS, Check, unseen

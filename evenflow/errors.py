@@ -64,13 +64,17 @@ class WorkerError(Exception):
     """A worker died, failed, or does not answer; the message says which stage and how."""
 
 
+MOST_NAMED = 12
+"""The most names that an error lists instead of an unknown one."""
+
+
 def instead_of(word: object, known: Iterable[str]) -> str:
-    """Return what to write instead of an unknown word: the nearest known one, and all of them.
+    """Return what to write instead of an unknown word: the nearest known one, and `known_near`.
 
     One that begins like the word, or that the word begins with (`H100-PCIe`: `H100`), goes first.
     """
-    names = sorted(known)
-    by_lower = {name.lower(): name for name in names}
+    known = list(known)
+    by_lower = {name.lower(): name for name in sorted(known)}
     given = str(word).lower()
     begun = [
         name
@@ -79,7 +83,17 @@ def instead_of(word: object, known: Iterable[str]) -> str:
     ]
     nearest = difflib.get_close_matches(given, begun or by_lower, n=1, cutoff=0.0 if begun else 0.5)
     hint = f'did you mean "{by_lower[nearest[0]]}"? ' if nearest else ""
-    return f"{hint}known: {', '.join(names)}"
+    return f"{hint}{known_near(word, known)}"
+
+
+def known_near(word: object, known: Iterable[str]) -> str:
+    """Return "known: " and the names, of more than MOST_NAMED the nearest to a word."""
+    names = sorted(known)
+    if (more := len(names) - MOST_NAMED) <= 0:
+        return f"known: {', '.join(names)}"
+    by_lower = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(str(word).lower(), by_lower, n=MOST_NAMED, cutoff=0.0)
+    return f"known: {', '.join(by_lower[name] for name in near)} and {more} more"
 
 
 MOST_LETTERS, MOST_OF_A_WORD = 300, 120

@@ -250,7 +250,7 @@ def test_all_printing_goes_through_one_place() -> None:
 @pytest.mark.parametrize(
     ("assignment", "begins", "ends"),
     [
-        (f"scheduler.{'word ' * 200}=1", "scheduler sarathi has no parameter", "tbt_slo_s"),
+        (f"scheduler.{'word ' * 200}=1", "scheduler sarathi has no parameter", "watermark"),
         (f"model={'x' * 5000}", "xxx", "xxx: File name too long"),
         ("workload.requests=many" + " of them" * 200, "--set workload.requests", "of them of ..."),
         (f"scheduler={{name: {'s' * 200}}}", "unknown scheduler", "your own as module:Class"),

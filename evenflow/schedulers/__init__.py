@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, cast
 
 from evenflow.compiled import docstring
 from evenflow.core.scheduling import Scheduler
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, instead_of
 from evenflow.schedulers.limits import Policy, refuse, require_given
 from evenflow.user_code import imported
 
@@ -68,11 +67,8 @@ def policy(name: str) -> type[Scheduler]:
     """
     if name in POLICIES or ":" in name:
         return _imported(POLICIES.get(name, name))
-    known = dict.fromkeys((*POLICIES, *POOLED))
-    raise UsageError(
-        f"unknown scheduler {name!r}{_hint(name, known)}; there are "
-        f"{', '.join(known)}, or your own as module:Class"
-    )
+    known = instead_of(name, (*POLICIES, *POOLED))
+    raise UsageError(f"unknown scheduler {name!r}; {known}; or your own as module:Class")
 
 
 def parameters(cls: type[Scheduler]) -> dict[str, inspect.Parameter]:
@@ -102,10 +98,8 @@ def create(
     known = parameters(cls)
     for key in params:
         if key not in known:
-            raise UsageError(
-                f"scheduler {name} has no parameter {key!r}{_hint(key, known)}; it has "
-                f"{', '.join(known) or 'none'}"
-            )
+            hint = instead_of(key, known) if known else "it has none"
+            raise UsageError(f"scheduler {name} has no parameter {key!r}; {hint}")
     given = {key: value for key, value in facts.items() if key in _signature(cls)}
     given |= {key: value for key, value in params.items() if value is not None or key not in given}
     try:
@@ -155,8 +149,3 @@ def _imported(name: str) -> type[Scheduler]:
             "method schedule(view)"
         )
     return cast("type[Scheduler]", cls)
-
-
-def _hint(word: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(word, known)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -11,7 +11,15 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from typing import Any, TypeVar
 
-from evenflow.errors import Count, NonNegative, Positive, UsageError, instead_of, require_declared
+from evenflow.errors import (
+    Count,
+    NonNegative,
+    Positive,
+    UsageError,
+    instead_of,
+    known_near,
+    require_declared,
+)
 from evenflow.specs.precision import Arithmetic
 from evenflow.specs.tables import read_table
 
@@ -225,10 +233,8 @@ def _instead_of_gpu(wanted: str, known: Iterable[str]) -> str:
         (nearest,) = difflib.get_close_matches(given, alike, n=1, cutoff=0.0)
         hint = f'did you mean "{alike[nearest]}"? '
     keys = "fp16_tflops: ..., memory_bandwidth_gb_s: ..., memory_gb: ..."
-    return (
-        f"{hint}any other is a mapping, gpu: {{name: {wanted}, {keys}}}; known: "
-        f"{', '.join(sorted(known))}"
-    )
+    other = f"any other is a mapping, gpu: {{name: {wanted}, {keys}}}"
+    return f"{hint}{other}; {known_near(wanted, known)}"
 
 
 FORM = re.compile(r"pcie|nvl(?!72)")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evenflow.config.run import load_config
-from evenflow.errors import MOST_LETTERS
+from evenflow.errors import MOST_LETTERS, instead_of
 from tests.command_line import HEAD, RUN, evenflow, refusal, spawn, table
 from tests.places import ROOT
 
@@ -319,3 +319,11 @@ def test_a_model_file_that_cannot_be(text: str, told: str) -> None:
     assert told in refusal(
         "simulate", "RUN.yaml", *(part for word in words for part in ("--set", word))
     )
+
+
+def test_of_many_names_the_nearest_are_listed() -> None:
+    known = [*"abcdefghijklmnopqrstuvwxyz", "kv_waste_share", "kv_pages"]
+    assert instead_of("abc", "zyx") == "known: x, y, z"
+    line = instead_of("kv_waste", known)
+    assert line.startswith('did you mean "kv_waste_share"? known: kv_waste_share, kv_pages, w, ')
+    assert line.endswith(" and 16 more")

@@ -685,7 +685,7 @@ def test_a_fit_finds_the_cpu_time_that_a_run_was_made_with(
     [
         (["MINE.yaml", "--data", "nowhere"], "--data: no folder nowhere"),
         (["MINE.yaml", "--data", "empty"], "it is at https://example.org/ours, commit abc"),
-        (["vlm"], "known: closed-sglang"),
+        (["vlm"], "known: closed-vllm, "),
         (["MINE.yaml", "--data", "data", "--set", "stages=0"], "stages"),
         (["MINE.yaml", "--data", "data", "--set", "model=no-such"], "no run can be simulated"),
         (["MINE.yaml", "--data", "data", "--costs", "silicn"], 'did you mean "silicon"'),

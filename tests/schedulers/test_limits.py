@@ -118,7 +118,7 @@ def test_a_class_is_made_with_parameters_and_facts() -> None:
         ({"rows": float("inf")}, "Mine: rows should be a whole number, not inf"),
         ({"names": 3}, "Mine: names should be a list, not 3"),
         ({"folder": 3}, "Mine: folder should be an instance of Path, not 3"),
-        ({"row": 3}, "Mine has no parameter 'row' .did you mean 'rows'"),
+        ({"row": 3}, "Mine has no parameter 'row'; did you mean \"rows\""),
     ],
 )
 def test_a_users_class_is_held_to_its_annotations(params: dict[str, Any], told: str) -> None:

@@ -100,11 +100,8 @@ schedule.schedule = schedule
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        (
-            "sarathy",
-            "unknown scheduler 'sarathy' (did you mean 'sarathi'?); there are static, orca",
-        ),
-        ("zzz", "unknown scheduler 'zzz'; there are static, orca"),
+        ("sarathy", "unknown scheduler 'sarathy'; did you mean \"sarathi\"? known: distserve, "),
+        ("zzz", "unknown scheduler 'zzz'; known: distserve, orca, sarathi"),
         (f"{__name__}:NoPolicy", "has no class 'NoPolicy' with a method schedule(view)"),
         (f"{__name__}:schedule", "has no class 'schedule' with a method schedule(view)"),
         (f"{__name__}:Nobody", "has no class 'Nobody' with a method schedule(view)"),

@@ -51,7 +51,7 @@ FILE = """\
 {parameters: {max_in_flight: [2, 0]}} | SWEEP.yaml:20: max_in_flight: should be null
 {parameters: {max_in_flight: {low: -1, high: 4, integer: true, steps: 2}}} | SWEEP.yaml:20: max_in
 {parameters: {scheduler.token_budget: [128, 0]}} | SWEEP.yaml:20: scheduler.token_budget: scheduler
-{parameters: {scheduler.token_budgte: [64]}} | has no parameter 'token_budgte' (did you
+{parameters: {scheduler.token_budgte: [64]}} | has no parameter 'token_budgte'; did you
 {parameters: {workload.trace: [missing.csv]}} | neither a file nor a bundled sample
 {parameters: {scheduler: [sarathi, sarathy]}} | unknown scheduler 'sarathy'
 {objectives: [{metric: mean_e2e_ms}]} | unknown metric "mean_e2e_ms"; did you mean "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -58,7 +59,7 @@ def facts(found: Swept) -> dict[str, Any]:
     return {
         **code_version(),
         "code_sha256": code_digest(),
-        "sweep": found.config.model_dump(mode="json") | {"run": found.sweep.run.data},
+        "sweep": _written(found.config.model_dump() | {"run": found.sweep.run.data}),
         "points": len(found.trials),
         "simulations": len({record.key for record in records}),
         "failed": sum(record.error is not None for record in records),
@@ -69,6 +70,15 @@ def facts(found: Swept) -> dict[str, Any]:
         **({"allow_refused": True} if found.allow_refused else {}),
         **({"check": {each.kind: each.facts for each in found.checks}} if found.checks else {}),
     }
+
+
+def _written(value: Any) -> Any:
+    """Return keys for JSON, which has no infinity: `.inf`, as a run file says it and reads it."""
+    if isinstance(value, Mapping):
+        return {key: _written(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_written, value))
+    return ".inf" if value == math.inf else value
 
 
 def _parts(found: Swept, drawn: Mapping[str, str]) -> Iterator[str]:

@@ -85,9 +85,14 @@ def test_equal_gaps_are_swept() -> None:
     workload = {"trace": "azure-conv-sample", "requests": 3, "arrivals": arrivals}
     costs = {"kind": "affine", "base_s": 0.1, "per_token_s": 0.0}
     alone = {**RUN, "costs": costs, "scheduler": "orca", "workload": workload}
-    rates = {"workload.arrivals.rate": [0.001, 0.002]}
-    write(Path(), run=alone, parameters=rates, replications=1)
+    varied = {"workload.arrivals.rate": [0.001, 0.002], "workload.arrivals.burstiness": [math.inf]}
+    write(Path(), run=alone, parameters=varied, replications=1)
     done("sweep", "SWEEP.yaml", "--out", "out")
+    kept = json.loads(Path("out/sweep.json").read_text())["sweep"]
+    assert kept["parameters"]["workload.arrivals.burstiness"] == [".inf"]
+    assert kept["run"]["workload"]["arrivals"]["burstiness"] == ".inf"
+    write(Path(), **kept)
+    done("sweep", "SWEEP.yaml", "--dry-run")
     assert pd.read_csv("out/points.csv").mean_ttft_ms.tolist() == pytest.approx([200.0, 200.0])
 
 

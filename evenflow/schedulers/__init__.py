@@ -109,12 +109,17 @@ def create(
         made = cls(**given)
     except (ValueError, TypeError) as error:
         raise UsageError(f"scheduler {name}: {error}") from error
-    refuse_old(made)
+    require_sound(made)
     return made
 
 
-def refuse_old(made: Scheduler) -> None:
-    """Raise UsageError for an old attribute of a policy, unless it is a parameter beside rules."""
+def require_sound(made: Scheduler) -> None:
+    """Raise UsageError for a policy with an async schedule, or an attribute of older versions.
+
+    One that is a parameter beside rules may stay.
+    """
+    if inspect.iscoroutinefunction(made.schedule) or inspect.isasyncgenfunction(made.schedule):
+        raise UsageError(f"policy {type(made).__name__}: schedule is async; a plain def is right")
     known = parameters(type(made)) if getattr(made, "rules", None) is not None else ()
     for old in OLD_ATTRIBUTES:
         if getattr(made, old, None) and old not in known:

@@ -29,7 +29,7 @@ from evenflow.report.tables import Format, check_format, write_json, write_table
 from evenflow.results.metrics import summarize
 from evenflow.results.outcome import Outcome
 from evenflow.results.run import Columns, RunResult, merged
-from evenflow.schedulers import refuse_old
+from evenflow.schedulers import require_sound
 from evenflow.sim import pipeline_of, simulate_replicas
 from evenflow.study.fair import runs_told
 from evenflow.user_code import words_of
@@ -79,7 +79,7 @@ class GivenPolicy:
             made = self._policy(**{key: fact for key, fact in facts.items() if key in accepted})
         else:
             made = copy.deepcopy(self._policy)
-        refuse_old(made)
+        require_sound(made)
         return made
 
     def source(self) -> Mapping[str, str | None]:

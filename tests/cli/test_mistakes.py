@@ -187,6 +187,16 @@ def test_a_policy_that_breaks_its_promise(
     assert told in line
 
 
+@pytest.mark.filterwarnings("error")  # of a coroutine that nobody awaits
+@pytest.mark.parametrize("body", ["return Plan()", "yield Plan()"])
+def test_an_async_policy_is_one_line(body: str) -> None:
+    name = write_policy("async_policy", body)
+    path = Path(f"{name.partition(':')[0]}.py")
+    path.write_text(path.read_text().replace("    def schedule", "    async def schedule"))
+    right = "policy Policy: schedule is async; a plain def is right"
+    assert refusal("simulate", "RUN.yaml", "--set", f"scheduler={name}") == right
+
+
 def test_a_policy_that_stalls_in_a_pool() -> None:
     policy = write_policy("of_pool", "return Plan()")
     for name in ("prefill", "decode"):

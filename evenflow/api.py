@@ -172,9 +172,11 @@ def check(
             return run_job(job, None if bar is None else bar.done, whole=False)
 
     bounds = list(map(parse_fail_if, [fail_if] if isinstance(fail_if, str) else fail_if))
+    files = list(map(str, runs))
+    if twice := next((file for file in files if files.count(file) > 1), None):
+        raise UsageError(f"{visible(twice)}: is there twice; name each run once")
     jobs = [
-        inputs.job_of(file, None, set, None, None)[0]._replace(name=visible(file))
-        for file in dict.fromkeys(map(str, runs))
+        inputs.job_of(file, None, set, None, None)[0]._replace(name=visible(file)) for file in files
     ]
     before, after = (None if path is None else Path(path) for path in (against, write))
     return study_check(jobs, simulate_one, before, bounds, after, allow_refused=allow_refused)

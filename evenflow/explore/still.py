@@ -73,6 +73,8 @@ def _axis(known: dict[str, Control], text: str) -> Control:
         raise UsageError(f"--vary {text}: should be KEY=V1,V2, or one of {', '.join(known)}")
     if not values or not all(type(each) in (int, float, str, bool) for each in values):
         raise UsageError(f"--vary {text}: should be KEY=V1,V2, such as kv.pages=1000,2000")
+    if len({*map(repr, values)}) < len(values):
+        raise UsageError(f"--vary {text}: should have each value once")
     value = control.get("value")
     return {"key": key, "words": control["words"], "values": values} | {
         "value": value if value in values else values[0]

@@ -337,6 +337,7 @@ def test_a_page_has_every_point_of_its_sliders_inside(folder: Path) -> None:
         ("kv.pages", "one of scheduler.name, scheduler.token_budget"),
         ("kv.pages=", "such as kv.pages=1000,2000"),
         ("kv.pages=[1]", "such as kv.pages=1000,2000"),
+        ("kv.pages=80,80", "--vary kv.pages=80,80: should have each value once"),
         ("kv.pages=0", "kv.pages: should be auto or a whole number"),
         ("kv.pages=90 --vary kv.pages=80,70", "--vary kv.pages: is there twice; give all its"),
         (f"kv.pages={','.join(map(str, range(1, 300)))}", "299 points; at most 200 are right"),

@@ -187,6 +187,12 @@ def test_a_change_is_checked_against_a_baseline_run_by_run() -> None:
     assert Path("base.json").read_text() != text
 
 
+def test_a_run_is_checked_once() -> None:
+    line = complaint("check", "RUN.yaml", "RUN.yaml", "--write", "base.json")
+    assert line == "RUN.yaml: is there twice; name each run once"
+    assert not Path("base.json").exists()
+
+
 def test_a_run_that_completes_nothing_keeps_no_bound_and_one_that_is_gone_is_told() -> None:
     Path("base.json").write_text('[{"name": "gone.yaml: completed", "unit": "", "value": 1}]')
     refuses = "--set", "max_model_len=2", "--allow-refused", "--against", "base.json"

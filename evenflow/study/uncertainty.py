@@ -172,7 +172,8 @@ def widened(
 class Prediction(Shown):
     """A run as it is, and the intervals of its metrics.
 
-    `measured` says by how near runs the intervals of TPOT and TTFT were widened.
+    `measured` says how near the runs were that widened the intervals of TPOT and TTFT, and whether
+    their costs were measured where this run's are not.
     """
 
     error: Stated
@@ -220,7 +221,7 @@ class Prediction(Shown):
             f"Stated error of the costs, one standard deviation: {self.error.source}."
         )
         if self.measured:
-            sentence += f" Mean TPOT and TTFT: at least as wide as {self.measured} are off."
+            sentence += f" Mean TPOT and TTFT: {self.measured}."
         heads = ["90 % interval", "value", "from", "to", "±", "costs:host:seeds"]
 
         def write(folder: Path) -> None:
@@ -248,7 +249,10 @@ def predicted(study: Study, who: Simulator, metrics: Iterable[str] = METRICS) ->
         like = likeness(config, kind_of_model(config, study.beside))
         ranges = widened(ranges, base[0], like)
         known = deviation(like, "mean_ttft_ms")
-        words = "" if known is None else known.words
+        if known is not None:
+            words = f"at least as wide as {known.words} are off"
+            if config.costs.kind not in MEASURED_COSTS:
+                words += ", with measured costs; a roofline is farther off"
     return Prediction(error, trials[0], ranges, words)
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import evenflow as ef
 from evenflow.config.run import RunConfig
 from evenflow.study.uncertainty import COSTS, HOST, MetricInterval, Z, range_of, stated
 
@@ -78,3 +79,10 @@ def test_the_stated_error_is_that_of_like_models(
         keys | {"speculative": speculative, "scheduler": scheduler, "workload": workload}
     )
     assert stated(config, Path()).share == share
+
+
+def test_a_roofline_is_farther_off_than_the_measured_runs_and_says_so() -> None:
+    workload = {"trace": "azure-conv-sample", "requests": 3, "arrivals": "offline"}
+    run = {"model": "Qwen2.5-32B", "gpu": "L20", "stages": 4, "scheduler": "vllm_v1"}
+    words = ef.intervals(run | {"workload": workload}).measured
+    assert words.endswith("are off, with measured costs; a roofline is farther off")

@@ -81,8 +81,8 @@ class ProfileSettings:
 
 
 StageOf = Callable[[ModelSpec, Limits, ProfileSettings], timed_runs.Subject]
-"""Returns what runs the micro-batches within the limits through a stage of all the model's layers,
-with random weights, as one tensor-parallel rank holds them."""
+"""Returns a stage of all the model's layers with random weights, as one tensor-parallel rank holds
+them. It runs the micro-batches within the limits."""
 
 ServiceOf = Callable[[ModelSpec, ProfileSettings], outside.Service | None]
 """Returns what serves a model for real on this machine; None where it cannot be."""

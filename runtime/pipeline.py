@@ -34,7 +34,7 @@ LAST_WORDS_LIMIT_S = 2.0
 
 SILENT_LIMIT_S = 5 * BEAT_S
 """How long a worker's process may say nothing. It says that it runs at every `BEAT_S`, also while
-it computes, so this is no limit on a micro-batch; a loaded machine may keep it back a while."""
+it computes, so this is no limit on a micro-batch. A loaded machine may delay it."""
 
 LOOK_S = 0.5
 """Counted of the driver's own absence at most: what stops it may have stopped all."""

@@ -142,7 +142,7 @@ def facts_of(
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What of a real run is kept, and where its requests and its driver come from."""
+    """Records that a real run keeps, and where its requests and its driver come from."""
 
     record: Journals | None = None
     on_token: Callable[[int, int], None] | None = None

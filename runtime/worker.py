@@ -124,9 +124,9 @@ class _Work(NamedTuple):
 class _Intake(threading.Thread):
     """Receives messages, and queues their work.
 
-    Steps that come with their activations (on stage 0, which has none, from the driver) are queued
-    as they are, with the step's bytes.
-    None in the queue ends the worker, because the driver said so or because of `failure`.
+    Steps that come with their activations, or from the driver on stage 0, are queued with the
+    step's bytes. None in the queue ends the worker, because the driver said so or because of
+    `failure`.
     """
 
     def __init__(self, context: wire.Context, place: Place, worker: Worker) -> None:

@@ -40,7 +40,7 @@ class AheadCoast(EngineCoast):
     """The same where decodes run ahead.
 
     In step a micro-batch returns, its group takes a token and is sent again. Ahead a group has
-    another micro-batch on its way by then, so that one more is in flight than there are groups.
+    another micro-batch on its way by then: one more is in flight than there are groups.
     """
 
     def groups(self, flying: list[MicroBatch]) -> tuple[list[DecodeGroup], list[float]]:

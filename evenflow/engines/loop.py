@@ -57,12 +57,12 @@ class EngineLoop(Loop):
     Answers are in a queue of as many places as micro-batches may be in flight. While there is work
     and a place, the policy is asked, and an empty answer takes a place too. Then the loop waits for
     the oldest answer; what arrives meanwhile is seen after it. With more slots than stages, what is
-    chosen last is only sent then (SGLang's `pp_async_batch_depth`), and in a pipeline of slots with
-    speculation, decodes alone are, too: each stage needs what was accepted before it verifies more
-    (its `SGLANG_ENABLE_PP_SPEC`). Where decodes run ahead of a round of stages, so does what is
-    chosen after an oldest answer with tokens, which stage 0 needs (vLLM's `PPHandler`). Where the
-    policy's rules wait for stage 0, what is chosen is sent, and the loop goes on, once stage 0 is
-    free. Where it `goes_round`, decodes that go again bring the same answers in turn.
+    chosen last is only sent then (SGLang's `pp_async_batch_depth`). So are decodes alone in a
+    pipeline of slots with speculation (its `SGLANG_ENABLE_PP_SPEC`). A stage verifies more only
+    once it knows what was accepted. Where decodes run ahead of a round of stages, what follows an
+    oldest answer with tokens does, too. Stage 0 needs these tokens (vLLM's `PPHandler`). Where the
+    policy's rules wait for stage 0, the loop sends and goes on once stage 0 is free. Where it
+    `goes_round`, decodes that go again bring the same answers in turn.
     """
 
     asks_again: ClassVar[bool] = False

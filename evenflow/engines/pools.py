@@ -92,8 +92,8 @@ class TransferQueue:
 
     `place(transfer)` takes pages at a destination and returns its index. It returns None where no
     pool has room: the head then waits, and all behind it. `deliver(transfer, now_s)` is called at
-    its end. With `move`, which takes a transfer as it sets out, that is when `arrive` is called;
-    else, when the link says.
+    its end. With `move`, which takes a transfer as it sets out, that is when `arrive` is called.
+    Without, the link says when.
     """
 
     def __init__(
@@ -283,9 +283,9 @@ def _arrived(pool: RunResult, request_id: Ints, end_s: Floats) -> RunResult:
 class Pools:
     """Route requests to pools, and computed KV from one pool to the next.
 
-    `on_done` is called with the number of requests done. `move` brings the KV of a request that
-    sets out to its destination, and has `transfers.arrive` called when it is there. None: its link
-    says when that is. `blocks`: where `flush` puts what the clients have.
+    `on_done` is called with the number of requests done. `move` brings the KV of a request to its
+    destination, and has `transfers.arrive` called there. None: its link says when that is.
+    `blocks`: where `flush` puts what the clients have.
     """
 
     def __init__(

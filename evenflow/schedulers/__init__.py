@@ -35,8 +35,8 @@ ESTIMATES = ("token_budget_for", "prefill_s", "decode_s")
 """Constructor parameters that take a callable over the cost model (`evenflow.costs.estimates`)."""
 
 GIVEN = ("depth", "data_parallel", "page_tokens", "in_step", *ESTIMATES)
-"""Constructor parameters that a user cannot set; `depth` is the number of stages, `in_step` whether
-decodes have to wait for their last token (`RunConfig.in_step`).
+"""Constructor parameters that a user cannot set. `depth` is the number of stages; `in_step`:
+decodes wait for their last token (`RunConfig.in_step`).
 """
 
 FACTS = ("max_model_len", *GIVEN)
@@ -87,8 +87,8 @@ def create(
 ) -> Scheduler:
     """Make a policy. `facts` about the deployment (FACTS) reach the parameters of that name.
 
-    Raises UsageError for an unknown policy or parameter, or a value that is not of the type the
-    constructor declares, or that it refuses.
+    Raises UsageError for an unknown policy or parameter, and a value of another type or that the
+    constructor refuses.
     """
     if isinstance(policy_or_name, str):
         name, cls = policy_or_name, policy(policy_or_name)

@@ -44,7 +44,7 @@ class Policy:
     """A policy that declares its parameters as a dataclass does, each given by its name.
 
     What follows from them is set in `__post_init__`. The constructor raises ValueError for a value
-    that is not of the type and limits declared: `kv_thresh should be less than 1.0, not 2`.
+    beyond its type and limits: `kv_thresh should be less than 1.0, not 2`.
     """
 
     def __new__(cls, **params: Any) -> Self:
@@ -54,8 +54,8 @@ class Policy:
     def sends_whole(self, decodes: int, running: int, depth: int) -> bool:
         """Say whether all `decodes` that are ready, one group of all `running` ones, go together.
 
-        It is asked where nothing waits or computes a prompt, and what `schedule` would notice of a
-        question is noted if so. Only what the policy's own class says counts.
+        It is asked where nothing waits or computes a prompt. If so, it notes what `schedule` would.
+        Only what the policy's own class says counts.
         """
         return False
 

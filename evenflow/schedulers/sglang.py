@@ -79,14 +79,14 @@ class SGLang(Policy):
     """Most requests whose prompts go in a micro-batch; null: no limit."""
     max_running_requests: Count | None = None
     """Most requests that are admitted at a time, to all groups with `data_parallel`, and at most
-    half the pool's tokens; null: 48 with speculation, else 512 for each `max_model_len` in a
-    group's pool, from 2,048 to 4,096 of each.
+    half the pool's tokens. null: 48 with speculation, else 512 for each `max_model_len` in a
+    group's pool, from 2,048 to 4,096.
     """
     pp_max_micro_batch_size: Count | None = None
     """Most requests of a slot; null: an even part of `max_running_requests`."""
     schedule_conservativeness: NonNegative = 1.0
-    """How much of the output that clients allow is kept free for the running decodes: 0.7 times
-    this ratio at first, less with each step; 0.3 of it with `data_parallel`.
+    """How much of the output that clients allow is kept free for the running decodes. It is 0.7
+    times this ratio at first, less with each step; 0.3 of it with `data_parallel`.
     """
     schedule_policy: Literal["fcfs", "lpm"] = "fcfs"
     """The order of prompts: by arrival, or the longest prefix in the cache first."""
@@ -369,8 +369,8 @@ class SGLang(Policy):
         """Return the size of the next chunk of a prompt after `computed` tokens of it.
 
         f(l) = a l^2 + b l + c is fitted to the time of prompts. A chunk x after l tokens takes as
-        long as the first, f(l + x) - f(l) = f(chunk) - f(0), smoothed. Without a square, all are
-        alike.
+        long as the first: f(l + x) - f(l) = f(chunk) - f(0). It is smoothed. Without a square, all
+        are alike.
         """
         chunk = self._chunk
         assert self.max_model_len is not None  # the constructor asks for both

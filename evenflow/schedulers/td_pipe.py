@@ -32,9 +32,9 @@ LARGEST_BATCH_ROWS = 8192
 class FutureUsage:
     """KV tokens in use at each future point, if every request lives as long as predicted.
 
-    `points` are decode steps from now, in rising order. A request that attends to c tokens counts c
-    + m at each point m that it reaches (TD-Pipe, algorithm 1). The KV grows by a token a step, and
-    falls when a request ends. Known error: pages that are not full count as their tokens only.
+    `points` are decode steps from now, in rising order. A request with a context of c tokens counts
+    c + m at each point m that it reaches (TD-Pipe, algorithm 1). The KV grows by a token a step,
+    and falls when a request ends. Known error: pages that are not full count as their tokens only.
     """
 
     __slots__ = ("_context", "_ending", "points")
@@ -143,10 +143,10 @@ class TDPipe(Policy):
     Source: TD-Pipe (ICPP'25), algorithm 1 and section 3. Prefill ends when the predicted KV use at
     one of `future_points` exceeds the pool. The live requests are then split evenly over the
     stages. A batch that returns withholds rows above the average, or is topped up from what others
-    withheld. Decode ends when its batches use the GPUs less well than a switch to the prefills that
-    would fit (intensities, section 3.4). A decode phase lasts one round at least. Micro-batches in
-    flight are not capped in prefill, and are one a stage in decode. Evicted is the latest-arrived
-    ready request. A request without a prediction counts as outliving every future point. Prefill
+    withheld. Decode ends when its batches use the GPUs less well than prefills that would fit
+    (intensities, section 3.4). A decode phase lasts one round at least. Micro-batches in flight are
+    not capped in prefill, and are one a stage in decode. Evicted is the latest-arrived ready
+    request. A request without a prediction counts as outliving every future point. Prefill
     micro-batches hold whole prompts.
 
     Ablations: `kv_occupancy_ratio`, `work_stealing`, `request_finish_ratio`. `variant: paper`
@@ -303,8 +303,8 @@ class TDPipe(Policy):
     def _prefill_is_better(self, view: View) -> bool:
         """Say whether a switch now would use the pipeline better than the next decode batches.
 
-        How many of the pending prefills fit depends on the predicted use, which looks at every row:
-        it is asked for only if some number of them would be better.
+        How many of the pending prefills fit depends on the predicted use, which looks at every row.
+        It is asked for only if some number of them would be better.
         """
         rows = max(view.running // view.depth, 1)
         if self.variant == "code" and rows >= CODE_SATURATED_ROWS:
@@ -349,8 +349,8 @@ class TDPipe(Policy):
     def _fitting(self, pending: Sequence[tuple[list[Prompt], int]], view: View) -> int:
         """Return how many of the pending micro-batches leave the predicted use below the pool.
 
-        One that makes it full does not fit, though a prefill phase sends it: else decode would end
-        as soon as it began.
+        One that makes it full does not fit, though a prefill phase sends it. Otherwise decode would
+        end as soon as it began.
         """
         usage = self._usage_of(view)
         for index, (batch, free) in enumerate(pending):

@@ -147,14 +147,14 @@ MAX_DECODES = 2048  # the package's default
 class PackageRules:
     """Rules of the package that differ from the equations and from our reading of them:
 
-    - WT applies only while more than one prompt waits; the floor is WT's alone, and pages above the
-      reserve cap what comes out. On one stage only `max_prefill` and the pages limit prefill.
+    - WT applies only while more than one prompt waits. The floor is WT's alone. Pages above the
+      reserve cap the result. On one stage only `max_prefill` and the pages limit prefill.
     - The decode share counts every row in flight, chunks of prompts too.
-    - Before decodes are taken, as many pages are free as there will be decodes, needed or not:
-      ready decodes are preempted until they are, the last row of what last returned first. It is
-      also the order in which rows decode.
-    - Preempted requests go before all other prompts, the last preempted first. A chunk that reaches
-      the end of a preempted request's prompt ends its prefill, even if output is left to recompute.
+    - Before decodes are taken, as many pages are free as there will be decodes, needed or not.
+      Ready decodes are preempted until they are, the last row of the last returned micro-batch
+      first. It is also the order in which rows decode.
+    - Preempted requests go before all other prompts, the last preempted first. A chunk to the end
+      of a preempted request's prompt ends its prefill, even if output is left to recompute.
 
     The package would wait for ever where prompts hold all pages above the reserve and nothing
     decodes. Or it would run out of pages in a prefill. Here serving goes on: the reserve is given

@@ -66,7 +66,7 @@ class TRTLLM(Policy):
     disable_overlap_scheduler: bool = False
     """Whether on one stage a micro-batch is chosen after the one before is back."""
     version: Literal["1.0", "1.2"] = "1.2"
-    """The release: in a pipeline of 1.0 the next chunk waits for the last, and rank 0 does not wait
+    """The release. In a pipeline of 1.0 the next chunk waits for the last, and rank 0 does not wait
     for its own GPU.
     """
     depth: int = 1

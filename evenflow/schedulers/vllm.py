@@ -110,9 +110,9 @@ class VLLMV1(Policy):
 
     Source: vLLM 0.32.0 and 0.33.0 (its V1 scheduler), whose recorded decisions are this policy's
     (engines.md). Chunks of a prompt follow one another without waiting for the last to return.
-    Pages come with each chunk. A prompt is only admitted if all of it would fit now, `watermark` of
-    the pages left free once anything runs. When a page is missing, the last admitted is preempted,
-    in flight or not, and this step admits nothing. Requests of one `priority` go by arrival.
+    Pages come with each chunk. A prompt is admitted if all of it would fit now, with `watermark` of
+    the pages free once anything runs. When a page is missing, the last admitted is preempted, in
+    flight or not, and this step admits nothing. Requests of one `priority` go by arrival.
     """
 
     search_space: ClassVar[SearchSpace] = {
@@ -122,26 +122,26 @@ class VLLMV1(Policy):
     }
 
     max_num_batched_tokens: Count = 2048
-    """Most tokens of a micro-batch; where `vllm_v1` leaves it out, its server's: on GPUs from 70
+    """Most tokens of a micro-batch. Where `vllm_v1` leaves it out, its server's: on GPUs from 70
     GiB 8,192, from 160 16,384, on A100 and GB10 as here.
     """
     max_num_seqs: Count = 256
-    """Most requests that are admitted at a time; where `vllm_v1` leaves it out, its server's: on
-    GPUs from 70 GiB 1,024, on A100 and GB10 as here, and no more than tokens.
+    """Most requests that are admitted at a time. Where `vllm_v1` leaves it out, its server's: on
+    GPUs from 70 GiB 1,024, on A100 and GB10 as here. It is no more than tokens.
     """
     watermark: Fraction = 0.0
     """The share of the pages that an admission leaves free."""
     async_scheduling: Literal[False, "v1", "v2"] | None = None
     """Which model runner schedules a decode again before its last token is there; v1 does so on one
-    stage only; false: none, what vLLM had before 0.14 and --no-async-scheduling asks for; null: v2
-    where decodes can run ahead here, else false.
+    stage only. false: none, as vLLM before 0.14 and with --no-async-scheduling; null: v2 where
+    decodes can run ahead here, else false.
     """
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """The request that is first, and preempted last: by arrival, or by the lowest `priority`."""
     prefill_schedule_interval: Count = 1
-    """Micro-batches from one that prefills to the next that may, while anything decodes and the
-    last that could left no prompt waiting; with `data_parallel` one in that many, in all groups at
-    once.
+    """Micro-batches from one that prefills to the next that may. It holds while anything decodes
+    and the last that could left no prompt waiting. With `data_parallel` one in that many, in all
+    groups at once.
     """
     long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
     """Most tokens of a chunk where more than one request is there; 0: no limit."""
@@ -329,8 +329,7 @@ class VLLMBalanced(VLLMV1):
     """
 
     share: Literal["seats", "decodes", "tokens"] = "seats"
-    """What of a micro-batch is shared out over the stages: the requests that may be admitted, the
-    decodes, or all tokens.
+    """What of a micro-batch is divided among the stages: requests to admit, decodes, or all tokens.
     """
 
     def __post_init__(self) -> None:

@@ -34,10 +34,10 @@ class Least(NamedTuple):
 def least(cost: StageCost) -> Least:
     """Return the least that a pipeline takes, by its costs, which may not fall with tokens.
 
-    A micro-batch of m tokens takes a stage t(m) seconds or more, that of a prompt or, as CUDA
-    graphs may replay them, of decodes. Attention and rows that are sampled come on top. So a step
-    takes the sum of the stages' t(1). With a <= m <= b it is t(m) / m >= t(a) / b, so the least of
-    these over neighbours a, b is one of a token.
+    A micro-batch of m tokens takes a stage t(m) seconds or more, of a prompt or of decodes in CUDA
+    graphs. Attention and rows that are sampled come on top. So a step takes the sum of the stages'
+    t(1). With a <= m <= b it is t(m) / m >= t(a) / b. So the least of these over neighbours a, b
+    bounds a token's seconds.
     """
     sizes = np.unique(np.geomspace(1, MOST_TOKENS, int(np.log(MOST_TOKENS) / np.log(RATIO))))
     sizes = np.unique(sizes.astype(int))
@@ -63,13 +63,13 @@ def late_by_work(
     """Return of how many requests, at least, a latency from arrival to prefill is above a limit.
 
     `tokens_per_s` is what the slowest stages of each deployment's pipelines compute together, at
-    most. A request in time has all its prompt on one of these stages between its arrival and that
-    plus the limit. So of the requests that arrive in [a, b], those in time have at most
-    `tokens_per_s` x (b - a + limit) prompt tokens. The others have the rest. A queue that is served
-    at that rate, and loses what is above `tokens_per_s` x limit, adds up this rest. From where it
-    was empty to its last loss, what came is what was served, the full queue, and what was lost.
-    These stretches have no request in common, so all that is lost is in late requests. They are at
-    least as many as the longest prompts that hold it.
+    most. A request in time has all its prompt on one of these stages from its arrival to the limit.
+    So requests in time that arrive in [a, b] have at most `tokens_per_s` x (b - a + limit) prompt
+    tokens. The others have the rest. A queue that is served at that rate, and loses what is above
+    `tokens_per_s` x limit, adds up this rest. From when it was empty to its last loss, arrivals are
+    what was served, the full queue, and the losses. These stretches have no request in common, so
+    all that is lost is in late requests. They are at least as many as the longest prompts that hold
+    it.
     """
     room = tokens_per_s * limit_s
     queued, lost, now_s = np.zeros_like(room), np.zeros_like(room), 0.0

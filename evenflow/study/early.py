@@ -16,7 +16,7 @@ EVERY = 8
 """Ends of requests from one count of the late ones to the next."""
 
 MISSED = "missed"
-"""The key of a record of a run that ended early: the metric whose limit it could not keep."""
+"""Key of a record of a run that ended early: the metric with the limit that it could not keep."""
 
 
 class MissedError(Exception):

@@ -219,7 +219,7 @@ def _memories(sides: Sides) -> Iterator[str]:
 
 
 def _cpu_times(sides: Sides) -> Iterator[str]:
-    """Say whose CPU times the policies brought with them, where runs give none."""
+    """Say which engine's CPU time a policy brought with it, where a run gives none."""
     brought: dict[str, list[str]] = {}
     for name, side in sides.items():
         named = (side.provenance.get("runtime") or {}).get("name")

@@ -71,8 +71,8 @@ def likeness(config: RunConfig, model: str) -> Likeness:
 def measured_sets() -> DataFrame:
     """Return `errors.csv`: a row for measured runs that are alike, and for a latency.
 
-    Columns: the fields of Likeness, `metric`, the number of `runs`, and the `mean` and standard
-    deviation `sd` of ln(measured / simulated).
+    Columns: the fields of Likeness, `metric`, the number of `runs`, the `mean` and deviation `sd`
+    of ln(measured / simulated).
     """
     from pandas import read_csv
 

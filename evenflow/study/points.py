@@ -1,8 +1,8 @@
 """Points: configurations to simulate, each at most once, and the executors that simulate them.
 
 Sweeps, searches and figures are made of them. A point's result depends only on what its key is the
-hash of, so that a result on disk stands for a run. An executor is made of processes of this machine
-that end with it, or of a Dask cluster. Knows no command line, no plots, no search.
+hash of: a result on disk stands for a run. An executor is made of processes of this machine that
+end with it, or of a Dask cluster. Knows no command line, no plots, no search.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ ENOUGH_TIMES = 10
 class Probe:
     """The result of one rate (requests/s): it passes, or these conditions fail.
 
-    `in_system` is the mean number of requests in the system (Little's law: rate x mean E2EL) of the
-    `requests` of the run.
+    `in_system` is the mean number of the run's `requests` in the system (Little's law: rate x mean
+    E2EL).
     """
 
     rate: float

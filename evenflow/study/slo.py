@@ -157,8 +157,8 @@ def parse_slo(
 ) -> list[Condition]:
     """Return the conditions of limits by metric, of `metric=limit` texts, of a scheduling delay.
 
-    The delay in seconds. UsageError for a text of another form, a limit that is not a number above
-    0, and a metric that is there twice.
+    The delay in seconds. UsageError for another form, a limit that is not a number above 0, and a
+    metric given twice.
     """
     if isinstance(given, Mapping):
         given = [f"{metric}={limit}" for metric, limit in given.items()]

@@ -80,12 +80,13 @@ class SweepConfig(Keys):
     replications: searches.Points = 1
     """How many times each point is simulated, `workload.seed` one higher each time."""
     replicate: trials.Redrawn | None = None
-    """`windows` also takes the next `workload.requests` of the trace each time; null: that of a
-    file, and `seeds` of a sample, whose requests a seed draws.
+    """`windows` also takes the next `workload.requests` of the trace each time. null: `windows` of
+    a file, `seeds` of a sample.
     """
     price: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Dollars of a GPU an hour; points then also have `dollars_per_hour` and
-    `dollars_per_million_tokens`, and `_input_tokens` and `_output_tokens` as if these paid for all.
+    """Dollars of a GPU an hour. Points then have `dollars_per_hour` and
+    `dollars_per_million_tokens`, also `_input_tokens` and `_output_tokens` as if these paid for
+    all.
     """
 
     @model_validator(mode="after")

@@ -42,18 +42,18 @@ TABLES = {
     "latent": 0.069,
     "speculating": 0.188,
 }
-"""The standard deviation of log(simulated / measured) of TPOT with tables of measured operators, by
-kind of model: P90 of its size over 1.645, on the even rows of each entry `closed-*` of `evenflow
+"""The standard deviation of log(simulated / measured) of TPOT with measured operators, by kind of
+model. It is P90 of its size over 1.645, on the even rows of the entries `closed-*` of `evenflow
 reproduce` (88, 96, 121, 20 and 25 rows). The odd rows took no part. `speculating`: models with
 latent attention that propose tokens."""
 
 COSTS = (-1.711, -1.039, -0.633, -0.303, 0.0, 0.303, 0.633, 1.039, 1.711)
-"""The error of the costs in nine runs, in standard deviations: the middles of nine equally likely
-parts of a normal distribution, scaled to a variance of 1."""
+"""The error of the costs in nine runs, in standard deviations. They are the middles of nine equally
+likely parts of a normal distribution, scaled to a variance of 1."""
 
 HOST = tuple(COSTS[place] for place in (1, 6, 8, 4, 5, 3, 0, 2, 7))
-"""The error of the host in the same runs: the same values, in an order that is uncorrelated with
-COSTS and its squares."""
+"""The error of the host in the same runs: the same values, in an order uncorrelated with COSTS and
+its squares."""
 
 METRICS = (
     *(f"{kind}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el") for kind in ("mean", "p99")),
@@ -172,8 +172,8 @@ def widened(
 class Prediction(Shown):
     """A run as it is, and the intervals of its metrics.
 
-    `measured` says how near the runs were that widened the intervals of TPOT and TTFT, and whether
-    their costs were measured where this run's are not.
+    `measured` says which runs widened the intervals of TPOT and TTFT, and whether their costs were
+    other ones.
     """
 
     error: Stated

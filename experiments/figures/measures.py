@@ -70,8 +70,8 @@ def waste(outcome: Outcome) -> dict[str, Any]:
 def known_in_advance(prompt_tokens: Ints, output_tokens: Ints) -> float:
     """Return the empty share of reservations of each request's own final length.
 
-    A request that decodes a token a step fills prompt + output / 2 of its prompt + output slots on
-    average. It holds them for a time in proportion to its output.
+    A request with a token a step fills prompt + output / 2 of its prompt + output slots on average.
+    It holds them for a time in proportion to its output.
     """
     output: Floats = output_tokens.astype(float)
     filled = (output * (prompt_tokens + output / 2)).sum()

@@ -85,7 +85,7 @@ class Panel(Keys):
 
     A point is a mean over the seeds, with a whisker from least to most. Words may name numbers of
     the study in braces. `x`: several columns are lines of one word. `hue`: columns whose values
-    make curves, of a `y` whose words name one of them. `each`: columns whose values make panels.
+    make curves, of a `y` whose words name one of them. `each`: columns with a panel for a value.
     `where`: the formula that holds for the rows shown (`formulas`). `also`: the column of the
     steady window by that of the whole run, dotted or as rings. `write`: what stands over a bar,
     `{:.2f}` for its height, or the row's columns by name in braces. Over a stack, and in the legend

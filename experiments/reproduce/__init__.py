@@ -398,8 +398,8 @@ def cases_of(
 def _warm(case: MeasuredCase, traces: Mapping[str, Path]) -> MeasuredCase:
     """Return a case preceded by the earlier runs of its entry's sequence.
 
-    A rate that was not given is that of the slowest given one, with its arrivals faster by as much:
-    the client draws the same gaps at every rate. Lengths differ by a few tokens from run to run.
+    The client draws the same gaps at every rate. So a rate that was not given is the slowest given
+    one, with faster arrivals. Lengths differ by a few tokens from run to run.
     """
     rates = case.entry.keys.sequence
     first = next(end for end in rates if end in traces)
@@ -453,8 +453,8 @@ def _drawn(stated: pd.DataFrame, requests: int, shortest: float) -> pd.DataFrame
     """Return the lengths of requests as InferenceX's client draws them, of the `stated` ones.
 
     Uniform from the `shortest` share on, all prompts first, by NumPy's older generator with the
-    seed 0 (`sample_random_requests` and `--seed` of its benchmark_serving.py): every run of as many
-    requests has the same ones.
+    seed 0. Source: `sample_random_requests` and `--seed` of its benchmark_serving.py. Runs of as
+    many requests have the same ones.
     """
     rng = np.random.RandomState(0)
     longest = stated.iloc[0].astype(int)

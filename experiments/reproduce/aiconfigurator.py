@@ -21,9 +21,9 @@ SETUP = (
 WARMED = "2026-01-27"
 """The day on which InferenceX's client began to warm up: its pull request 480, of ten days before.
 
-Rows of before hold what an engine compiles and chooses at its first steps: of DeepSeek-R1 on
-TensorRT-LLM the mean TTFT of ten requests was 1,285 and 1,313 ms without a warm-up, 716 and 735
-with (TensorRT-LLM's pull request 18432).
+Rows of before hold what an engine compiles and chooses at its first steps. The mean TTFT of ten
+requests of DeepSeek-R1 on TensorRT-LLM was 1,285 and 1,313 ms without a warm-up. With one it was
+716 and 735 ms (TensorRT-LLM's pull request 18432).
 """
 COLD = "measured before the client warmed up, so its TTFT holds what the first steps compile"
 

@@ -35,7 +35,7 @@ CONSTANTS = {
     "per_new_request_s": 2e-3,
     "per_prompt_token_s": 5e-6,
 }
-"""What is looked for, and what makes a difference of each: a constant is known when its interval
+"""What is looked for, and what makes a difference of it. A constant is known when its interval
 reaches no further than this, or than half of itself. Of the undetermined constants the last is left
 out, then the last of those still undetermined."""
 
@@ -175,8 +175,8 @@ class Fit:
     def _plane(self) -> Asking[Plane]:
         """Return how deviations change around the best.
 
-        Each constant is moved from the best; the plane lies nearest to all that was tried, of which
-        what is far away counts less.
+        Constants are moved from the best, one at a time. The plane lies nearest to all points
+        tried; those far away count less.
         """
         moved = [self.best.units + SLOPE * np.eye(len(CONSTANTS))[index] for index in self._free]
         yield from self._at(moved)
@@ -214,8 +214,8 @@ class Fit:
     def _reach(self, plane: Plane) -> Floats:
         """Return how far each constant may be off, infinite where it is undetermined.
 
-        From the slopes, what is left of each deviation and the scatter of simulations, which what
-        was measured has too; and at least as far as those constants tried that fit as well.
+        From the slopes, the deviations left and the scatter of simulations, which measurements
+        have, too. It is at least as far as constants tried that fit as well.
         """
         slopes, level, scatter = plane
         count, free = len(level), len(self._free)

@@ -273,9 +273,9 @@ def _of_vllm(label: str, data: Json) -> Iterator[MeasuredRun]:
 def _arrivals(data: Json, e2els_s: Floats) -> tuple[Floats, list[str]]:
     """Return when each request was sent: as written, or drawn again as the client drew it.
 
-    Older clients draw a gamma gap after each request from `numpy.random.seed(0)`; newer ones have a
-    gap before the first, and stretch all so that the last of n is at n / rate. Of the two, those
-    are taken that end when the run did.
+    Older clients draw a gamma gap after a request from `numpy.random.seed(0)`. Newer ones have a
+    gap before the first, and stretch all: the last of n is at n / rate. Of the two, those are taken
+    that end when the run did.
     """
     if value_of(data, "start_times"):
         return _numbers(_list(data, "start_times")), []

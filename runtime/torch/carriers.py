@@ -80,7 +80,7 @@ class SentPages:
         """Send a number over each hop, stage after stage, from this one thread.
 
         NCCL makes a pair's communicator at its first message, and blocks the thread until the other
-        side is there: while serving, that is the thread that sends heartbeats.
+        side is there. While serving, that thread sends heartbeats.
         """
         number = self._like.new_zeros(1, device=self._crosses)
         if place.stage:

@@ -39,8 +39,7 @@ Part = tuple[slice, ...]
 """The rows, and perhaps columns, of a weight that a rank holds."""
 
 Source = Callable[[str, tuple[int, ...], Part], Tensor]
-"""Returns that part of the weights of that name; the shape, which is that of the whole, is what the
-config.json asks for."""
+"""Returns a part of the weights of a name. The shape is that of the whole, by the config.json."""
 
 ALL: Part = (slice(None),)
 
@@ -251,9 +250,9 @@ def _draw(
 ) -> Tensor:
     """Draw a token a row: where a uniform number falls among the summed, sorted probabilities.
 
-    `logits` is [rows, vocabulary], the others are [rows, 1]. Each row is computed by itself, so
-    what else is drawn changes nothing; known error: on a GPU the last bit of a sum may follow from
-    how many rows there are.
+    `logits` is [rows, vocabulary], the others are [rows, 1]. Rows are computed alone, so what else
+    is drawn changes nothing. Known error: on a GPU the last bit of a sum may follow from the number
+    of rows.
     """
     ordered, ids = torch.sort(logits.float() / temperature.float(), descending=True, stable=True)
     places = torch.arange(ordered.shape[-1], device=ordered.device)

@@ -153,7 +153,7 @@ def make_worker(place: Place, settings: TorchSettings) -> TorchWorker:
 
 WARM_UP_TOKENS = {"cpu": (2,), "cuda": (2, 16, 128, 512, 2048)}
 """Sizes of what is computed before anything is served. On a GPU kernels are loaded for a size when
-it first comes, and memory is taken then: up to what `Deployment` counts for activations."""
+it first comes. They take memory then, up to what `Deployment` counts for activations."""
 WARM_UP_ROWS = 256
 
 

@@ -12,7 +12,8 @@ from evenflow.report.tables import write_rows
 from tests.amounts import many
 from tests.command_line import done, rows_of
 from tests.places import ROOT
-from tools.fuzz import CLASSES, wrong_tables
+from tools.fuzz import CLASSES
+from tools.fuzz_worlds import wrong_tables
 
 
 def test_what_nobody_sane_gives_it_is_told_in_a_line() -> None:

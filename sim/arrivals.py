@@ -112,9 +112,9 @@ class ArrivalSource:
             pipeline = self._choose(request)
             pipeline.admit(request)
             entered[pipeline] = None
-        self._tell(entered)
-        if backlog:
+        if backlog:  # before a pipeline may go on to what comes next
             self._clock.at(backlog[0].arrival_s, self._come)
+        self._tell(entered)
 
     def _let_in(self, count: int) -> dict[Entrance, None]:
         """Let in up to `count` requests that can be served; return where they entered, in order."""
@@ -131,9 +131,12 @@ class ArrivalSource:
             pipeline.changed(self._clock.now)
 
     def _replacer(self, left: Entrance) -> Callable[[int], None]:
-        # The pipeline that a request leaves asks its policy anyway, and must ask only once.
+        # The pipeline that a request leaves asks its policy anyway, and must ask only once. Others
+        # are told when it has: what it sends then may let in the next.
         def replace_done(count: int) -> None:
-            self._tell([entrance for entrance in self._let_in(count) if entrance is not left])
+            for entrance in self._let_in(count):
+                if entrance is not left:
+                    self._clock.at(self._clock.now, entrance.changed)
 
         return replace_done
 

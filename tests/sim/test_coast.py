@@ -100,9 +100,22 @@ EARLY = small_world(  # the group that the first leaves is empty, and rests
     **IN_TURNS,
 )
 
+REFUSED = small_world(  # between the refused one and the next, nothing else happens
+    [Request(0, 0.0, 10, 100), Request(1, 0.5, 5000, 1), Request(2, 0.7, 10, 5)],
+    times_s=(0.02, 0.0),
+)
+LENGTHS = [(10, 10), (77, 100), (5000, 1), (5000, 1), (10, 5), (10, 5), (10, 5)]
+ELSEWHERE = small_world(  # the next is let in by a pipeline that sends only afterwards
+    [Request(number, 0.0, *lengths) for number, lengths in enumerate(LENGTHS)],
+    times_s=(0.02, 1e-4),
+    concurrency=2,
+)
+
 
 @settings(max_examples=many(1000), deadline=None)
 @example(EARLY, 1, "round_robin")
+@example(REFUSED, 1, "round_robin")
+@example(ELSEWHERE, 2, "round_robin")
 @given(coasting() | worlds(), st.integers(1, 3), ROUTERS)
 def test_a_run_that_coasts_is_the_run_in_which_each_micro_batch_is_asked_for(
     world: World, replicas: int, router: Any

@@ -196,7 +196,8 @@ def _wrong_tokens(batches: list[Any], done: list[Any], world: Mapping[str, Any])
     scheduler, kv = world.get("scheduler", {}), world["kv"]
     leaves_out = scheduler.get("mixed_chunk") or scheduler.get("dynamic_chunking")
     fewer = leaves_out or kv.get("prefix_cache") or (kv.get("swap") and not calm)
-    ahead = scheduler.get("async_scheduling") or scheduler.get("name") == "sglang"
+    name = scheduler.get("name", "")
+    ahead = name == "sglang" or scheduler.get("async_scheduling", name.startswith("vllm_"))
     if prefills < least[0] and not fewer:
         return f"{(prefills, decodes)} tokens computed, {least} asked for"
     if "speculative" in world or ahead or (fewer and calm and decodes == least[1]):

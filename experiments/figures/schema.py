@@ -18,7 +18,7 @@ from evenflow.config.files import make_importable
 from evenflow.config.systems import keys_of_system
 from evenflow.config.yaml_file import Document, as_patch, patched
 from evenflow.errors import UsageError, instead_of
-from evenflow.keys import Keys
+from evenflow.keys import Keys, expect
 from evenflow.report.plots import FORMATS
 from evenflow.report.tables import is_number
 
@@ -28,6 +28,20 @@ Layer: TypeAlias = Mapping[str, Any]
 SAMPLING = ("requests", "capacity_requests", "seeds", "tolerance")
 """Numbers of a study that say how closely is looked, not at what."""
 
+
+def _is_plain(value: object) -> bool:
+    return not isinstance(value, dict | list)
+
+
+def _are_plain(value: object) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(map(_is_plain, parts))
+
+
+ONE = "a text, a number, true, false or null"
+Value = Annotated[Any, expect(_is_plain, ONE)]
+"""What a row of a figure's table may have in a column."""
+Values = Annotated[Any, expect(_are_plain, f"{ONE}, or a list or a mapping of them")]
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -51,7 +65,7 @@ class Over(Keys):
     `reference` has a value by column; the name of a column for what is different in every row.
     """
 
-    reference: dict[str, Any] = Field(examples=[{"system": "sarathi"}])
+    reference: dict[str, Value] = Field(examples=[{"system": "sarathi"}])
     of: dict[str, str] = Field(examples=[{"faster": "mean_ttft_ms"}])
 
 
@@ -72,8 +86,8 @@ class Query(Keys):
     """
 
     take: Shape = Field(examples=["mean_ttft_ms"])
-    where: dict[str, Any] = Field(default_factory=dict)
-    over: dict[str, Any] = Field(default_factory=dict)
+    where: dict[str, Values] = Field(default_factory=dict)
+    over: dict[str, Values] = Field(default_factory=dict)
     how: Literal["mean", "geomean"] = "mean"
     best: Shape | None = None
     then: Literal["max", "min"] | None = None

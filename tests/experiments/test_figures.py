@@ -441,6 +441,16 @@ def test_a_figure_may_be_like_another(tmp_path: Path) -> None:
             "args: measure micro_batches needs columns, not none; it takes columns, first, batches",
         ),
         ("plot:", "claims: {sarathi-tiles: {take: gain}}\nplot:", 'did you mean "sarathi-tile"?'),
+        (
+            "reference: {budget: 64}",
+            "reference: {budget: {a: 1}}",
+            "over.reference.budget: should be a text, a number, true, false or null, not {'a': 1}",
+        ),
+        (
+            "plot:",
+            "claims: {sarathi-tile: {take: gain, where: {system: [[a]]}}}\nplot:",
+            "claims.sarathi-tile.where.system: should be a text",
+        ),
         ("plot:", "claims: {x: {tke: gain}}\nplot:", 'unknown key "claims.x.tke"; did you mean'),
     ],
 )

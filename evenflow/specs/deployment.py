@@ -317,9 +317,12 @@ class Deployment:
             free -= self.windows * window_bytes
             pages = max(pages, int(free // (self.page_tokens * kept_bytes)))
         if pages < 1:
+            page_gib = self.page_tokens * per_token / GIB
+            page = f", {page_gib:.1f} for a page of {self.page_tokens} tokens (kv.page_tokens),"
             raise DoesNotFitError(
                 f"{self.model.name} does not fit: each GPU of stage {stage} needs "
-                f"{self._needs(stage)} and has {self.usable_bytes(stage) / GIB:.1f} "
+                f"{self._needs(stage)}{page * (free > 0)} and has "
+                f"{self.usable_bytes(stage) / GIB:.1f} "
                 f"({self._shares[0]:g} of an {self.gpu_of(stage).name}'s "
                 f"{self.whole_bytes(stage) / GIB:g}); use more stages or tensor_parallel, a larger "
                 f"GPU, or a policy with fewer than {self.activation_tokens} tokens a step"

@@ -791,6 +791,10 @@ def test_the_refusal_has_the_numbers() -> None:
         "activations and has 43.2 (0.9 of an L20's 48); use more stages or tensor_parallel"
     ):
         deployed("Qwen2.5-32B", "L20").kv_pages()
+    with refused(
+        "activations, 122.1 for a page of 1000000 tokens (kv.page_tokens), and has 43.2"
+    ):  # 32 layers x 2 x 8 heads x 128 x 2 bytes a token on each of two stages
+        deployed("Qwen2.5-32B", "L20", 2, page_tokens=10**6).kv_pages()
 
 
 @pytest.mark.parametrize(

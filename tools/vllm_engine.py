@@ -164,7 +164,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
             req_ids=list(tokens),
             req_id_to_index={request_id: index for index, request_id in enumerate(tokens)},
             sampled_token_ids=[
-                [] if request.is_prefill_chunk else [_token_after(request.num_computed_tokens)]
+                [] if request.is_prefill_chunk else [token_after(request.num_computed_tokens)]
                 for request in requests
             ],
         )
@@ -331,14 +331,14 @@ def _facts(setting: Setting, engine: EngineCore) -> dict[str, Any]:
     }
 
 
-def _token_after(known: int) -> int:
+def token_after(known: int) -> int:
     """Return the token that follows so many."""
     return 3 + known % 500
 
 
 def _request(engine: EngineCore, number: int, arrival: Arrival) -> Request:
     stops = arrival.max_new is not None and arrival.max_new > arrival.output
-    last = _token_after(len(arrival.prompt) + arrival.output - 1)  # which none before it is
+    last = token_after(len(arrival.prompt) + arrival.output - 1)  # which none before it is
     params = SamplingParams(
         max_tokens=arrival.max_new if stops else arrival.output,
         stop_token_ids=[last] if stops else None,

@@ -71,8 +71,8 @@ def setting_of(rng: random.Random) -> Setting:
 
 
 def arrivals_of(rng: random.Random, requests: int, longest: int) -> list[Arrival]:
-    """Draw a load: at once, in bursts, or one by one; some prompts begin alike."""
-    from tools.vllm_engine import Arrival
+    """Draw a load: at once, in bursts, or one by one; some prompts go on from an answer."""
+    from tools.vllm_engine import Arrival, token_after
 
     topics = [tokens(rng, rng.randint(8, max(8, longest // 3))) for _ in range(3)]
     prompt, output = rng.choice([(40, 150), (300, 20), (150, 60)])
@@ -86,6 +86,8 @@ def arrivals_of(rng: random.Random, requests: int, longest: int) -> list[Arrival
         ids = ids[: longest - 1]
         generated = min(rng.randint(1, output), longest - len(ids))
         urgency = rng.choice([0, 0, 1, 5, -2])
+        answer = map(token_after, range(len(ids), len(ids) + generated))
+        topics[rng.randrange(3)] = [*ids, *answer][: longest // 2]
         allowed = min(generated + rng.randint(1, output), longest - len(ids))
         most = allowed if rng.random() < stops else None
         arrivals.append(Arrival(now_s, ids, generated, urgency, most))

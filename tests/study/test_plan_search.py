@@ -117,3 +117,10 @@ def test_a_point_whose_margin_is_known_to_be_narrower_is_not_raised_as_far() -> 
     best, world = searched({"PP1, sarathi 512": MISSES, **both})
     assert best == "4 x PP2, vllm_v1 512"
     assert {each["setting"] for each in world.whole if RATE in each} == {"PP2, vllm_v1 512"}
+
+
+def test_of_points_that_keep_the_slo_as_far_the_widest_margin_wins() -> None:
+    layouts = ("PP1", "PP2", "PP4", "TP2", "TP4")
+    alike = {f"{each}, vllm_v1 512": Fate((8, 8, 8), (STEPS, 1, 1), 5.0) for each in layouts}
+    best, _ = searched(alike | {"TP4, vllm_v1 512": Fate((8, 8, 8), (STEPS, 1, 1), 4.0)})
+    assert best == "2 x TP4, vllm_v1 512"

@@ -371,8 +371,9 @@ class RunConfig(Keys):
 
     def marked(self, unchosen: Collection[str]) -> Self:
         """Return the run, in whose words these keys, of an `engine_of_all`, are defaults, too."""
-        self._unchosen = unchosen
-        return self
+        found = self.model_copy()
+        found._unchosen = unchosen
+        return found
 
     def real_setup(self) -> str:
         """Return a line: what is served by which workers, "(default)" after what was not chosen."""

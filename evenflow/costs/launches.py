@@ -97,7 +97,7 @@ def layer_kernels(kind: ModelSpec, ranks: int, *, narrow: bool = False) -> int:
     without an MLP. Norms of queries and keys are in the rotary embedding's kernel (vLLM compiles
     them so, TensorRT-LLM has `fuse_qk_norm_rope`), those over all heads two more. Latents add a
     norm of each, and the joining of keys. Products that are `narrow` quantise their inputs. Known
-    error: SGLang's norm of queries and keys is a kernel of its own.
+    error: in SGLang this norm is one kernel more.
     """
     shapes = kind.linear_shapes(ranks)
     count = 5 + len(shapes) + (kind.shared_columns > 0) + 2 * kind.qk_norm_over_heads

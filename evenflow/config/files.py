@@ -32,9 +32,9 @@ def files_of(config: object, beside: Path) -> Iterator[Path]:
     """Yield the files that plain data names: a trace, a profile, a model, a user's policy."""
     for _, text in texts_of(config):
         path = Path(find(text, beside))
-        if path.is_dir():
+        if (is_there := path.exists()) and path.is_dir():
             path /= "config.json"
-        if path.is_file():
+        if is_there and path.is_file():
             yield path
         elif ":" in text and (module := _module_file(text.partition(":")[0], beside)):
             yield module

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os.path import exists
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -113,8 +114,8 @@ class Document(NamedTuple):
 
 def find(name: str, beside: Path) -> str:
     """Return where a file is: in the current folder, or else in `beside`; or the name as it is."""
-    below = beside / name
-    return str(below) if not Path(name).exists() and below.exists() else name
+    below = str(beside / name)
+    return below if below != name and not exists(name) and exists(below) else name
 
 
 def read(path: Path, holds: str = "model, stages, workload") -> Document:

@@ -73,7 +73,11 @@ def _move_to_new(scratch: Path, path: Path) -> None:
         raise
     except OSError:  # a file system without hard links
         path.touch(exist_ok=False)
-        os.replace(scratch, path)
+        try:
+            os.replace(scratch, path)
+        except OSError:
+            path.unlink()
+            raise
 
 
 def _is_there(path: Path) -> UsageError:

@@ -60,3 +60,13 @@ def test_a_new_file_is_all_that_is_left(tmp_path: Path, data: str | bytes) -> No
     assert [each.name for each in tmp_path.iterdir()] == ["new"]
     assert (tmp_path / "new").read_text() == ("text" if data == "text" else "bytes")
     assert (tmp_path / "new").stat().st_nlink == 1
+
+
+def test_nothing_is_left_where_a_new_file_cannot_be_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", without_links)
+    monkeypatch.setattr(os, "replace", without_links)
+    with pytest.raises(UsageError, match="new"):
+        files.write_new(tmp_path / "new", "text")
+    assert not list(tmp_path.iterdir())

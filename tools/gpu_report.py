@@ -86,7 +86,7 @@ def _serve(out: Path, name: str, profile: str, scale: Scale) -> dict[str, Any]:
 def _measure(name: str, out: Path, settings: ProfileSettings, batches: int) -> dict[str, Any]:
     from evenflow.runtime.profiled import profile_model, timed_stage
 
-    path = out / f"{Path(name).stem}.csv.gz"
+    path = profile_path(out, name)
     began_s = perf_counter()
     profile = profile_model(name, path, settings)
     measured_s = perf_counter() - began_s
@@ -100,6 +100,11 @@ def _measure(name: str, out: Path, settings: ProfileSettings, batches: int) -> d
         "errors": [row._asdict() for row in rows],
         "silicon": compare(name, path),
     }
+
+
+def profile_path(out: Path, name: str) -> Path:
+    """Return the file of the profile of a model, a name or a config.json; names have dots."""
+    return out / f"{Path(name).name.removesuffix('.json')}.csv.gz"
 
 
 def tokens_equal(device: str, folder: Path, new_tokens: int = 32) -> bool:

@@ -23,7 +23,7 @@ from evenflow.runtime.real import job_of  # noqa: E402
 from evenflow.runtime.serve import Workers  # noqa: E402
 from evenflow.runtime.torch import carriers, settings  # noqa: E402
 from evenflow.runtime.torch.carriers import SentPages  # noqa: E402
-from evenflow.runtime.torch.inputs import batch_inputs  # noqa: E402
+from evenflow.runtime.torch.inputs import _groups, _Seen, batch_inputs  # noqa: E402
 from evenflow.runtime.torch.model import (  # noqa: E402
     Rope,
     drawn_by,
@@ -259,3 +259,12 @@ def test_stages_that_share_a_gpu_divide_its_memory(tmp_path: Path, one_gpu: None
     settings.require_memory(*asked, [10 * 2**30, 10 * 2**30])
     with pytest.raises(UsageError, match=r"8\.0 are free on GPU 1"):
         settings.require_memory(*asked, [10 * 2**30, 8 * 2**30])
+
+
+def test_short_decodes_are_one_group_where_a_group_costs_more_than_their_padding() -> None:
+    seen = [_Seen(at, 1, 16 * pages, range(pages)) for at, pages in enumerate((1, 2, 3, 9, 40))]
+    assert [group[0] for group in _groups(seen)] == [[0], [1], [2], [3], [4]]
+    # 50 pages padded at most: five rows of up to 8 pages are one group, longer ones are as before
+    assert [group[0] for group in _groups(seen, 50)] == [[0, 1, 2], [3], [4]]
+    assert len(_groups(seen, 50)[0][1]) == 3 * 3
+    assert [group[0] for group in _groups(seen, 1000)] == [[0, 1, 2, 3, 4]]

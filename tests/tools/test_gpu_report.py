@@ -16,7 +16,7 @@ from evenflow.costs.profile.file import read_profile
 from tests.profiler.test_profile_measure import CONFIG, spare_processes
 from tests.torch_pipeline import threads_for_processes
 from tools import gpu_report
-from tools.gpu_report import main
+from tools.gpu_report import main, profile_path
 
 POLICIES = ("token_throttling", "vllm")
 
@@ -92,3 +92,10 @@ def test_what_serving_imports_is_asked_for_before_anything_is_measured() -> None
     statement = "import evenflow.runtime.real, evenflow.experiments.validation.write, sys"
     ours = {"matplotlib", "pandas", "pydantic", "rich", "simpy", "typer", "yaml", "zmq"}
     assert ours & modules_after(statement) <= set(gpu_report.NEEDED)
+
+
+def test_profiles_of_names_with_dots_have_files_of_their_own(tmp_path: Path) -> None:
+    assert [profile_path(tmp_path, name).name for name in ("Qwen2.5-14B", "Qwen2.5-32B")] == [
+        "Qwen2.5-14B.csv.gz",
+        "Qwen2.5-32B.csv.gz",
+    ]

@@ -62,15 +62,24 @@ SMALL = ModelSpec(
 def report(
     models: Sequence[str], out: Path, settings: ProfileSettings, batches: int, scale: Scale
 ) -> dict[str, Any]:
-    """Measure each model, `settings.minutes` each, into `out`; serve the first; return all."""
+    """Measure each model, `settings.minutes` each, into `out`; serve the first; return all.
+
+    report.json has what is measured so far: a device may be lent for a time.
+    """
     require_device(settings.device)
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"device": device_name(settings.device), "models": {}}
+
+    def keep() -> None:
+        (out / "report.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
     for name in models:
         found["models"][name] = _measure(name, out, settings, batches)
+        keep()
     found["tokens_equal"] = tokens_equal(settings.device, small_checkpoint(out))
+    keep()
     found["runtime"] = _serve(out, models[0], found["models"][models[0]]["profile"], scale)
-    (out / "report.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    keep()
     return found
 
 

@@ -64,7 +64,7 @@ class TorchWorkers(_Stages):
 
     kind: Literal["torch"]
     device: Literal["cpu", "cuda"] = "cpu"
-    """What they compute on; of CUDA one H200 has run."""
+    """What they compute on; cuda has run on one H200."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """What weights and activations are in; null: as config.json says, and bfloat16 for a model of
     the table.

@@ -157,6 +157,7 @@ class Stage:
         self.dtype, self.device = some_weight.dtype, some_weight.device
         if self.device.type == "cuda":
             # cuDNN's attention makes a plan for each new length: 44 to 58 ms on an H200, not 3.
+            # It is up to twice as fast for 32,000 keys a row.
             torch.backends.cuda.enable_cudnn_sdp(False)
         rotated = spec.qk_rope_head_dim if spec.kv_lora_rank else spec.head_dim
         self._frequencies = rope.inverse_frequencies(rotated, self.device)

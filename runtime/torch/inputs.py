@@ -22,8 +22,8 @@ Draws = Sequence[int] | NDArray[np.int64]
 """Whole numbers, as `evenflow.runtime.torch.model.drawn_by` gives them."""
 
 GROUP_KEYS = 1 << 16
-"""Padded keys up to which a GPU reads short decodes as one group. An H200 takes 0.2 to 0.3 ms for
-so many of 8 heads of 128, 0.16 ms for the launches of one more group (a layer, torch 2.11)."""
+"""Padded keys up to which a GPU reads short decodes as one group. With 8 heads of 128, an H200
+takes 0.2 to 0.3 ms a layer for them, 0.16 ms for the launches of one more group (torch 2.11)."""
 
 
 class ChunkInputs(NamedTuple):

@@ -240,11 +240,12 @@ def later_stage(result: RunResult, timeline: Timeline, stage: int, above: Rows) 
 def _uneven(
     result: RunResult, batch: Ints, predecessor: Ints, *, stages_s: Floats, batches_s: Floats
 ) -> Ints:
-    """Name unevenness: of stages if they differ more than the micro-batches, else by content."""
+    """Name unevenness: of stages if they differ, and more than micro-batches, else by content."""
     prefills = (result.prefill_tokens[batch] > 0).astype(np.int64)
     prefills += result.prefill_tokens[predecessor] > 0
     content = np.array([Cause.UNEVEN_DECODE, Cause.PREFILL_DECODE, Cause.UNEVEN_PREFILL])[prefills]
-    return np.where(stages_s > batches_s, Cause.UNEVEN_STAGES, content)
+    stages = stages_s > np.maximum(batches_s, RESOLUTION_S)
+    return np.where(stages, Cause.UNEVEN_STAGES, content)
 
 
 def _everyone(stop_s: Floats, cause: int) -> Rows:

@@ -88,6 +88,18 @@ class Room:
             self.seats -= 1
 
 
+def lacks_a_page(view: View, decodes: int, needed: int, order: Order = "arrival") -> bool:
+    """Return whether one of `decodes`, which take `needed` pages in all, would find none free.
+
+    Each in turn asks for a free page, even where it needs none.
+
+    Source: `can_append_slot` of Sarathi-Serve, `can_append_slots` of vLLM 0.6.6.
+    """
+    if decodes == 0 or needed < view.free_pages:
+        return False
+    return view.decode_pages(decodes - 1, order) >= view.free_pages
+
+
 @cache
 def decodes_only(
     decodes: int,

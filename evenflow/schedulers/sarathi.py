@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from evenflow.compiled import mypyc_attr
 from evenflow.core.scheduling import Order, Plan, Victim, View
 from evenflow.keys import Count, Positive
-from evenflow.schedulers.admission import UNLIMITED, Room, decodes_only, plan_of
+from evenflow.schedulers.admission import UNLIMITED, Room, decodes_only, lacks_a_page, plan_of
 from evenflow.schedulers.limits import Fraction, Policy, Range, SearchSpace
 
 
@@ -20,8 +20,10 @@ class Sarathi(Policy):
 
     Source: Sarathi-Serve (OSDI'24), algorithm 3; also SGLang's chunked prefill. Decodes
     are not limited by the budget. Pages for the whole prompt are allocated at admission; one chunk
-    of a prompt is in flight at a time. While the decodes need more pages than are free, the
-    latest-arrived ready request is preempted, a partly computed prompt too.
+    of a prompt is in flight at a time. Each decode in turn asks for a free page, even where it
+    needs none (the published code's `can_append_slot`). Without, the latest-arrived ready request
+    is preempted, a partly computed prompt too, and nothing is admitted beside other rows. (A prompt
+    so preempted the published code goes on with at once, without its first tokens: not here.)
 
     The modes are those of table 4; `token_budget: auto` is that of section 4.3.
     """
@@ -64,14 +66,20 @@ class Sarathi(Policy):
 
     def schedule(self, view: View) -> Plan:
         decodes = min(view.ready_decodes, self._most_rows)
+        for_decodes, self._makes_room = self._makes_room, False
         if self.mode == "chunked_only":
-            return self._take_turns(view, decodes)
-        return self._mix(view, decodes)
-
-    def _mix(self, view: View, decodes: int) -> Plan:
+            return self._take_turns(view, decodes, for_decodes)
         needed = view.decode_pages(decodes, self.order) if decodes else 0
-        if needed > view.free_pages:
-            return Plan(preempt=[view.victim(self.victims)])  # and be asked again
+        if lacks_a_page(view, decodes, needed, self.order):
+            return self._make_room(view)
+        return self._mix(view, decodes, needed, for_decodes)
+
+    def _make_room(self, view: View) -> Plan:
+        """Preempt one, and be asked again; freed pages are for decodes, not for prompts."""
+        self._makes_room = True
+        return Plan(preempt=[view.victim(self.victims)])
+
+    def _mix(self, view: View, decodes: int, needed: int, for_decodes: bool) -> Plan:
         if not view.waiting_tokens:
             return decodes_only(decodes, self.order)
         room = Room(
@@ -82,18 +90,18 @@ class Sarathi(Policy):
             watermark_pages=int(self.watermark * view.total_pages),
         )
         room.go_on(view.partials)
-        room.admit(view, chunked=self.mode != "hybrid_only")
+        closed = for_decodes or self.mode == "chunked_only"
+        if not (closed and (decodes or room.prefills)):
+            room.admit(view, chunked=self.mode != "hybrid_only")
         return plan_of(room.prefills, decodes, self.order, "latest_arrived", room.kv_limited)
 
-    def _take_turns(self, view: View, decodes: int) -> Plan:
+    def _take_turns(self, view: View, decodes: int, for_decodes: bool) -> Plan:
         plan = Plan()
-        if not (decodes and (self._prefilled_last or self._makes_room)):
-            plan = self._mix(view, 0)
-        self._makes_room = False
+        if not (decodes and (self._prefilled_last or for_decodes)):
+            plan = self._mix(view, 0, 0, for_decodes)
         if decodes and not plan.prefills:
-            if view.decode_pages(decodes, "arrival") > view.free_pages:
-                self._makes_room = True  # for decodes, so the freed pages are not for prompts
-                return Plan(preempt=[view.victim("latest_arrived")])
+            if lacks_a_page(view, decodes, view.decode_pages(decodes, self.order)):
+                return self._make_room(view)
             plan = plan._replace(decodes=decodes)
         if plan.prefills or plan.decodes:
             self._prefilled_last = bool(plan.prefills)

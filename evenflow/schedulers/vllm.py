@@ -21,7 +21,14 @@ from evenflow.engines.rules import EngineRules
 from evenflow.engines.upkeep import Take
 from evenflow.engines.view import EnginePrompt, EngineView
 from evenflow.keys import Count
-from evenflow.schedulers.admission import UNLIMITED, Room, decodes_only, plan_of, prefill_of
+from evenflow.schedulers.admission import (
+    UNLIMITED,
+    Room,
+    decodes_only,
+    lacks_a_page,
+    plan_of,
+    prefill_of,
+)
 from evenflow.schedulers.limits import Fraction, Policy, Range, SearchSpace
 
 
@@ -86,10 +93,7 @@ class VLLM(Policy):
                 return Plan(room.prefills)
             kv_limited = room.kv_limited
         decodes = min(ready, self._most_rows)
-        self._makes_room = decodes > 0 and all(
-            view.decode_pages(count, "arrival") >= view.free_pages
-            for count in (decodes, decodes - 1)  # the last needs no more than one
-        )
+        self._makes_room = lacks_a_page(view, decodes, view.decode_pages(decodes, "arrival"))
         if self._makes_room:
             return Plan(preempt=[view.victim("latest_arrived")])
         return decodes_only(decodes, "arrival", "latest_arrived", kv_limited)

@@ -204,7 +204,7 @@ class Plain:
     def row_limit(self) -> int:
         return self.setting.max_batch_rows or 10**9
 
-    def decodes(self, *, spare: bool = False) -> list[Part]:
+    def decodes(self, *, spare: bool = True) -> list[Part]:
         """Choose decodes; with `spare`, a page has to be free for each, needed or not."""
         chosen = []
         for row in [row for row in self.idle() if row.decoding][: self.row_limit()]:
@@ -234,13 +234,23 @@ class Plain:
         pages = math.ceil(self.waiting[0].todo / PAGE_TOKENS)
         return self.admit(pages, int(self.setting.watermark * self.setting.total_pages))
 
-    def chunks(self, parts: list[Part]) -> list[Part]:
-        """Chunks of partial prompts, then of new ones, beside `parts` and within the budget."""
+    def chunks(self, parts: list[Part], *, mixed: bool = True) -> list[Part]:
+        """Chunks of partial prompts, then of new ones, beside `parts` and within the budget.
+
+        Nothing new beside anything else where a page was missing; unless `mixed`, nor beside a
+        partial prompt.
+        """
         parts = list(parts)
         room = self.setting.token_budget - sum(n for _, n, _ in parts)
         partial = [row for row in self.idle() if not row.decoding]
+        going_on = len(parts) + len(partial)
         while room > 0 and len(parts) < self.row_limit():
-            row = partial.pop(0) if partial else self.admit_paged() if self.waiting else None
+            if partial:
+                row: Row | None = partial.pop(0)
+            elif self.waiting and not (going_on and (self.preempted or not mixed)):
+                row = self.admit_paged()
+            else:
+                row = None
             if row is None:
                 break
             tokens = min(row.todo - row.computed, room)
@@ -255,7 +265,8 @@ class Plain:
         """Whole prompts beside the decodes: one if any budget is left, more while they fit."""
         parts = decodes = self.decodes()
         room = self.setting.token_budget - len(decodes)
-        while self.waiting and room > 0 and len(parts) < self.row_limit():
+        open_ = not (decodes and self.preempted)
+        while open_ and self.waiting and room > 0 and len(parts) < self.row_limit():
             tokens = self.waiting[0].todo - self.waiting[0].computed
             row = self.admit_paged() if parts is decodes or tokens <= room else None
             if row is None:
@@ -266,16 +277,16 @@ class Plain:
 
     def chunked_only(self) -> list[Part]:
         decode_first = self.last_kind_was_prefill
-        parts = self.decodes() if decode_first else self.chunks([])
+        parts = self.decodes() if decode_first else self.chunks([], mixed=False)
         if not parts and not self.preempted:
             decode_first = not decode_first
-            parts = self.decodes() if decode_first else self.chunks([])
+            parts = self.decodes() if decode_first else self.chunks([], mixed=False)
         if parts:
             self.last_kind_was_prefill = not decode_first
         return parts
 
     def vllm(self) -> list[Part]:
-        return self.whole_prompts() or self.decodes(spare=True) or self.whole_prompts()
+        return self.whole_prompts() or self.decodes() or self.whole_prompts()
 
     def whole_prompts(self) -> list[Part]:
         parts: list[Part] = []
@@ -289,7 +300,7 @@ class Plain:
         return parts
 
     def orca(self) -> list[Part]:
-        parts = self.decodes()
+        parts = self.decodes(spare=False)
         while self.waiting and len(parts) < self.row_limit():
             row = self.admit(math.ceil(self.setting.max_model_len / PAGE_TOKENS), reserve=0)
             if row is None:

@@ -176,19 +176,26 @@ class PlainGllm(Plain):
         return parts
 
     def couple(self) -> list[Part]:
-        while sum(row.needs_page for row in self.oldest_ready()) > self.free:
+        preempted = False
+        while (rows := self.oldest_ready()) and not self.have_pages(rows):
             self.preempt(self.choose_victim([]))
+            preempted = True
         parts = self.decode(self.row_limit(), newest=False)
         room = self.setting.max_prefill - len(parts)
         partials = self.partials()
+        closed = preempted and bool(parts or partials)
         while room > 0 and len(parts) < self.row_limit():
-            row = partials.pop(0) if partials else self.admit_whole()
+            row = partials.pop(0) if partials else None if closed else self.admit_whole()
             if row is None:
                 break
             tokens = min(row.todo - row.computed, room)
             room -= tokens
             parts.append((row, tokens, False))
         return parts
+
+    def have_pages(self, rows: list[Row]) -> bool:
+        """Return whether a page is free for each in turn, needed or not."""
+        return sum(row.needs_page for row in rows[:-1]) < self.free
 
     def oldest_ready(self) -> list[Row]:
         return [row for rows in self.ready for row in rows][: self.row_limit()]

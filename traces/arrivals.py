@@ -36,8 +36,8 @@ class Replay(Keys):
     def times(self, n: int, _seed: int, trace_s: Floats | None, /) -> Floats:
         if trace_s is None:
             raise UsageError(
-                "the trace has no arrival times to replay; give arrivals of another kind, "
-                "such as poisson with a rate"
+                "the trace has no arrival times to replay; name their column (columns: "
+                "{arrival: NAME}), or give arrivals of another kind, such as poisson with a rate"
             )
         if len(trace_s) < n:
             have = f"a trace with {len(trace_s)} arrivals to replay"

@@ -39,6 +39,7 @@ def info(trace: Trace) -> dict[str, Any]:
         "dropped": trace.dropped,
         "reordered": trace.reordered,
         "doubts": list(trace.doubts),
+        "unread": list(trace.unread),
         **arrival_summary(trace.arrival_s),
         "prompt_tokens": length_summary(trace.prompt_tokens),
         "output_tokens": length_summary(trace.output_tokens),

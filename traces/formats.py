@@ -247,6 +247,8 @@ class TraceTable(NamedTuple):
             try:
                 if isinstance(record, str):
                     raise ValueError(record)
+                if not self.time and (late := usual(record, "arrival")):
+                    raise ValueError(f"{late} is there, and the first record has no time")
                 cells = tuple(values(record))
                 row = self._row(cells)
                 kind = self._kind(cells[0], kind)
@@ -300,7 +302,7 @@ LOG = "log"
 ROLES: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "arrival": (
-            *("arrival_s", "request_time", "created", "created_at", "arrival_time"),
+            *("arrival", "request_time", "created", "created_at", "arrival_time"),
             *("timestamp", "start_time", "time"),
         ),
         "prompt": ("prompt_tokens", "usage.prompt_tokens", "input_tokens", "usage.input_tokens"),
@@ -310,7 +312,8 @@ ROLES: Mapping[str, Sequence[str]] = MappingProxyType(
         ),
     }
 )
-"""What a log says of a request, and usual names of it; OpenAI's among them."""
+"""What a log says of a request, and usual names of it; OpenAI's among them. A time's may end in
+its unit: `timestamp_ms`."""
 
 UNITS: Mapping[str, tuple[int, Callable[[str, object], Ticks]]] = MappingProxyType(
     {
@@ -380,7 +383,18 @@ def _seen(
 
 def usual(record: lines.Record, role: str) -> str | None:
     """Return the usual name of a role that a record has; None if it has none."""
-    return next((name for name in ROLES[role] if lines.has(record, name)), None)
+    ends = ("", *(f"_{unit}" for unit in UNITS)) if role == "arrival" else ("",)
+    names = (name + end for name in ROLES[role] for end in ends)
+    return next((name for name in names if lines.has(record, name)), None)
+
+
+def unread(source: lines.Source, reader: TraceTable | ShareGpt) -> list[str]:
+    """Return the columns of the first record that a table does not read."""
+    if not isinstance(reader, TraceTable):
+        return []
+    read = {*reader.columns, reader.time, reader.blocks, MAX_NEW, PRIORITY}
+    read |= {name.partition(".")[0] for name in read}
+    return [name for name in lines.columns_of(source) if name not in read]
 
 
 def log_table(record: lines.Record, columns: Mapping[str, str]) -> TraceTable | None:

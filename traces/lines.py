@@ -210,8 +210,8 @@ def delimiter_of(header: str) -> str:
 
 def csv_records(source: Source, required: Sequence[str], wanted: Sequence[str]) -> Records:
     """Yield the records of a csv file, of which no column in `wanted` is there twice."""
-    first = next(iter(source.head().lstrip().splitlines()), "")
-    reader = csv.reader(source.stream, delimiter=delimiter_of(first))
+    first, line = next(iter(source.head().lstrip().splitlines()), ""), 1
+    reader = csv.reader(source.stream, delimiter=delimiter_of(first), strict=True)
     try:
         header = [name.strip() for name in next((row for row in reader if row), [])]
         if (lack := missing(required, header)) is not None:
@@ -219,14 +219,16 @@ def csv_records(source: Source, required: Sequence[str], wanted: Sequence[str]) 
         twice = next((name for name in wanted if header.count(name) > 1), None)
         if twice is not None:
             raise source.error(f'the column "{twice}" is there twice', line=reader.line_num)
+        line = reader.line_num + 1
         for values in reader:
+            line = reader.line_num + 1  # where a row begins that may stay open
             if values and len(values) != len(header):
                 wrong = f"{len(values)} fields; expected {len(header)}, as in the header"
                 yield {"line": reader.line_num}, wrong
             elif values:
                 yield {"line": reader.line_num}, dict(zip(header, values, strict=True))
     except csv.Error as error:
-        raise source.error(f"not readable as csv ({error})", line=reader.line_num) from error
+        raise source.error(f"not readable as csv ({error})", line=line) from error
 
 
 def jsonl_records(source: Source, required: Sequence[str] = ()) -> Records:

@@ -28,7 +28,16 @@ from numpy.typing import NDArray
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.files import local_file
-from evenflow.traces.formats import UNITS, UNREADABLE, Row, ShareGpt, TraceTable, encoder, reader_of
+from evenflow.traces.formats import (
+    UNITS,
+    UNREADABLE,
+    Row,
+    ShareGpt,
+    TraceTable,
+    encoder,
+    reader_of,
+    unread,
+)
 from evenflow.traces.lines import Source, fingerprint, open_trace
 from evenflow.types import Prefix
 
@@ -51,7 +60,7 @@ class Trace:
     `prefixes`: what the requests have in common, [n]; None where nothing is known of it. `max_new`:
     output tokens that clients allow, [n], None for a request without one; None where no request has
     one. `priority`: how urgent they are, [n], the lower first; None: all the same. `doubts`: what
-    makes it likely that the file was meant otherwise.
+    makes it likely that the file was meant otherwise. `unread`: columns that nothing reads.
     """
 
     name: str
@@ -71,6 +80,7 @@ class Trace:
     max_new: Sequence[int | None] | None = None
     priority: Sequence[int] | None = None
     doubts: Sequence[str] = ()
+    unread: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -202,6 +212,7 @@ def read_trace(
     `named` is the name of the format with its reader.
     """
     name, reader = named
+    left = unread(source, reader)
     columns = Columns(reader.ticks_per_s, reader.block_tokens, keep_text, skip)
     for row in reader.rows(source):
         columns.add(row, bounds)
@@ -236,6 +247,7 @@ def read_trace(
         max_new=[columns.max_new[row] for row in order] if any(columns.max_new) else None,
         priority=[columns.priority[row] for row in order] if any(columns.priority) else None,
         doubts=(*doubts, *doubts_of_times(arrival_s)),
+        unread=left,
     )
 
 

@@ -239,6 +239,9 @@ def _load(
     )
     for doubt in trace.doubts:
         echo(f"trace: {doubt}", err=True)
+    if trace.arrival_s is None and trace.unread:
+        left = ", ".join(trace.unread)
+        echo(f"trace: no times; nothing reads {left} (--columns arrival=NAME)", err=True)
     return trace
 
 

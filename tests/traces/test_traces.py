@@ -137,7 +137,7 @@ def test_bad_arrivals(keys: Any, says: str) -> None:
 
 
 def test_requests_that_a_trace_does_not_have() -> None:
-    with refused("has no arrival times to replay; give arrivals of another"):
+    with refused("no arrival times to replay; name their column (columns: {arrival: NAME}), or"):
         make_requests(a_trace(*THREE), Replay())
     with refused("4 requests asked of trace t, which has 3"):
         make_requests(a_trace(*THREE, [0.0, 1.0, 2.0]), Replay(), 4)
@@ -157,6 +157,7 @@ def lengths(*values: float) -> Any:
 
 def test_info_of_a_small_trace() -> None:
     of_file = {"dropped": {"no output tokens": 2}, "sha256": "ab", "path": "p", "rows_read": 6}
+    of_file |= {"unread": ["model"]}
     trace = a_trace([10, 30, 20, 40], [1, 2, 3, 2], [0.0, 1.0, 1.0, 4.0])
     summary = info(replace(trace, **of_file))
     assert summary.pop("prompt_tokens") == lengths(25, 10, 25, 37, 39.7, 40, 100)

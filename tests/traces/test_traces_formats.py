@@ -435,6 +435,32 @@ def test_a_row_without_a_time_among_others_is_refused(tmp_path: Path) -> None:
         loaded(tmp_path, "\n".join(map(json.dumps, rows)))
 
 
+def test_a_log_without_a_time_in_its_first_row_has_none_in_others(tmp_path: Path) -> None:
+    lengths = {"prompt_tokens": 7, "output_tokens": 3}
+    rows = lengths, lengths | {"timestamp": 2}
+    with refused("line 2: timestamp is there, and the first record has no time"):
+        loaded(tmp_path, "\n".join(map(json.dumps, rows)))
+
+
+def test_a_quote_that_stays_open_swallows_no_rows(tmp_path: Path) -> None:
+    text = 'prompt_tokens,output_tokens,note\n7,3,"open\n8,4,\n9,5,\n'
+    with refused("line 2: not readable as csv (unexpected end of data)"):
+        loaded(tmp_path, text)
+
+
+@pytest.mark.parametrize("name", ["timestamp_ms", "arrival_ms", "start_time_ms"])
+def test_a_usual_time_may_end_in_its_unit(name: str, tmp_path: Path) -> None:
+    text = f"{name},prompt_tokens,output_tokens\n250,1,1\n1500,1,1\n"
+    assert times_of(loaded(tmp_path, text)) == [0.0, 1.25]
+
+
+def test_columns_that_nothing_reads_are_named(tmp_path: Path) -> None:
+    first = {"ts": 1, "model": "m", "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+    trace = loaded(tmp_path, json.dumps(first), columns={"prompt": "usage.prompt_tokens"})
+    assert trace.arrival_s is None
+    assert trace.unread == ["ts", "model"]
+
+
 def test_bad_rows_are_skipped_counted_and_the_first_five_named(tmp_path: Path) -> None:
     bad = ["1,,5", "2,10", "3,10,-1", "later,10,5", "5,1.5,5", "6,x,5"]
     text = "arrival_s,prompt_tokens,output_tokens\n0,10,5\n" + "\n".join(bad) + "\n7,20,6\n"
@@ -514,7 +540,7 @@ TALK = [{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "va
         (ONE_ROW + "16 November,1,2\n", "3: TIMESTAMP is '16 November'; expected a time such as"),
         (ONE_ROW + "2023-13-16 18:15:47,1,2\n", "line 3: TIMESTAMP is '2023-13-16 18:15:47'"),
         (ONE_ROW + "\n2023-11-16 18:1", "line 4: 1 fields; expected 3, as in the header"),
-        (ONE_ROW + '2023-11-16 18:15:47,"1,2\n', "line 3: 2 fields; expected 3"),
+        (ONE_ROW + '2023-11-16 18:15:47,"1,2\n', "line 3: not readable as csv (unexpected end"),
         (LENGTHS.strip() + ",max_new\n7,3,2\n", "2: max_new is 2; expected at least the 3 tokens"),
         (LENGTHS.strip() + ",priority\n7,3,0.5\n", "line 2: priority is '0.5'; expected"),
         (TIMED + "-0.5,1,2\n", "line 2: arrived_at is '-0.5'; expected a time"),

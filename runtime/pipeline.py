@@ -182,10 +182,11 @@ class WorkerPipeline:
         process = multiprocessing.get_context("spawn").Process(
             target=run_process, args=(stages,), name=name, daemon=True
         )
-        # A worker inherits the mask: Ctrl-C reaches only the driver, which decides what it means.
+        # A worker inherits the mask: what ends a group of processes, as Ctrl-C or a service manager
+        # does, reaches only the driver, which decides what it means.
         # NOTE: multiprocessing lifts the mask when it starts its tracker, so that comes before.
         resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
         try:
             process.start()
             self._processes.append(process)

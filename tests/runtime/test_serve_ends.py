@@ -177,7 +177,10 @@ def test_an_http_server_that_fails_is_one_line(
 
 
 @pytest.mark.long
-def test_ctrl_c_once_serves_who_is_there_twice_ends_at_once() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_serves_who_is_there_the_second_ends_at_once(
+    number: signal.Signals,
+) -> None:
     slower = RUN.replace("base_s: 0.002", "base_s: 0.01")  # the long one is still there at the end
     with serving("--max-queue", "2", run=slower) as server:
         client = server.client()
@@ -192,14 +195,14 @@ def test_ctrl_c_once_serves_who_is_there_twice_ends_at_once() -> None:
         _, long = begin(900)
         with pytest.raises(openai.InternalServerError, match="the queue is full: 0 requests"):
             client.completions.create(model="evenflow", prompt=[[1]] * 3, max_tokens=1)
-        os.killpg(server.process.pid, signal.SIGINT)
+        os.killpg(server.process.pid, number)
         limit_s = time.monotonic() + 20
         while server.http.get("/health").status_code == 200 and time.monotonic() < limit_s:
             time.sleep(0.01)
         with pytest.raises(openai.InternalServerError, match="the server is stopping"):
             client.completions.create(model="evenflow", prompt=[1])
         assert sum(len(chunk.choices) for chunk in short) == 59
-        os.killpg(server.process.pid, signal.SIGINT)
+        os.killpg(server.process.pid, number)
         with pytest.raises(openai.APIError, match="interrupted"):
             for _ in long:
                 pass

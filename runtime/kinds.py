@@ -173,8 +173,8 @@ def _spans(
 def check_all_is_known(world: World) -> None:
     if EngineRules.of(world.make_scheduler()).ahead:
         raise UsageError(
-            "scheduler: its decodes run ahead of their last token, which only emulated workers "
-            f"serve, and torch's for sglang on one stage; {IN_STEP}"
+            "scheduler: its decodes run ahead of their last token, which only emulated workers of "
+            f"`run` serve, and torch's for sglang on one stage; {IN_STEP}"
         )
 
 

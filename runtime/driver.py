@@ -131,6 +131,7 @@ class System:
 
     drivers: abc.Sequence[Driver]
     stops: bool = False
+    quits: bool = False
 
     @property
     def next_s(self) -> float:
@@ -164,7 +165,7 @@ class System:
             self.drivers[0].pipeline.watch(other.pipeline.results)
         flushed_s = 0.0
         try:
-            while self.goes_on:
+            while self.goes_on and not self.quits:
                 if (now_s := self._turn()) - flushed_s >= FLUSH_S:
                     flushed_s = now_s
                     self.flush()
@@ -195,6 +196,10 @@ class System:
     def stop(self) -> None:
         """Send nothing more; what is in the pipelines still comes back."""
         self.stops = True
+
+    def quit(self) -> None:
+        """Leave `run` at once, even with micro-batches in the pipelines."""
+        self.quits = True
 
 
 class Driver(System):
@@ -242,7 +247,6 @@ class Driver(System):
         self._changed = False
         self._wake_at_s: float | None = None
         self.drivers = [self]
-        self._quits = False
         self._noted = {name: array("d") for name in Heard._fields}
         self._noted["driver_s"] = self._steps.driver_s
 
@@ -285,10 +289,6 @@ class Driver(System):
         for values in self._noted.values():
             del values[:]
 
-    def quit(self) -> None:
-        """Leave `run` at once, even with micro-batches in the pipeline."""
-        self._quits = True
-
     def abandon(self, reason: str) -> None:
         """Record what is still being served as aborted, once `run` has ended."""
         for engine in self.engines:
@@ -315,8 +315,8 @@ class Driver(System):
 
     @property
     def goes_on(self) -> bool:
-        if self.stops or self._quits:
-            return self.busy and not self._quits
+        if self.stops:
+            return self.busy
         return bool(self._front or self.outstanding)
 
     @property

@@ -241,12 +241,14 @@ def serve_into(
     """Serve a job and write its files as `simulate` does, with the journal beside them.
 
     Return what came of it, and what to say of files that could not be written. UsageError when the
-    results cannot be.
+    results cannot be. Once all is served, Ctrl-C and SIGTERM are ignored, until `saving` ends.
     """
     lost: list[str] = []
     records = Records(folder, job, lost.append)
     try:
-        served = serve_job(job, on_done, ServeOptions(live=live), records=records, title=title)
+        served = serve_job(
+            job, on_done, ServeOptions(live=live, saves=True), records=records, title=title
+        )
     finally:
         records.close()
     outcome = outcome_of(job, served)

@@ -11,8 +11,8 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
@@ -151,6 +151,8 @@ class ServeOptions:
     """The parts are the pipelines ("" is the only one), and REQUESTS, the clients of pools."""
     live: LiveServer | None = None
     """The server whose clients have the requests; None: the world has them."""
+    saves: bool = False
+    """Whether Ctrl-C and SIGTERM are ignored from the end on, until `saving` ends."""
     mortal: Callable[..., Driver] | None = None
     """Makes the driver of the only pipeline, on which processes act."""
 
@@ -200,12 +202,18 @@ def serve(
             started_s = time.perf_counter()
             if live is None:
                 system = _system(world, each, drives, on_done, blocks)
-                failure, interrupted = driven(system.run, system.stop)
+                steps, most = (system.stop, system.quit), 0
+                failure, taken = driven(system.run, *steps, saves=options.saves)
             else:  # there is one pipeline
                 speaks = each.text_of is not None
                 driver = live.open(drives[name], engines, pipeline, speaks=speaks)
-                failure, interrupted = driven(driver.run, live.drain, driver.quit)
-                system, failure = driver, live.ended(failure)
+                steps, most = (live.drain, driver.quit), 1
+                failure, taken = driven(driver.run, *steps, saves=options.saves)
+                system = driver
+            interrupted = taken > most
+            failure = failure or ("interrupted" if interrupted else None)
+            if live is not None:
+                failure = live.ended(failure)
             ends = time.perf_counter() - started_s, failure, interrupted
     except WorkerError as error:  # before anything was served
         raise UsageError(f"the workers do not start: {error}") from None
@@ -308,10 +316,12 @@ def engine_names(world: World, pipeline: str = "") -> list[str | None]:
     return [str(Path(pipeline, name)) for name in names] or [pipeline or None]
 
 
-def driven(run: Callable[[], None], *steps: Callable[[], None]) -> tuple[str | None, bool]:
+def driven(
+    run: Callable[[], None], *steps: Callable[[], None], saves: bool = False
+) -> tuple[str | None, int]:
     """Run, taking one of `steps` at each Ctrl-C or SIGTERM; after the last, they end it as usual.
 
-    Return why the run ended early, if it did, and whether that is because the last step was taken.
+    Return why the run failed, if it did, and how many steps were taken. `saves` as in ServeOptions.
     """
     failure, left = None, deque(steps)
 
@@ -327,8 +337,18 @@ def driven(run: Callable[[], None], *steps: Callable[[], None]) -> tuple[str | N
     except WorkerError as error:
         failure = str(error)
     finally:
+        _handle(*([signal.SIG_IGN] if saves else before))
+    return failure, len(steps) - len(left)
+
+
+@contextmanager
+def saving() -> Iterator[None]:
+    """Have a block serve and save; signals that were ignored meanwhile end a command again."""
+    before = [signal.getsignal(each) for each in SIGNALS]
+    try:
+        yield
+    finally:
         _handle(*before)
-    return failure or (None if left else "interrupted"), not left
 
 
 def _handle(*handlers: Any) -> list[Any]:

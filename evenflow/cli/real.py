@@ -35,6 +35,7 @@ def run_command(
     from evenflow.config.files import inputs_of
     from evenflow.report.folder import staged
     from evenflow.runtime.real import job_of, serve_into
+    from evenflow.runtime.serve import saving
 
     job = job_of(run, set_ or (), engine=engine, say=partial(echo, err=True))
     folder = out or Path("out") / f"{run.stem}-run"
@@ -42,6 +43,7 @@ def run_command(
     _say_killed(folder)
     reads = inputs_of(job.config, run)
     with (
+        saving(),
         staged(folder, force=force, reads=reads) as scratch,
         progress([f"{job.label}, {job.config.workers.kind}"], total) as show,
     ):
@@ -80,6 +82,7 @@ def serve_command(
     """Serve OpenAI's completions until Ctrl-C; then write what happened, as `run` does."""
     from evenflow.report.folder import staged
     from evenflow.runtime.real import job_of, live_server, serve_into
+    from evenflow.runtime.serve import saving
 
     say = partial(echo, err=True)
     job = job_of(run, set_ or (), clients=True, engine=engine, say=say)
@@ -89,7 +92,11 @@ def serve_command(
 
     folder = out or Path("out") / f"{run.stem}-serve"
     _say_killed(folder)
-    with listening(host, port) as bound, staged(folder, force=force, reads=[run]) as scratch:
+    with (
+        listening(host, port) as bound,
+        saving(),
+        staged(folder, force=force, reads=[run]) as scratch,
+    ):
         live = live_server(
             job.config,
             job.beside,

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ import evenflow as ef
 from evenflow.experiments.validation import validate
 from evenflow.report.folder import RECORDS
 from evenflow.results.recorder import read_blocks
+from evenflow.runtime import real
 from evenflow.runtime.real import job_of
 from tests.command_line import SOON, START_S, complaint, evenflow, gone, spawn
 
@@ -142,7 +144,7 @@ def test_ctrl_c_once_saves_what_is_done(run: Path) -> None:
     assert {file.name for file in out.iterdir()} == FILES
 
 
-def test_ctrl_c_twice_ends_at_once(run: Path) -> None:
+def test_ctrl_c_twice_ends_at_once_and_saves_what_is_done(run: Path) -> None:
     out = run.parent / "out"
     stuck = SLOW.replace("20", "40000")
     process = start(run, "--set", stuck)
@@ -152,9 +154,26 @@ def test_ctrl_c_twice_ends_at_once(run: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=END_LIMIT_S)
     assert process.returncode == 130
-    assert errors == ""
+    assert errors == "ended early: interrupted; 0 of 20 requests are done and saved\n"
     assert gone(process)
-    assert not out.exists()
+    assert {file.name for file in out.iterdir()} == FILES
+
+
+def test_nothing_is_lost_by_ctrl_c_while_results_are_written(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, write = signal.getsignal(signal.SIGINT), real.write_served
+
+    def interrupted(*given: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        write(*given)
+
+    monkeypatch.setattr(real, "write_served", interrupted)
+    out = run.parent / "out"
+    status, _, errors = evenflow("run", str(run), *SOON, "--out", str(out))
+    assert status == 0, errors
+    assert {file.name for file in out.iterdir()} == FILES
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_workers_outlive_no_driver(run: Path) -> None:

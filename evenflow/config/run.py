@@ -26,6 +26,7 @@ from evenflow.keys import (
     Count,
     Keys,
     NameOr,
+    Pipes,
     Positive,
     expect,
     needed,
@@ -100,7 +101,7 @@ class RunConfig(Keys):
     """
     tensor_parallel: Count = 1
     """GPUs of each stage (tensor_parallel_size)."""
-    data_parallel: Count = 1
+    data_parallel: Pipes = 1
     """Groups of `tensor_parallel` GPUs of each stage (data_parallel_size), with separate requests;
     they step together, and a model's experts are over all of them.
     """

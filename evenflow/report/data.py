@@ -19,15 +19,16 @@ from evenflow.results.run import Floats, Ints, RunResult
 
 
 def replicas(runs: Mapping[str, Outcome], most: int | None = None) -> dict[str, Outcome]:
-    """Return the runs, one of several replicas replaced by the runs of its first `most`; all: None.
+    """Return the runs, one of several replicas replaced by the runs of all of them.
 
-    Empty where no run has several.
+    With `most`: of the first of them that got work. Empty where no run has several.
     """
     several = any(len(run.parts) > 1 for run in runs.values())
     found: dict[str, Outcome] = {}
     for name, run in runs.items() if several else ():
         parts = run.parts if len(run.parts) > 1 else {name: run}
-        found |= dict(islice(parts.items(), most))
+        worked = (each for each in parts.items() if len(each[1].result.scheduled_s))
+        found |= parts if most is None else dict(islice(worked, most))
     return found
 
 

@@ -101,8 +101,7 @@ def _figures(runs: Mapping[str, Outcome]) -> list[str]:
     """Return the figures of the runs; single replicas come last."""
     lines = data.pipelines(runs)
     if parts := data.replicas(runs):
-        served = {name: run for name, run in data.replicas(runs, DRAWN).items() if _computed(run)}
-        drawn = data.pipelines(served)
+        drawn = data.pipelines(data.replicas(runs, DRAWN))
         appendix = [*_replica_table(parts), *_work(drawn), *_kv(drawn)]
         return [*_stage_time(runs), *_requests(runs), *appendix]
     return [*_stage_time(lines), *_work(lines), *_requests(runs), *_kv(lines)]

@@ -106,6 +106,9 @@ def test_replicas_are_one_deployment_and_each_by_itself_an_appendix() -> None:
     page = render({"C": drawn}, "", {}, plotly_js="")
     assert f"<b>C, replica {DRAWN}</b>" not in page
     assert f'<th scope="row">C, replica {DRAWN}</th>' in page
+    whole = synthetic_run()
+    drawn = Outcome(whole, summarize(whole), 0.0, (nothing_ran(),) * DRAWN + (whole,), "C")
+    assert f"<b>C, replica {DRAWN}</b>" in render({"C": drawn}, "", {}, plotly_js="")
 
 
 @pytest.mark.parametrize("depth", [1, 4])

@@ -26,6 +26,9 @@ from evenflow.runtime.worker import BEAT_S, Place, WorkerSettings, run_process
 
 STOP_LIMIT_S = 2.0
 
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals by which a terminal or a service manager ends all of its processes."""
+
 CAUSE_LIMIT_S = 0.5
 """How long a worker that was killed may be found after another one failed without it."""
 
@@ -182,11 +185,10 @@ class WorkerPipeline:
         process = multiprocessing.get_context("spawn").Process(
             target=run_process, args=(stages,), name=name, daemon=True
         )
-        # A worker inherits the mask: what ends a group of processes, as Ctrl-C or a service manager
-        # does, reaches only the driver, which decides what it means.
+        # A worker inherits the mask: such a signal reaches only the driver, which answers it.
         # NOTE: multiprocessing lifts the mask when it starts its tracker, so that comes before.
         resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         try:
             process.start()
             self._processes.append(process)

@@ -176,9 +176,11 @@ def test_nothing_is_lost_by_ctrl_c_while_results_are_written(
     assert signal.getsignal(signal.SIGINT) == before
 
 
-def test_workers_outlive_no_driver(run: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_workers_outlive_no_driver(number: signal.Signals, run: Path) -> None:
+    """A terminal that is closed sends SIGHUP to all of them."""
     process = start(run, "--set", SLOW)
-    process.kill()
+    (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
     process.communicate(timeout=END_LIMIT_S)
     assert gone(process)
 

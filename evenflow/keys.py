@@ -8,6 +8,7 @@ import inspect
 import json
 import textwrap
 from collections.abc import Callable, Iterator
+from datetime import date
 from functools import cache
 from typing import Annotated, Any, Self, TypeVar, get_args
 
@@ -209,5 +210,7 @@ def shown(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, date):
+        return f'the date {value} ("{value}", in quotes, is a text)'
     text = f'"{value}"' if isinstance(value, str) else " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -11,13 +11,11 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib as mpl
-import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -26,9 +24,9 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, NullLocator
 
-from evenflow.errors import UsageError, instead_of
+from evenflow.errors import UsageError
 from evenflow.report.data import shares, steady
-from evenflow.report.style import DECODE, GRID, PARTS, PREFILL, colour
+from evenflow.report.style import DECODE, FORMATS, GRID, PARTS, PREFILL, colour
 from evenflow.report.words import LEAST_SHARE, cause_label
 from evenflow.results.bubbles import CAUSES
 from evenflow.results.outcome import Outcome
@@ -173,27 +171,6 @@ def _draw_tokens(axes: Axes, name: str, run: Outcome) -> None:
     axes.margins(y=0.25)
     axes.text(0.01, 0.95, name, transform=axes.transAxes, va="top", weight="bold", fontsize=10)
     finish(axes, grid="")
-
-
-FORMATS: Mapping[str, Mapping[str, None]] = {
-    "png": {"Software": None},
-    "svg": {},
-    "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
-}
-"""Formats of saved figures, and the metadata that would make equal figures differ."""
-
-
-@contextmanager
-def styled(name: str | None) -> Iterator[None]:
-    """Draw in a style of matplotlib, a name or a file; UsageError for one that is not there."""
-    with ExitStack() as stack:
-        if name is not None:
-            try:
-                stack.enter_context(mpl.style.context(name))
-            except OSError:
-                known = instead_of(name, mpl.style.available)
-                raise UsageError(f"--style {name}: no such style, nor a file; {known}") from None
-        yield
 
 
 def save(figure: Figure, path: Path, formats: Collection[str] = ("png", "svg")) -> str:

@@ -1,4 +1,4 @@
-"""Colours and dashes that stay the same from picture to picture.
+"""Colours, dashes and formats that stay the same from picture to picture.
 
 The colours are chosen by search. The colour-blind can distinguish them on white and on the dark
 page, as `tests/report/test_palette.py` measures. Does not know what is drawn.
@@ -7,6 +7,7 @@ page, as `tests/report/test_palette.py` measures. Does not know what is drawn.
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 
 PREFILL, DECODE, BUSY, GRID = "#E69F00", "#56B4E9", "#D5DAE1", "#E9ECF0"
@@ -22,6 +23,12 @@ DASHES = ("0", "9px,4px", "3px,3px", "9px,3px,2px,3px", "16px,4px", "6px,2px", "
 NEUTRAL = "#7B8794"
 PARTS = {"computing": BUSY, **CAUSE_COLOURS}
 """What the time of a stage goes to, and its colour."""
+FORMATS: Mapping[str, Mapping[str, None]] = {
+    "png": {"Software": None},
+    "svg": {},
+    "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+}
+"""Formats of saved figures, and the metadata that would make equal figures differ."""
 
 
 def colour(index: int) -> str:

@@ -22,14 +22,12 @@ import pandas as pd
 from evenflow.config.build import load_workload
 from evenflow.config.run import RunConfig, with_
 from evenflow.errors import UsageError
-from evenflow.report import plots
 from evenflow.report.shown import Shown, Table
 from evenflow.report.tables import is_metric, number, write_json, write_table
 from evenflow.report.words import listed, metric_words, refusals, too_short
 from evenflow.results.outcome import Served
 from evenflow.study import rates
 from evenflow.study.decision import OTHER_RATES, DecisionRecord, basis, breaks, launch, margins
-from evenflow.study.decision_page import draw, measured, write_page
 from evenflow.study.fair import Interval, interval, left_out, marked, require_served, weak
 from evenflow.study.searches import side_by_side
 from evenflow.study.slo import (
@@ -263,7 +261,7 @@ def capacity(question: CapacityQuestion, how: How) -> Capacity:
     rate that fails.
     """
     asked = replace(question, slo=(*question.slo, KEEPS_UP))
-    with how.simulator("rates simulated", None) as who:
+    with how.simulator("rates simulated", None, "evenflow.study.decision_page") as who:
         answer = capacity_of(asked, who)
         _check_long_enough(question, answer)
         if how.out is not None and answer.rate is not None:
@@ -396,6 +394,9 @@ def _prove(question: CapacityQuestion) -> Mapping[str, Any]:
 
 def _write(folder: Path, capacity: Capacity) -> None:
     """Write capacity.json, rates.csv, the page, and its picture as capacity.png and .svg."""
+    from evenflow.report import plots
+    from evenflow.study.decision_page import draw, write_page
+
     told, decision, rate = facts(capacity), capacity.decision, capacity.rate
     told |= {"safe_requests_per_s": capacity.safe, "decision": decision.facts}
     told |= {"provenance": capacity.provenance}
@@ -482,7 +483,7 @@ def curve_table(capacity: Capacity) -> Table:
     """Return a row for each rate of the curve: means over replications."""
     metrics = [each.metric for each in capacity.limits]
     metrics += [each for each in BESIDE if each not in metrics]
-    means = measured(capacity.on_curve).reindex(columns=metrics).astype(float)
+    means = rates.measured(capacity.on_curve).reindex(columns=metrics).astype(float)
     means = means.groupby(level=0).mean()
     rows = [[number(at), *(number(value, 3) for value in row)] for at, *row in means.itertuples()]
     return Table(["requests/s", *map(metric_words, metrics)], rows)

@@ -16,10 +16,10 @@ from evenflow.report import plots
 from evenflow.report.page import page, picture, section
 from evenflow.report.style import colour
 from evenflow.report.tables import html_table, number
-from evenflow.report.words import metric_words, sure_numbers
+from evenflow.report.words import metric_words
 from evenflow.study.decision import DecisionRecord, Margin
 from evenflow.study.fair import Interval
-from evenflow.study.rates import TriedRate
+from evenflow.study.rates import TriedRate, measured
 from evenflow.study.slo import Condition, question_words
 
 PRICES = {
@@ -92,12 +92,6 @@ def _price(decision: DecisionRecord) -> Iterator[str]:
     yield section("Price", None if known else "No price of a GPU was given.")
     if known:
         yield html_table(["", "$"], [(words, number(value, 3)) for words, value in known])
-
-
-def measured(runs: Sequence[TriedRate]) -> pd.DataFrame:
-    """Return a row of numbers for each run at each rate, which is the index."""
-    records = [(run.rate, record.values) for run in runs for record in run.trial.records]
-    return pd.DataFrame([sure_numbers(values) for _, values in records], [at for at, _ in records])
 
 
 def draw(

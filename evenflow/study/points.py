@@ -23,6 +23,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -305,6 +306,17 @@ def processes(
         raise
     finally:
         pool.shutdown()
+
+
+@contextmanager
+def loading(module: str) -> Iterator[None]:
+    """Load a module in a thread: one that only what is written needs, while processes simulate."""
+    thread = threading.Thread(target=import_module, args=[module])
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 @contextmanager

@@ -9,15 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from evenflow.config.yaml_file import Patch
 from evenflow.errors import UsageError
+from evenflow.report.words import sure_numbers
 from evenflow.study import searches
 from evenflow.study.slo import KEEPS_UP, Condition
 from evenflow.study.trials import Search, Trial, Variant
 from evenflow.traces import AnyArrivals, Replay
 from evenflow.types import Request
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 RATE_DIGITS = 4
 """Significant digits of a rate: readable, and found again in a store."""
@@ -208,3 +212,11 @@ def own_rate(arrivals: AnyArrivals, requests: Sequence[Request]) -> float:
             "or replay"
         )
     return float(rate)
+
+
+def measured(runs: Sequence[TriedRate]) -> DataFrame:
+    """Return a row of numbers for each run at each rate, which is the index."""
+    from pandas import DataFrame
+
+    records = [(run.rate, record.values) for run in runs for record in run.trial.records]
+    return DataFrame([sure_numbers(values) for _, values in records], [at for at, _ in records])

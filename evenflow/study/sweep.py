@@ -16,7 +16,6 @@ from evenflow.study import unseen
 from evenflow.study.points import Store
 from evenflow.study.searches import Optuna, Score, identity, optuna, proposed
 from evenflow.study.sweep_file import Sweep, check
-from evenflow.study.sweep_page import write_findings
 from evenflow.study.swept import Swept, answers, replications_words, setting
 from evenflow.study.trials import STORE, How, Search, Simulator, Trial, Variant, run
 
@@ -31,12 +30,15 @@ def sweep(asked: Sweep, how: How, *, on_unseen: bool = False, allow_refused: boo
     started = time.perf_counter()
     check(asked)
     more = unseen.require_unseen(asked) if on_unseen else 0
-    with how.simulator("points", asked.num_simulations + more) as who:
+    total = asked.num_simulations + more
+    with how.simulator("points", total, "evenflow.study.sweep_page") as who:
         findings = run_sweep(asked, who, allow_refused=allow_refused)
         if on_unseen:
             findings = checked(findings, who)
 
         def write(folder: Path) -> None:
+            from evenflow.study.sweep_page import write_findings
+
             write_findings(folder, findings, Path(asked.document.name).name)
             clock = wall_clock(time.perf_counter() - started)
             write_json(folder / "wall_clock.json", clock | {"executor": how.executor})

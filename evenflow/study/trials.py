@@ -12,11 +12,9 @@ from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from heapq import nsmallest
-from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from evenflow.config.build import Workload, build
@@ -34,6 +32,7 @@ from evenflow.study.points import (
     Record,
     Store,
     executor_of,
+    loading,
     simulated,
     summary,
 )
@@ -362,9 +361,7 @@ class How:
                 store.clear()
             pool = stack.enter_context(executor_of(self.executor, self.workers))
             if writes is not None and self.out is not None:
-                loading = Thread(target=import_module, args=[writes])
-                loading.start()
-                stack.callback(loading.join)
+                stack.enter_context(loading(writes))
             told: tuple[Any, ...] = ()
             if self.watch is not None:
                 shown = stack.enter_context(self.watch([label], total))

@@ -1,20 +1,23 @@
 """Looks of figures: colours of labels, logarithmic axes, title and footnote, the paper's marks.
 
-Knows no table and no panel.
+Knows no table and no panel. matplotlib is loaded when something is drawn.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from evenflow.report.plots import finish
+from evenflow.errors import UsageError, instead_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Words = Mapping[str, Any]
 
@@ -67,8 +70,25 @@ def decades(axes: Axes) -> None:
 
 def grid_lines(axes: Iterable[Axes]) -> None:
     """Give axes light lines and no box."""
+    from evenflow.report.plots import finish
+
     for each in axes:
         finish(each)
+
+
+@contextmanager
+def styled(name: str | None) -> Iterator[None]:
+    """Draw in a style of matplotlib, a name or a file; UsageError for one that is not there."""
+    with ExitStack() as stack:
+        if name is not None:
+            from matplotlib import style
+
+            try:
+                stack.enter_context(style.context(name))
+            except OSError:
+                known = instead_of(name, style.available)
+                raise UsageError(f"--style {name}: no such style, nor a file; {known}") from None
+        yield
 
 
 def fit(figure: Figure, width: float) -> None:

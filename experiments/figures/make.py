@@ -35,13 +35,12 @@ from evenflow.experiments.figures.claims import (
     worst,
 )
 from evenflow.experiments.figures.formulas import filled
-from evenflow.experiments.figures.looks import MARKS, annotate, fit, marks_paper
+from evenflow.experiments.figures.looks import MARKS, annotate, fit, marks_paper, styled
 from evenflow.experiments.figures.panels import checked_plot, draw
 from evenflow.experiments.figures.schema import PLAIN, FigureKeys, FigurePlan, Look, load_plan
 from evenflow.experiments.figures.study import Drawing, FigureStudy, footnote
 from evenflow.report.echo import Watch
 from evenflow.report.folder import staged
-from evenflow.report.plots import save, styled
 from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import markdown_table, write_json, write_table
 from evenflow.study.fair import alike, marked
@@ -177,6 +176,8 @@ def make(
 
 
 def _written(study: FigureStudy, drawing: Drawing, folder: Path) -> Drawing:
+    from evenflow.report.plots import save
+
     plan = study.plan
     facts, keys = study.facts(), plan.keys
     title = filled(keys.title, {"gpus": study.gpus, **study.numbers}, "title")

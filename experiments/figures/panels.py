@@ -7,13 +7,10 @@ figure computes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from pydantic import Field, model_validator
 
 from evenflow.config.yaml_file import Document, checked
@@ -32,6 +29,10 @@ from evenflow.experiments.figures.looks import (
 from evenflow.experiments.figures.schema import MISSED, PAPER, layered
 from evenflow.experiments.figures.within import WITHIN, draw_within
 from evenflow.keys import Keys, expect, needed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SPARE_MARKERS = "osD^v<>"
 GROUP_WIDTH, BAR_WIDTH = 0.82, 0.65
@@ -178,6 +179,9 @@ class Placed(NamedTuple):
 
 def draw(plot: Mapping[str, Any], table: pd.DataFrame, numbers: Words) -> Figure:
     """Draw a table as a figure's `plot` says, with the numbers of its study in the words."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
     keys, panels = checked_plot(plot)
     table = table.copy()
     if any(panel.kind in WITHIN for panel in panels):

@@ -19,7 +19,7 @@ from evenflow.config.systems import keys_of_system
 from evenflow.config.yaml_file import Document, as_patch, patched
 from evenflow.errors import UsageError, instead_of
 from evenflow.keys import Keys, expect
-from evenflow.report.plots import FORMATS
+from evenflow.report.style import FORMATS
 from evenflow.report.tables import is_number
 
 Layer: TypeAlias = Mapping[str, Any]

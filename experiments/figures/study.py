@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from evenflow.config.links import link_words
 from evenflow.config.run import RunConfig, configured, with_
@@ -31,6 +30,9 @@ from evenflow.study.points import Point, Store
 from evenflow.study.trials import Simulator, Trial
 from evenflow.study.trials import table as table_of
 from evenflow.study.uncertainty import factors, stated
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PLACED = ("stages", "tensor_parallel")
 """Keys of a system that follow from the number of GPUs."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
 from evenflow.experiments.figures.looks import COLORS, Words
 from evenflow.report.style import DECODE, PREFILL
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Run = Mapping[str, Any]
 """A row of a table of runs."""

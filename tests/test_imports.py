@@ -45,8 +45,10 @@ def test_a_simulation_needs_no_pandas(tmp_path: Path) -> None:
     assert not {"pandas", "matplotlib", "scipy", "torch"} & loaded
 
 
-def test_a_plan_loads_what_draws_only_when_processes_simulate() -> None:
+def test_what_draws_is_loaded_only_when_processes_simulate() -> None:
     assert not {"pandas", "matplotlib"} & loaded_by("import evenflow.study.plan")
+    others = "study.sweep, evenflow.study.capacity, evenflow.experiments.figures.make"
+    assert "matplotlib" not in loaded_by(f"import evenflow.{others}")
 
 
 def test_a_source_distribution_has_the_same_bytes_from_every_clone(

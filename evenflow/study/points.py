@@ -18,7 +18,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import (
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    as_completed,
+)
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -190,8 +197,13 @@ class Store:
 
 def simulated(points: Iterable[Point], executor: Executor) -> Iterator[Record]:
     """Yield the record of each point once it is there; LostProcessError when a worker dies."""
-    futures: list[Future[Record]] = [executor.submit(simulate_point, point) for point in points]
+    futures: list[Future[Record]] = []
     death: Exception | None = None
+    try:
+        for point in points:
+            futures.append(executor.submit(simulate_point, point))
+    except BrokenExecutor as error:
+        death = error
     try:
         for future in as_completed(futures):
             try:

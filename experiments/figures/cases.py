@@ -19,7 +19,7 @@ import pandas as pd
 
 from evenflow.config.run import RunConfig, with_
 from evenflow.config.yaml_file import Document, patched
-from evenflow.errors import MOST_RUNS, UsageError, is_count
+from evenflow.errors import MOST_RUNS, LostProcessError, UsageError, is_count
 from evenflow.experiments.figures.formulas import filled
 from evenflow.experiments.figures.iterations import REFERENCE, iteration, world_of
 from evenflow.experiments.figures.schema import Layer, OwnAxis, gpu_name, layered, without_links
@@ -444,6 +444,8 @@ def _search(
     )
     try:
         answer = capacity_of(asked, study.simulator, curve=())
+    except LostProcessError:
+        raise
     except UsageError as error:
         return [{"error": str(error)}] * count
     study.note_served([answer.served])

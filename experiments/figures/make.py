@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from evenflow.errors import UsageError, instead_of
+from evenflow.errors import LostProcessError, UsageError, instead_of
 from evenflow.experiments.figures import FOLDER, names
 from evenflow.experiments.figures.cases import exploded, function, table_of
 from evenflow.experiments.figures.claims import (
@@ -127,6 +127,8 @@ def make_all(
         try:
             with _shown(plan, watch) as on_progress:
                 drawing = found[plan.name] = make(plan, folder, store, executor, on_progress)
+        except LostProcessError:  # no other can be made
+            raise
         except UsageError as error:
             failures.setdefault(str(error), []).append(plan.name)
             say([f"{plan.name}: not made"] if len(plans) > 1 else [])
@@ -138,6 +140,8 @@ def make_all(
             try:
                 with _shown(plan, watch) as on_progress:
                     add_intervals(plan, folder, store, executor, on_progress)
+            except LostProcessError:
+                raise
             except UsageError as error:
                 say([f"{plan.name}: no intervals: {error}"])
         say([drawing.text] if tables else [])

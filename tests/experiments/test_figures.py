@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from matplotlib.figure import Figure
 
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.yaml_file import Document
-from evenflow.errors import UsageError
+from evenflow.errors import LostProcessError, UsageError
 from evenflow.experiments.figures import names
 from evenflow.experiments.figures.cases import datasets, pairs, served
-from evenflow.experiments.figures.make import chosen, make, maker, write_claims
+from evenflow.experiments.figures.make import chosen, make, make_all, maker, write_claims
 from evenflow.experiments.figures.schema import check_like, load_plan
 from evenflow.experiments.figures.study import Drawing, footnote, machine_words
 from evenflow.specs.gpu import gpus, link, machines
@@ -502,3 +503,20 @@ def test_one_line_for_several_figures(tmp_path: Path) -> None:
     words = ("figures", "gllm-1", "gllm-4", "--set", "stages=0", "--out", tmp_path)
     line = complaint(*words, prints="gllm-1: not made\ngllm-4: not made\n")
     assert line.startswith("2 of 2 figures failed: gllm-1, gllm-4: stages: should be")
+
+
+class Dead(Executor):
+    """An executor whose processes are gone."""
+
+    def submit(self, *_: Any) -> Future[Any]:  # type: ignore[override]
+        future: Future[Any] = Future()
+        future.set_exception(BrokenProcessPool())
+        return future
+
+
+@pytest.mark.parametrize("asked", [["gllm-15"], ["gllm-15", "gllm-10"], ["sarathi-10"]])
+def test_a_worker_that_dies_ends_all_figures_with_the_line_that_says_how_to_go_on(
+    asked: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(LostProcessError, match=r"^a worker died.* the same command goes on"):
+        make_all(chosen(asked, (), quick=True), tmp_path, Dead())

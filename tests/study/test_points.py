@@ -7,6 +7,7 @@ import math
 import os
 import signal
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,25 @@ def test_a_worker_that_is_killed_ends_in_one_line_and_loses_nothing(tmp_path: Pa
         Simulator(Store(tmp_path), executor).records(points)
     assert Store(tmp_path).get(points[0].key) == simulate_point(points[0])
     assert Store(tmp_path).get(points[1].key) is None
+
+
+class Broken(Executor):
+    """An executor whose processes are gone after one task."""
+
+    def __init__(self) -> None:
+        self.done: Future[Any] = Future()
+
+    def submit(self, call: Any, *arguments: Any) -> Future[Any]:  # type: ignore[override]
+        if self.done.done():
+            raise BrokenProcessPool
+        self.done.set_result(call(*arguments))
+        return self.done
+
+
+def test_what_is_done_is_kept_when_a_worker_dies_before_all_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(LostProcessError, match="what is done is kept"):
+        Simulator(Store(tmp_path), Broken()).records([point(), point("workload.seed=1")])
+    assert Store(tmp_path).get(point().key) == simulate_point(point())
 
 
 def test_a_measure_is_kept_instead_of_the_summary_as_it_is_read_again(tmp_path: Path) -> None:

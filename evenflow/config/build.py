@@ -270,7 +270,19 @@ def model_of(config: RunConfig, beside: Path) -> ModelSpec | None:
     """Return the model in the precision that the configuration says; None without a model."""
     if config.model is None:
         return None
-    return model(find(config.model, beside), config.dtype, config.kv_dtype)
+    return _served(config, model(find(config.model, beside), config.dtype, config.kv_dtype))
+
+
+def _served(config: RunConfig, spec: ModelSpec) -> ModelSpec:
+    """Return a float32 model in 16 bits, as engines serve it on GPUs where nobody says a dtype.
+
+    A profile has the dtype that was measured, and workers of torch compute in the file's. Source:
+    vLLM 0.33, config/model.py: _resolve_auto_dtype; SGLang 0.5.23, _get_and_verify_dtype.
+    """
+    is_own = config.costs.kind == "profile" or config.workers.kind == "torch"
+    if config.dtype is not None or config.gpu is None or is_own or spec.dtype_bytes == 2:
+        return spec
+    return spec.changed(dtype_bytes=2)
 
 
 def _hardware(config: RunConfig, beside: Path) -> Hardware:
@@ -305,7 +317,7 @@ def _deployment(config: RunConfig, spec: ModelSpec, beside: Path) -> Deployment 
         return None
 
     def draft_of(name: str) -> ModelSpec:
-        return spec.mtp() if name == "mtp" else model(find(name, beside))
+        return spec.mtp() if name == "mtp" else _served(config, model(find(name, beside)))
 
     draft = None if config.speculative is None else config.speculative.draft_model
     gpus = config.gpus

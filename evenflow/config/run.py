@@ -77,7 +77,9 @@ class RunConfig(Keys):
     model: str | None = Field(default=None, min_length=1, examples=["Llama-3.1-8B"])
     """A name of `evenflow models`, or the path of a Hugging Face config.json."""
     dtype: Dtype | None = None
-    """What the layers' matrices are in; null: as the model has them."""
+    """What the layers' matrices are in; null: as the model has them, but 16 bits for float32, or
+    for none, where a `gpu` is named.
+    """
     kv_dtype: Literal["bfloat16", "float16", "fp8"] | None = None
     """What keys and values are in; null: as the model has them."""
     gpu: Gpu | None = Field(default=None, examples=["H100"])

@@ -165,3 +165,20 @@ def test_a_draft_share_is_of_a_plain_decode_step() -> None:
     plain = roofline()
     added = world(speculative=given).costs.times(verified)[3] - plain.times(verified)[3]
     assert added == pytest.approx(2 * 0.1 * sum(plain.times(decode_work(8, 8000))))
+
+
+def test_a_float32_model_is_served_in_16_bits_on_a_gpu(tmp_path: Path) -> None:
+    """As vLLM's `dtype: auto` does; workers of torch compute in the file's own."""
+    file = tmp_path / "config.json"
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000}
+    spec = {"model_type": "llama", "max_position_embeddings": 512, **shape, **heads}
+    for said in ({}, {"torch_dtype": "float32"}, {"dtype": "bfloat16"}):
+        file.write_text(json.dumps(spec | said), encoding="utf-8")
+        assert token_bytes(model=str(file)) == 4 * 2 * 2 * 16 * 2
+    file.write_text(json.dumps(spec), encoding="utf-8")
+    assert token_bytes(model=str(file), workers={"kind": "torch"}) == 4 * 2 * 2 * 16 * 4
+
+
+def token_bytes(**changes: Any) -> int:
+    return roofline(**changes).deployment.model.kv_bytes_per_token()

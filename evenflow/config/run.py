@@ -248,8 +248,15 @@ class RunConfig(Keys):
     @property
     def memory_utilization(self) -> float:
         """The share of each GPU's memory that is used: as given, else as that engine has it."""
+        if self.kv.memory_utilization is not None:
+            return self.kv.memory_utilization
+        if self.memory == "sglang" and self.gpus:
+            counts = self.tensor_parallel, self.num_stages, self.data_parallel
+            return parts.sglang_share(
+                self.scheduler, self.gpus[0], *counts, eager=self.enforce_eager
+            )
         engine = memories().get(self.memory)
-        return self.kv.memory_utilization or (0.9 if engine is None else engine.utilization)
+        return 0.9 if engine is None else engine.utilization
 
     @property
     def has_engine_share(self) -> bool:

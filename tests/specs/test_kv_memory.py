@@ -251,6 +251,28 @@ def test_kv_tokens_that_sglang_logged(keys: dict[str, Any], logged: int, off: fl
     assert facts["activation_bytes_per_gpu"] == [0]
 
 
+@pytest.mark.parametrize(
+    ("keys", "share"),
+    [
+        ({"gpu": "H100"}, 1 - (512 + 1.5 * 8192 + 128 + 2 * 256 + 8 * 58) / (79.19 * 1024)),
+        ({"gpu": "H100", "enforce_eager": True}, 1 - (512 + 1.5 * 8192 + 128) / (79.19 * 1024)),
+        ({"gpu": "RTX-4090"}, 1 - (512 + 1.5 * 4096 + 128 + 2 * 48 + 8 * 50) / (23.55 * 1024)),
+        ({"gpu": "H200", "chunked_prefill_size": 2048}, 1 - 10 / 139.81),
+        (
+            {"gpu": "H100", "chunked_prefill_size": None},
+            1 - (512 + 1.5 * 16384 + 128 + 2 * 256) / (79.19 * 1024),
+        ),
+    ],
+)
+def test_the_share_that_sglang_gives_by_itself(keys: dict[str, Any], share: float) -> None:
+    """MiB that its memory_hook.py keeps; one of SGLang's users had 0.828 on H100 (issue 29092)."""
+    chunk = {key: keys.pop(key) for key in [*keys] if key == "chunked_prefill_size"}
+    base = {"model": "Qwen3-8B", "stages": 1, "workload": {"trace": "azure-conv"}}
+    run = base | {"scheduler": {"name": "sglang", **chunk}} | keys
+    found = configured(Document("run.yaml", run, {}))
+    assert (found.memory, found.memory_utilization) == ("sglang", round(share, 3))
+
+
 def test_what_an_engine_takes_of_a_gpu_by_hand() -> None:
     """Qwen3-30B-A3B on TP4: 3.4 hidden states of 2048, two buffers of 8 experts of 192 columns,
     and 14 bytes a word of 151,936 for 1,024 rows; 48 layers' graphs and NCCL beside them."""

@@ -3,8 +3,9 @@
 `experiments/validation/startup.csv` has the facts of the logs (llm-d-incubation/llm-d-planner and
 its author's fork, `accuracy/results/v0.19.0`: vLLM 0.19.0 on H100, 8,192 tokens and 1,024 rows a
 step).
-Constants are fitted on its odd rows, and judged on the even ones. `python -m tools.startup_memory`
-prints both, and the table of docs/costs-errors.md.
+Constants are fitted on its odd rows, and judged on the even ones. On `startup_others.csv`, logs of
+other cards, versions and limits, nothing is fitted. `python -m tools.startup_memory` prints the
+errors, and the tables of docs/costs-errors.md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 
 from evenflow.report.tables import markdown_table
 from evenflow.specs.deployment import Deployment, split_layers
-from evenflow.specs.gpu import GIB, gpu
+from evenflow.specs.gpu import GIB, GpuSpec, gpu
 from evenflow.specs.memory import EngineMemory, memories
 from evenflow.specs.model import model, of_shape
 from evenflow.specs.modelspec import ModelSpec, in_precision
@@ -49,9 +50,15 @@ class Log(NamedTuple):
         return int(pages) * placed.page_tokens
 
     @property
+    def kv_gib(self) -> float:
+        """GiB that are left for KV on the fullest GPU."""
+        return min(map(self.deployment.free_bytes, range(self.deployment.depth))) / GIB
+
+    @property
     def error(self) -> float:
-        """Relative difference of the tokens that fit to those logged."""
-        return self.kv_tokens / int(self.facts["kv_tokens"]) - 1
+        """Relative difference of the tokens that fit to those logged, of GiB where none are."""
+        logged = self.facts["kv_tokens"]
+        return self.kv_tokens / int(logged) - 1 if logged else self.kv_gib / _gib(self, "kv") - 1
 
 
 @cache
@@ -67,23 +74,40 @@ def specs() -> dict[str, ModelSpec]:
 
 
 def logs(memory: EngineMemory) -> list[Log]:
-    """Return all logs, with what an engine takes as given."""
-    with (FOLDER / "startup.csv").open(encoding="utf-8", newline="") as file:
-        return [Log(row, _placed(row, memory)) for row in csv.DictReader(file)]
+    """Return all logs of vLLM 0.19 on H100, with what an engine takes as given."""
+    return [
+        Log(row, _placed(row, memory, replace(gpu("H100"), visible_gb=float(row["visible_gib"]))))
+        for row in _rows("startup")
+    ]
 
 
-def _placed(row: dict[str, str], memory: EngineMemory) -> Deployment:
+def others() -> list[Log]:
+    """Return the logs of other cards, versions and limits, each as its version counts."""
+    found = []
+    for row in _rows("startup_others"):
+        memory, limits = memories()[row["like"]], (int(row["tokens"]), int(row["rows"]))
+        found.append(Log(row, _placed(row, memory, gpu(row["gpu"]), *limits)))
+    return found
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with (FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _placed(
+    row: dict[str, str], memory: EngineMemory, card: GpuSpec, tokens: int = TOKENS, rows: int = ROWS
+) -> Deployment:
     spec = specs().get(row["model"]) or model(row["model"])
-    dtype, kv_dtype = row["dtype"] or None, row["kv_dtype"] or None
-    spec = in_precision(spec, dtype, kv_dtype)
+    spec = in_precision(spec, row["dtype"] or None, row.get("kv_dtype") or None)
     return Deployment(
         spec,
-        replace(gpu("H100"), visible_gb=float(row["visible_gib"])),
+        card,
         split_layers(spec.num_layers, int(row["stages"])),
         int(row["tensor_parallel"]),
         memory_utilization=float(row["memory_utilization"]),
-        activation_tokens=TOKENS,
-        logits_rows=ROWS,
+        activation_tokens=tokens,
+        logits_rows=rows,
         memory=memory,
     )
 
@@ -145,6 +169,32 @@ def table(found: Sequence[Log]) -> str:
     )
 
 
+def table_of_others(found: Sequence[Log]) -> str:
+    """Return the rows of docs/costs-errors.md on logs that nothing is fitted to."""
+    return markdown_table(
+        ["model", "GPUs", "vLLM", "share", "tokens, rows a step", "logged", "counted", "off by"],
+        [
+            [
+                " ".join(filter(None, (log.facts["model"], log.facts["dtype"]))),
+                f"{log.facts['gpu']}, TP{log.facts['tensor_parallel']}, PP{log.facts['stages']}",
+                log.facts["vllm"],
+                log.facts["memory_utilization"],
+                f"{int(log.facts['tokens']):,}, {log.facts['rows']}",
+                *_logged(log),
+                f"{100 * log.error:+.1f} %",
+            ]
+            for log in found
+        ],
+    )
+
+
+def _logged(log: Log) -> tuple[str, str]:
+    logged = log.facts["kv_tokens"]
+    if logged:
+        return f"{int(logged):,}", f"{log.kv_tokens:,}"
+    return f"{log.facts['kv_gib']} GiB", f"{log.kv_gib:.2f} GiB"
+
+
 def _kv(log: Log) -> str:
     return f"KV {log.facts['kv_dtype']}" if log.facts["kv_dtype"] else ""
 
@@ -153,10 +203,14 @@ def lines() -> Iterator[str]:
     """Yield the constants, the errors and the table."""
     found = logs(memories()["vllm-0.19"])
     yield f"odd rows give {fitted(odd(found))}"
-    for name, part in (("odd", odd(found)), ("even", even(found))):
+    parts = {"odd": odd(found), "even": even(found)}
+    for like in ("vllm", "vllm-0.19"):
+        parts[f"others, as {like}"] = [log for log in others() if log.facts["like"] == like]
+    for name, part in parts.items():
         off = [abs(log.error) for log in part]
         yield f"{name}: {len(off)} rows, median {median(off):.1%}, most {max(off):.1%}"
     yield table(found)
+    yield table_of_others(others())
 
 
 if __name__ == "__main__":

@@ -240,7 +240,8 @@ class Deployment:
             return 0
         layers, ranks = self.layers_per_stage[stage], self.stage_gpus
         direct = self.gpu_of(stage).is_joined
-        taken = self.memory.other_bytes(layers, ranks, self.depth, direct=direct)
+        rows = self.logits_rows
+        taken = self.memory.other_bytes(layers, ranks, self.depth, rows, direct=direct)
         return int(taken * self.memory_utilization) if self.memory.share_of == "free" else taken
 
     def whole_bytes(self, stage: int) -> int:

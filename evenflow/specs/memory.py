@@ -24,12 +24,12 @@ class EngineMemory:
     A step holds `hidden_states` hidden states a token, and the buffers of the experts that a token
     is sent to. It also holds an MLP's columns. Or, if that is more, on the last stage the sampler's
     `logit_bytes` for each row and word. CUDA libraries and NCCL take `one_gpu_gib` on one GPU,
-    `stages_gib` with several stages, `ranks_gib` with ranks over NVLink.
-    Ranks over PCIe have that of one GPU, an assumption. Graphs take `graph_gib`, and
-    `graph_layer_gib` a layer of the stage. `share_of` is what `memory_utilization` is a share of.
-    `gpu`: of the GPU, for all. `left`: of what all that leaves, for pages. `free`: of what
-    libraries leave, for weights and pages, so that a step and graphs have the rest. `utilization`
-    is that share where none is given.
+    `stages_gib` with several stages, `ranks_gib` with ranks over NVLink. Ranks over PCIe have that
+    of one GPU, an assumption. 102 graphs take `graph_gib`, and `graph_layer_gib` a layer of the
+    stage; fewer (`graphs`) have their part of that. `share_of` is what `memory_utilization` is a
+    share of. `gpu`: of the GPU, for all. `left`: of what all that leaves, for pages. `free`: of
+    what libraries leave, for weights and pages, so that a step and graphs have the rest.
+    `utilization` is that share where none is given.
     """
 
     name: str
@@ -64,12 +64,29 @@ class EngineMemory:
         )
         return int(tokens * held * model.dtype_bytes + max(layer, logits))
 
-    def other_bytes(self, layers: int, ranks: int, stages: int, *, direct: bool) -> int:
-        """Return the bytes of libraries and CUDA graphs on a GPU; `direct`: ranks have NVLink."""
+    def other_bytes(self, layers: int, ranks: int, stages: int, rows: int, *, direct: bool) -> int:
+        """Return the bytes of libraries and CUDA graphs on a GPU.
+
+        `rows`: the most that sample at once (max_num_seqs). `direct`: ranks have NVLink.
+        """
         kept_gib = self.one_gpu_gib if stages == 1 else self.stages_gib
         if ranks > 1:
             kept_gib = self.ranks_gib if direct else self.one_gpu_gib
-        return int((kept_gib + self.graph_gib + self.graph_layer_gib * layers) * GIB)
+        captured_gib = self.graph_layer_gib * layers * graphs(rows) / graphs(SIZES[-1])
+        return int((kept_gib + self.graph_gib + captured_gib) * GIB)
+
+
+SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+"""Tokens of the steps that vLLM captures at most, but for data centers' Blackwell (up to 1,024)."""
+
+
+def graphs(rows: int) -> int:
+    """Return how many CUDA graphs vLLM captures: of mixed steps, and of `rows` decodes at most.
+
+    Its estimate is a first one of each kind, and the second's memory for each other. Source: vLLM
+    0.33, config/vllm.py: _set_cudagraph_sizes; gpu_model_runner.py: profile_cudagraph_memory.
+    """
+    return sum((size <= 2 * rows) + (size <= rows) for size in SIZES)
 
 
 def _expert_values(kind: ModelSpec, slices: int) -> int:

@@ -53,7 +53,7 @@ def test_a_checkpoint_s_8_bit_keys_and_values_take_half(built: Facts) -> None:
 
 
 def test_the_budget_and_the_sequences_take_pages(built: Facts) -> None:
-    for like, pages in (("plain", [30022, 30022 - 451]), ("vllm", [25916, 25589])):
+    for like, pages in (("plain", [30022, 30022 - 451]), ("vllm", [26083, 25589])):
         keys = [f"kv.like={like}", "kv.memory_utilization=0.9"]
         at = [built("k4a", *keys, f"scheduler.max_num_seqs={rows}") for rows in (256, 1024)]
         assert [facts["kv_pages"] for facts in at] == pages
@@ -66,7 +66,7 @@ def test_a_launch_line_allows_no_longer_request_than_the_pool(case: Callable[[st
     folder = case("k5a")
     config = load_config(folder / "run.yaml")
     most = most_tokens(config, folder)
-    assert most == 148944
+    assert most == 150272
     assert f"--max-model-len {most} " in launch_lines(config, (), most)[0]
 
 

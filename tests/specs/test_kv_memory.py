@@ -27,10 +27,10 @@ from evenflow.types import Request
 from tests.command_line import write_inputs
 from tests.places import ROOT
 from tests.worlds import send, small_world
-from tools.startup_memory import even, fitted, logs, odd, table
+from tools.startup_memory import even, fitted, logs, odd, others, table, table_of_others
 
 POLICIES = ("sarathi", "vllm_v1", "token_throttling")
-NEEDS = r"0.6 for activations and 1.9 for vllm and has 21.7 \(0.92 of an RTX-4090's 23.55\)"
+NEEDS = r"0.6 for activations and 1.7 for vllm and has 21.7 \(0.92 of an RTX-4090's 23.55\)"
 TAKEN = ("weight", "activation", "other")
 
 
@@ -220,20 +220,22 @@ def test_kv_tokens_of_the_even_logs() -> None:
     assert table(logs(memories()["vllm-0.19"])) in document.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("keys", "logged"),
-    [
-        ({"model": "Qwen2.5-14B", "gpu": "RTX-4090", "tensor_parallel": 2, "kv": 0.98}, 81536),
-        ({"model": "Llama-3.1-8B", "gpu": "A100-80G", "kv": 0.92}, 460496),
-        ({"model": "Qwen2.5-7B", "gpu": "RTX-4090", "kv": 0.85}, 83376),
-    ],
-)
-def test_kv_tokens_that_others_logged(keys: dict[str, Any], logged: int) -> None:
-    """Logs of other versions and cards, which nothing was fitted to: vLLM 0.7.2, 0.3x, 0.2x."""
-    kv = {"memory_utilization": keys.pop("kv")}
-    facts = deployed(**{"tensor_parallel": 1} | keys, kv=kv, scheduler="vllm_v1")
-    assert facts["kv_pages"] * 16 == pytest.approx(logged, rel=0.07)
-    assert facts["memory_like"] == "vllm"
+def test_kv_tokens_that_others_logged() -> None:
+    """Logs of other cards and limits, which nothing was fitted to; of vLLM since 0.21 within 7 %.
+
+    Older versions keep more for a step, so that up to 35 % too many are counted.
+    """
+    off = {"vllm": [], "vllm-0.19": []}
+    for log in others():
+        off[log.facts["like"]].append(abs(log.error))
+    assert (len(off["vllm"]), len(off["vllm-0.19"])) == (12, 13)
+    assert np.median(off["vllm"]) < 0.015
+    assert max(off["vllm"]) < 0.07
+    assert np.median(off["vllm-0.19"]) < 0.055
+    facts = deployed(model="Qwen3-14B", gpu="L40S", tensor_parallel=1, scheduler="vllm_v1")
+    assert facts["kv_pages"] * 16 == 75824  # as vLLM 0.28 with all defaults logged
+    document = ROOT / "docs" / "costs-errors.md"
+    assert table_of_others(others()) in document.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -280,6 +282,10 @@ def test_what_an_engine_takes_of_a_gpu_by_hand() -> None:
     token_bytes = (3.4 * 2048 + 8 * (2048 + 2048)) * 2
     assert facts["activation_bytes_per_gpu"] == [int(8192 * token_bytes + 1024 * 151936 * 14)]
     assert facts["other_bytes_per_gpu"] == [int((2.08 + 0.39 + 48 * 0.0162) * 2**30)]
+    few = deployed(model="Qwen3-30B-A3B", scheduler={"name": "vllm_v1", "max_num_seqs": 32})
+    graphs = 11 + 7  # of 1, 2, 4, 8, 16, ... 64 tokens, and of up to 32 decodes; 51 of each above
+    taken = 2.08 + 0.39 + 48 * 0.0162 * graphs / 102
+    assert few["other_bytes_per_gpu"] == [int(taken * 2**30)]
     whole = 0.92 * 79.19 * 2**30 - sum(facts[f"{what}_bytes_per_gpu"][0] for what in TAKEN)
     assert facts["kv_pages"] == whole // (16 * 48 * 2 * 128 * 2)
     with pytest.raises(DoesNotFitError, match=NEEDS):

@@ -86,7 +86,7 @@ def of_perf_overview(table: pd.DataFrame) -> Iterator[MeasuredRun]:
             "stages": stages,
             "tensor_parallel": ranks,
             **({"data_parallel": groups, "expert_parallel": True} if groups > 1 else {}),
-            "runtime": f"trtllm-{version}",
+            "runtime": {"like": f"trtllm-{version}", "tokenize_s": 0.0},  # prompts are token ids
             "workload.arrivals": "offline",
             "scheduler.version": version,
         }

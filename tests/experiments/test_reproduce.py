@@ -192,7 +192,7 @@ def test_rows_of_the_performance_overview_have_the_settings_of_the_benchmark(
         "dtype": "nvfp4",
         "stages": 8,
         "tensor_parallel": 1,
-        "runtime": "trtllm-1.2",
+        "runtime": {"like": "trtllm-1.2", "tokenize_s": 0.0},
         "workload.arrivals": "offline",
         "scheduler.version": "1.2",
         "scheduler.max_batch_size": 384,

@@ -607,6 +607,14 @@ def test_the_schema_names_the_runtimes_of_the_table() -> None:
     assert {*runtimes(), "profile"} == set(get_args(RuntimeName))
 
 
+def test_servers_of_today_s_engines_make_a_prompt_s_tokens() -> None:
+    """3 us each, between those of Llama-3.1's and DeepSeek-V3's vocabularies (systems-checked)."""
+    each = {name: runtime.one_stage.tokenize_s for name, runtime in runtimes().items()}
+    served = {name for name, tokenize_s in each.items() if tokenize_s == pytest.approx(3e-6)}
+    assert served == {"vllm-0.12", "vllm-0.19", "trtllm-1.0", "trtllm-1.2", "sglang-0.5"}
+    assert {each[name] for name in {*each} - served} == {0.0}
+
+
 def test_a_runtime_like_an_engine_has_its_numbers_but_for_those_that_are_given() -> None:
     asked = RuntimeConfig.model_validate({"like": "vllm-0.8", "tokenize_s": 3e-6, "per_row_s": 0})
     for stages in (1, 2):

@@ -258,10 +258,10 @@ def limits_of(policy: SchedulerConfig, gpus: Sequence[GpuSpec]) -> dict[str, int
 
 
 SGLANG_CHUNKS = ((160, 16384), (60, 8192), (20, 4096), (0, 2048))
-"""Tokens of SGLang's chunks on GPUs of at least so many GiB."""
+"""The least GiB of a GPU, and the tokens of SGLang's chunks there."""
 
 SGLANG_GRAPHS = ((160, (512, 512)), (60, (256, 512)), (35, (32, 160)), (20, (48, 160)), (0, (8, 8)))
-"""Rows of SGLang's largest graph of decodes on such GPUs, on up to 3 ranks and on 4 or more."""
+"""The least GiB of a GPU, and the rows of its largest graph of decodes: to 3 ranks, and from 4."""
 
 SGLANG_PROMPTS = (
     *((4, 33, 4), (48, 257, 16), (288, 513, 32)),

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from evenflow.config.build import Workload, load_workload, reads_text
 from evenflow.config.files import make_importable
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.yaml_file import document_of
@@ -17,6 +16,7 @@ from evenflow.explore.controls import controls, scheduler_controls
 from evenflow.explore.document import Given, Question, Settled, settled, side_of
 from evenflow.explore.pictures import numbers, picture, simulated
 from evenflow.study.fair import interval
+from evenflow.study.points import loaded
 from evenflow.study.runs import Job, run_job
 from evenflow.study.slo import check_slo
 
@@ -78,7 +78,7 @@ def try_value(given: Given, question: Question, tell: Tell, key: str, value: Any
     runs = []
     for seed in range(config.workload.seed, config.workload.seed + SEEDS):
         own = with_(config, {"workload.seed": seed})
-        job = Job(own, _workload(given, own), given.file.parent)
+        job = Job(own, loaded(own, given.file.parent), given.file.parent)
         runs.append(numbers(run_job(job, lambda _: tell({}), whole=False), own, given.slo))
     told = {}
     for metric in runs[0]:
@@ -106,7 +106,7 @@ def _stretch(job: Job) -> Job:
 def job_of(given: Given, found: Settled, side: int) -> Job:
     config = found.configs[side]
     name = labels(found.configs)[side]
-    return Job(config, _workload(given, config), given.file.parent, name=name)
+    return Job(config, loaded(config, given.file.parent), given.file.parent, name=name)
 
 
 def labels(configs: Sequence[RunConfig]) -> list[str]:
@@ -116,18 +116,6 @@ def labels(configs: Sequence[RunConfig]) -> list[str]:
         name if names.count(name) == 1 else f"{name} {names[: at + 1].count(name)}"
         for at, name in enumerate(names)
     ]
-
-
-def _workload(given: Given, config: RunConfig) -> Workload:
-    """Load the requests, unless they are the last ones, which most sliders leave as they are."""
-    key = (given.file, config.workload, reads_text(config))
-    if _last.get("key") != key:
-        _last.update(key=key, workload=load_workload(config, given.file.parent))
-    found: Workload = _last["workload"]
-    return found
-
-
-_last: dict[str, Any] = {}
 
 
 def _watch(tell: Tell, about: dict[str, Any]) -> Callable[[int], None]:

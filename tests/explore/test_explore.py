@@ -10,6 +10,7 @@ import shlex
 from base64 import b64decode
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,16 @@ def test_a_first_picture_is_of_the_same_run(folder: Path) -> None:
     ids = memoryview(b64decode(timeline["prompt_ids"])).cast("I").tolist()
     assert set(ids) == set(range(60))
     assert sum(memoryview(b64decode(timeline["prompt_counts"])).cast("I")) == len(ids)
+
+
+def test_a_trace_that_changes_is_read_again(run: Given) -> None:
+    text = run.text.replace("sharegpt-sample", "log.csv")
+    named = replace(run, text=text, names=run.names | {"log.csv"})
+    workload = {"trace": "log.csv", "arrivals": "offline"}
+    for requests in (1, 2):
+        Path("log.csv").write_text("prompt_tokens,output_tokens\n" + "9,2\n" * requests)
+        found = told(named, "simulate", {"text": text, "set": {"workload": workload}}, 0)
+        assert found[-1]["run"]["requests"] == requests
 
 
 def test_a_sweep_of_a_slider_has_an_interval_of_three_seeds(run: Given) -> None:

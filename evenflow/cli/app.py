@@ -39,7 +39,7 @@ class OneLineErrors(Commands):
         except OSError as error:  # of a name that cannot be one, or of a disk
             status = _refused(f"{error.filename or 'the system'}: {error.strerror or error}")
         except MemoryError as error:
-            status = _refused(f"the memory does not suffice: {error or 'give fewer requests'}")
+            status = _refused(f"the memory does not suffice: {str(error) or 'give fewer requests'}")
         except KeyboardInterrupt:
             status = 130
         sys.exit(status)

@@ -160,6 +160,15 @@ def test_a_run_file_to_begin_with_is_whole_or_not_there(monkeypatch: pytest.Monk
     assert "full.yaml: cannot be written: No space left on device" in refusal("init", "full.yaml")
 
 
+def test_a_lack_of_memory_says_what_to_give(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("evenflow.study.runs.run_job", full)
+    line = refusal("simulate", "RUN.yaml")
+    assert line == "the memory does not suffice: give fewer requests"
+
+
 def test_a_progress_bar_needs_no_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", None)
     with progress(["points"], 3) as shown:

@@ -118,7 +118,7 @@ def table(gaps: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(gaps: pd.DataFrame, path: Path) -> None:
-    """Draw the share of micro-batches whose gap is at most so long, each mode of each kind."""
+    """Draw the distribution of gaps between micro-batches, by mode and kind of workers."""
     figure, cells = panels(2, 4, 3.2)
     for axes, (kind, some) in zip(cells, gaps.groupby("workers"), strict=True):
         for mode, color in MODES.items():

@@ -51,7 +51,7 @@ def measured(requests: list[Request]) -> tuple[float, float]:
 
 
 def right() -> tuple[float, float]:
-    """Return the mean length and the mean wait that are right: load 1/2, rate 1/s."""
+    """Return the true mean length and mean wait: load 1/2, rate 1/s."""
     return MEAN, LOAD**2 * math.exp(SIGMA**2) / (2 * (1 - LOAD))
 
 

@@ -121,7 +121,7 @@ def autoscaler() -> Figure:
 
 
 def fleet(count: int, processes: list[Any] | None = None) -> SimulatedRun:
-    """Return a run of the Azure code trace on so many replicas of one GPU."""
+    """Return a run of the Azure code trace on `count` replicas of one GPU."""
     run = {
         "model": "Llama-3.1-8B",
         "gpu": "L20",

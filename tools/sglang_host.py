@@ -206,7 +206,7 @@ async def ready(server: Server, session: aiohttp.ClientSession) -> None:
 async def spent(
     server: Server, prompts: Sequence[str], streams: int, tokens: int
 ) -> dict[str, Any]:
-    """Send prompts, so many at a time; return what it took."""
+    """Send prompts, `streams` at a time; return what it took."""
     limit = asyncio.Semaphore(streams)
     timeout, connector = aiohttp.ClientTimeout(600), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:

@@ -352,7 +352,7 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
         return self.journal
 
     def ingest_requests(self, stop_at_pause: bool = False) -> list[Any]:
-        """Let those arrive whose time has come, where the loop looks for them."""
+        """Take in the requests that have arrived, where the loop looks for them."""
         while self.recv_skipper and not self.recv_skipper.handle(self.last_batch):
             if not self.idles:  # else it looks again at once
                 return []

@@ -332,7 +332,7 @@ def _facts(setting: Setting, engine: EngineCore) -> dict[str, Any]:
 
 
 def token_after(known: int) -> int:
-    """Return the token that follows so many."""
+    """Return the token at position `known` of a sequence."""
     return 3 + known % 500
 
 

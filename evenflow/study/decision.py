@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -235,9 +236,8 @@ def basis(config: RunConfig, trial: Trial, prediction: Prediction | None) -> Ite
     """Yield the basis of a prediction, part by part."""
     yield _kernels(config, trial, prediction)
     yield _cpu_time(config)
-    yield Basis(
-        "GPUs and links", ", ".join(config.setup_parts()[:-2]), "given, or marked (default)"
-    )
+    placed = takewhile(lambda part: not part.startswith("CPU time"), config.setup_parts())
+    yield Basis("GPUs and links", ", ".join(placed), "given, or marked (default)")
     workload = config.workload
     arrivals = arrivals_words(workload.arrivals.model_dump())
     count = f"{trial.served.asked // len(trial.records):,} requests"

@@ -229,6 +229,7 @@ def test_a_rate_kept_above_one_that_is_missed_is_nothing_to_rely_on() -> None:
         ({"gpu": "H100"}, {"time of kernels": "fitted", "CPU time": "guessed"}),
         ({"gpu": "H100", "runtime": "vllm-0.12"}, {"CPU time": "fitted", "traffic": "drawn from"}),
         ({"gpu": "L20", "runtime": "gllm"}, {"CPU time": "published", "KV cache": "estimated"}),
+        ({"gpu": "H100", "scheduler": "vllm_v1"}, {"GPUs and links": "given"}),
         ({"gpu": "V100-16G"}, {"time of kernels": "guessed"}),
         ({"gpu": "H100", "costs": "silicon"}, {"time of kernels": "measured; 25% of the time"}),
         ({"gpu": "H100", "kv": {"pages": 99}}, {"KV cache": "given"}),
@@ -238,5 +239,7 @@ def test_what_an_answer_rests_on(keys: dict[str, Any], how: dict[str, str]) -> N
     config = configured(Document("a.yaml", {**RUN, "link": None, **keys}, {}))
     source = {"extrapolated_share": 0.25} if "costs" in keys else {}
     trial = Trial({}, (Record("", {}, cost_source=source),))
-    found = {each.part: each.how for each in basis(config, trial, None)}
+    parts = list(basis(config, trial, None))
+    assert parts[2].what == f"Llama-3.1-8B on 1 x {keys['gpu']}, PP1"
+    found = {each.part: each.how for each in parts}
     assert {part: found[part][: len(words)] for part, words in how.items()} == how

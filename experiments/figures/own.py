@@ -299,9 +299,6 @@ def _draw_gaps(
     return figure
 
 
-AT = 256
-
-
 def predictors(study: FigureStudy) -> pd.DataFrame:
     """Score predictors on the requests that fit, as often as there are seeds."""
     return pd.DataFrame(

@@ -1,6 +1,6 @@
 # `make demo` and `make test` each make their own virtual environment, install, and run.
 
-.PHONY: help demo docs test pytest test-all test-twice test-sdist mutants newest constraints reference engines test-gllm test-sglang test-vllm test-browser vllm-table \
+.PHONY: help demo docs test pytest test-all test-twice test-sdist mutants newest constraints reference engines test-gllm test-sglang test-vllm test-vllm-v0 test-browser vllm-table \
 	test-compiled test-serve-long test-fuzz test-systems freeze freeze-update pythons oldest bench gpu-report clean lint
 .DEFAULT_GOAL := help
 
@@ -23,6 +23,7 @@ help:
 	@echo "make test-fuzz  odd values, files, figures, HTTP clients and random worlds, CASES of each (half an hour)"
 	@echo "make test-serve-long  50,000 requests to a server, kill -9, recover: nothing grows or is lost"
 	@echo "make test-vllm  record what vLLM 0.32.0 decides under random loads, and compare (3.5 GB, Python 3.11)"
+	@echo "make test-vllm-v0  compare the policy vllm with the scheduler of vLLM 0.6.6 (fetches 200 MB)"
 	@echo "make vllm-table  serve with real vLLM and each policy in it, beside the simulator (18 minutes)"
 	@echo "make gpu-report  measure a CUDA machine: profiles, tokens, serving, validation (needs torch there)"
 	@echo "make pythons  compare them on Python 3.11, 3.12 and 3.13; make oldest  test the lowest versions allowed"
@@ -115,6 +116,13 @@ test-vllm: .venv-test/installed .venv-vllm/installed
 	.venv-test/bin/python -m tools.launch_plans "$$folder/plans" && \
 	.venv-vllm/bin/python -m tools.launch_check vllm "$$folder/plans" && \
 	.venv-vllm/bin/python -m pytest tests/runtime/test_vllm_engine.py
+
+# The wheel's scheduler, with stand-ins for what needs a GPU.
+test-vllm-v0: .venv-test/installed
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	install() { .venv-test/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target "$$@"; } && \
+	install "$$folder/v0" vllm==0.6.6.post1 && install "$$folder/beside" msgspec && \
+	PYTHONPATH="$$folder/beside" .venv-test/bin/python -m tools.vllm_v0 --package "$$folder/v0"
 
 # On a machine with nothing else to do; the table is OUT/table.md.
 vllm-table: OUT ?= out/vllm-table

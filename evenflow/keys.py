@@ -34,7 +34,7 @@ Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
 
 MOST_PIPES = 4096
-"""The most stages, replicas and virtual engines: each is kept account of by itself."""
+"""The most stages, replicas, groups and proposals: each is kept account of by itself."""
 
 MOST_MODEL_LEN = 10**7
 """The longest request: it is computed token by token, which takes minutes."""

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from evenflow.config.costs import Hardware
 from evenflow.core.routing import Router
 from evenflow.costs import StageCost, SwapCost
+from evenflow.engines import sglang_server
 from evenflow.errors import MOST, is_count
 from evenflow.keys import (
     Count,
@@ -246,7 +247,7 @@ def limits_of(policy: SchedulerConfig, gpus: Sequence[GpuSpec]) -> dict[str, int
     found, given = {}, policy.params
     gib = gpus[0].visible_bytes / GIB if gpus else 0
     if gpus and policy.name == "sglang":
-        found["chunked_prefill_size"] = _by_size(gib, SGLANG_CHUNKS)
+        found["chunked_prefill_size"] = sglang_server.chunked_prefill_size(gib)
     if gpus and policy.name == "vllm_v1":
         is_small = gib < 70 or (gib < 160 and gpus[0].name.startswith(("A100", "GB10")))
         found["max_num_batched_tokens"] = 16384 if gib >= 160 else 2048 if is_small else 8192
@@ -255,49 +256,6 @@ def limits_of(policy: SchedulerConfig, gpus: Sequence[GpuSpec]) -> dict[str, int
         if isinstance(budget, int) and 0 < budget < found["max_num_seqs"]:
             found["max_num_seqs"] = budget
     return {key: value for key, value in found.items() if key not in given}
-
-
-SGLANG_CHUNKS = ((160, 16384), (60, 8192), (20, 4096), (0, 2048))
-"""The least GiB of a GPU, and the tokens of SGLang's chunks there."""
-
-SGLANG_GRAPHS = ((160, (512, 512)), (60, (256, 512)), (35, (32, 160)), (20, (48, 160)), (0, (8, 8)))
-"""The least GiB of a GPU, and the rows of its largest graph of decodes: to 3 ranks, and from 4."""
-
-SGLANG_PROMPTS = (
-    *((4, 33, 4), (48, 257, 16), (288, 513, 32)),
-    *((576, 1025, 64), (1280, 4097, 256), (4608, 32769, 512)),
-)
-"""Tokens of SGLang's graphs of prompts, as ranges."""
-
-
-def sglang_share(
-    policy: SchedulerConfig, gpu: GpuSpec, ranks: int, stages: int, groups: int, *, eager: bool
-) -> float:
-    """Return the share of a GPU that SGLang gives weights and pages where nobody says one.
-
-    It keeps MiB for a step, for graphs (none: `eager`), and for each of `ranks` x `stages`; groups
-    have more of it. Known error: of models with latents it keeps 1 GiB more. Source: SGLang 0.5.23,
-    arg_groups/memory_hook.py: handle_gpu_memory_settings, reserve_for_graph_mb.
-    """
-    gib, ranks = gpu.visible_bytes / GIB, ranks * groups
-    given = {key: value for key, value in policy.params.items() if value is None or is_count(value)}
-    chunk = given.get("chunked_prefill_size", _by_size(gib, SGLANG_CHUNKS)) or 0
-    most = _by_size(gib, SGLANG_GRAPHS)[ranks >= 4]
-    rows = min(most, given.get("max_running_requests") or most)
-    prompts = sum(size <= chunk for sizes in SGLANG_PROMPTS for size in range(*sizes))
-    kept = 512 + 1.5 * max(chunk or given.get("max_prefill_tokens") or 16384, 2048)
-    if not eager:
-        kept += 2 * rows + 8 * prompts * (stages == 1)
-    kept += ranks * stages * 128
-    if groups > 1:
-        kept += rows * groups * (4.5 if rows > 300 else 3)
-    if gib > 60:
-        kept = max(kept, 10240)
-    return round(1 - kept / (gib * 1024), 3)
-
-
-def _by_size(gib: float, table: Sequence[tuple[int, Any]]) -> Any:
-    return next(value for least, value in table if gib >= least)
 
 
 class ProcessConfig(SchedulerConfig):

@@ -19,6 +19,7 @@ from evenflow.config.nccl import with_points
 from evenflow.config.workers import EmulatedWorkers, Workers
 from evenflow.config.workload import WorkloadConfig
 from evenflow.costs import Fabric
+from evenflow.engines import sglang_server
 from evenflow.errors import MOST, UsageError, is_count
 from evenflow.keys import (
     MOST_MODEL_LEN,
@@ -34,7 +35,7 @@ from evenflow.keys import (
 )
 from evenflow.results.metrics import Limit
 from evenflow.runtimes import RuntimeName, RuntimeOverheads, runtimes
-from evenflow.specs.gpu import GpuSpec, gpu
+from evenflow.specs.gpu import GIB, GpuSpec, gpu
 from evenflow.specs.memory import MemoryName, memories
 
 InMilliseconds = Annotated[
@@ -251,9 +252,13 @@ class RunConfig(Keys):
         if self.kv.memory_utilization is not None:
             return self.kv.memory_utilization
         if self.memory == "sglang" and self.gpus:
-            counts = self.tensor_parallel, self.num_stages, self.data_parallel
-            return parts.sglang_share(
-                self.scheduler, self.gpus[0], *counts, eager=self.enforce_eager
+            return sglang_server.mem_fraction_static(
+                self.gpus[0].visible_bytes / GIB,
+                self.scheduler.params,
+                self.tensor_parallel,
+                self.num_stages,
+                self.data_parallel,
+                eager=self.enforce_eager,
             )
         engine = memories().get(self.memory)
         return 0.9 if engine is None else engine.utilization

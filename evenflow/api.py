@@ -360,7 +360,7 @@ def figures(
         folder = Path(out or stack.enter_context(TemporaryDirectory()))
         stack.enter_context(claimed(folder, force=force))
         pool = stack.enter_context(executor_of(executor, workers))
-        stack.enter_context(loading("evenflow.report.plots"))
+        stack.enter_context(loading("pandas", "evenflow.report.plots"))
         return make_all(plans, folder, pool, watch, say, intervals=intervals, tables=bool(asked))
 
 

@@ -15,9 +15,7 @@ from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 from statistics import fmean
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from evenflow.config.build import load_workload
 from evenflow.config.run import RunConfig, with_
@@ -51,6 +49,9 @@ from evenflow.study.trials import (
     why_alike,
 )
 from evenflow.study.uncertainty import METRICS, Prediction, predicted
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SHOWN = (
     "attainment",
@@ -141,6 +142,8 @@ class Capacity(Shown):
     @property
     def cells(self) -> pd.DataFrame:
         """The rows of `points` as objects: numbers are written as the runs gave them."""
+        import pandas as pd
+
         keys = [key for key, value in self.measured[0].values.items() if is_metric(value)]
         rows = [
             {

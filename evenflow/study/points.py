@@ -321,9 +321,9 @@ def processes(
 
 
 @contextmanager
-def loading(module: str) -> Iterator[None]:
-    """Load a module in a thread: one that only what is written needs, while processes simulate."""
-    thread = threading.Thread(target=import_module, args=[module])
+def loading(*modules: str) -> Iterator[None]:
+    """Load modules in a thread: those that only what is written needs, while others simulate."""
+    thread = threading.Thread(target=lambda: [*map(import_module, modules)])
     thread.start()
     try:
         yield

@@ -8,9 +8,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import is_number, number
@@ -21,6 +19,9 @@ from evenflow.study.slo import missed, pareto_front, shares_beyond
 from evenflow.study.sweep_file import Sweep, SweepConfig
 from evenflow.study.trials import Trial, unfair
 from evenflow.study.unseen import Check
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BEST = 5
 """How many points the table of the best lists; of a Pareto front, all."""
@@ -62,11 +63,15 @@ class Swept(Shown):
     @cached_property
     def keys(self) -> pd.DataFrame:
         """A row for each point: its parameters, as texts that are equal where values are."""
+        import pandas as pd
+
         rows = [{k: identity({k: v}) for k, v in trial.labels.items()} for trial in self.trials]
         return pd.DataFrame(rows, columns=list(self.config.parameters))
 
     def values(self, metric: str) -> pd.DataFrame:
         """Return a row for each point, a column for each replication; NaN where it has none."""
+        import pandas as pd
+
         return pd.DataFrame([trial.values(metric) for trial in self.trials])
 
     @cached_property
@@ -124,6 +129,8 @@ class Swept(Shown):
 
         Cells are objects, so that numbers are written as the runs gave them.
         """
+        import pandas as pd
+
         rows = [
             {"point": index, "replication": replication, **row}
             for index, trial in enumerate(self.trials)
@@ -137,6 +144,8 @@ class Swept(Shown):
 
         `*_ci95` is the half-width of the 95 % interval; `*_vs_default` the mean paired difference.
         """
+        import pandas as pd
+
         places = {position: place for place, position in enumerate(self.ranked, 1)}
         rows = [
             {
@@ -347,6 +356,8 @@ def answers(trial: Trial, allow_refused: bool) -> bool:
 
 def spread(values: pd.DataFrame) -> pd.DataFrame:
     """Return the `mean` of each row and the `half_width` of its interval; NaN where one is NaN."""
+    import pandas as pd
+
     means = [interval(row) for row in values.to_numpy().tolist()]
     rows = [(mean.mean, mean.half_width) for mean in means]
     return pd.DataFrame(rows, values.index, ["mean", "half_width"])

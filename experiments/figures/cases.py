@@ -12,10 +12,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from evenflow.config.run import RunConfig, with_
 from evenflow.config.yaml_file import Document, patched
@@ -26,6 +25,9 @@ from evenflow.experiments.figures.schema import Layer, OwnAxis, gpu_name, layere
 from evenflow.experiments.figures.study import FigureStudy
 from evenflow.study.capacity import CapacityQuestion, capacity_of
 from evenflow.study.slo import Condition
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LAYERS = ("pair", "deployment", "dataset", "trace", "slo", "load", "rate", "system")
 """The order in which the axes' keys lie over each other; a figure's own axes lie over all."""
@@ -360,6 +362,8 @@ def over(
     table: pd.DataFrame, columns: Mapping[str, str], reference: Mapping[str, Any]
 ) -> pd.DataFrame:
     """Return columns by name over those of the run at `reference`, all else of the run equal."""
+    import pandas as pd
+
     chosen = pd.Series(True, table.index)
     for name, value in reference.items():
         named = isinstance(value, str) and value in table
@@ -424,7 +428,9 @@ def capacities(
         found = list(threads.map(lambda asked: _search(study, *asked), cases.values()))
     finally:  # when interrupted, those that run end as soon as the processes are gone
         threads.shutdown(wait=False, cancel_futures=True)
-    table = pd.DataFrame(
+    from pandas import DataFrame
+
+    table = DataFrame(
         {**dict(zip(names, key, strict=True)), "seed": seed, **row}
         for key, rows in zip(cases, found, strict=True)
         for seed, row in zip(study.seeds, rows, strict=True)

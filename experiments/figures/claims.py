@@ -11,16 +11,18 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-import pandas as pd
 import yaml
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.experiments.figures.schema import MISSED, PAPER, Asked, Query
 from evenflow.keys import shown
 from evenflow.study.uncertainty import range_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CLAIMS = Path(__file__).parent / "claims.yaml"
 MISSES = Path(__file__).parent / "misses.yaml"
@@ -239,7 +241,7 @@ def _put(table: pd.DataFrame, query: Query, value: float, missed: bool) -> None:
     if len(heights) != 1 or not math.isfinite(heights.iloc[0]) or query.take not in table:
         return
     rows = _rows(table, where)
-    place = heights.index[0] if isinstance(heights.index, pd.MultiIndex) else [heights.index[0]]
+    place = heights.index[0] if heights.index.nlevels > 1 else [heights.index[0]]
     for name, at in zip(heights.index.names, place, strict=True):
         rows = rows if name is None else rows[rows[name] == at]
     table.loc[rows.index, f"{query.take}{PAPER}"] = heights.iloc[0]
@@ -267,7 +269,7 @@ def _means(table: pd.DataFrame, query: Query, where: Mapping[str, Any]) -> pd.Se
     _, inverse, column = str(query.take).rpartition("1/")
     taken = 1 / table[column] if inverse else table[column]
     taken = np.log(taken) if query.how == "geomean" else taken
-    by = [table[name] for name in axes] or [pd.Series(0, table.index)]
+    by: list[Any] = [table[name] for name in axes] or [np.zeros(len(table))]
     means = taken.groupby(by, sort=False).mean()
     return np.exp(means) if query.how == "geomean" else means
 
@@ -275,7 +277,7 @@ def _means(table: pd.DataFrame, query: Query, where: Mapping[str, Any]) -> pd.Se
 def _rows(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     for name, value in where.items():
         column = table[name]
-        if isinstance(value, float) and pd.api.types.is_numeric_dtype(column):
+        if isinstance(value, float) and column.dtype.kind in "biuf":
             apart = (column - value).abs()
             table = table[apart == apart.min()]
         else:  # a number may be what words of an axis say

@@ -12,12 +12,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from string import Formatter
-from typing import Any, NoReturn
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from evenflow.errors import UsageError, instead_of
 from evenflow.keys import shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_LETTERS = 300
 
@@ -76,6 +77,8 @@ class _Reader:
         raise UsageError(f"{self.key}: {shown(self.text)} is no formula; {RIGHT}")
 
     def column(self, node: ast.expr) -> pd.Series:
+        import pandas as pd
+
         value = self.value(node)
         return value if isinstance(value, pd.Series) else pd.Series(value, self.table.index)
 
@@ -110,6 +113,8 @@ class _Reader:
 
     def count(self, node: ast.expr) -> Any:
         """Return a part that is a number, or a column of them: words do not add up."""
+        import pandas as pd
+
         return pd.to_numeric(self.value(node))
 
     def truth(self, node: ast.expr) -> pd.Series:

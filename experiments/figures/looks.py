@@ -5,13 +5,12 @@ Knows no table and no panel. matplotlib is loaded when something is drawn.
 
 from __future__ import annotations
 
+import csv
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import pandas as pd
 
 from evenflow.errors import UsageError, instead_of
 
@@ -21,9 +20,10 @@ if TYPE_CHECKING:
 
 Words = Mapping[str, Any]
 
-_LOOKS = pd.read_csv(Path(__file__).with_name("looks.csv"), index_col="label", dtype=str)
-COLORS: Mapping[str, str] = {str(label): each for label, each in _LOOKS.colour.items()}
-MARKERS = {str(label): str(each) for label, each in _LOOKS.marker.dropna().items()}
+_TEXT = Path(__file__).with_name("looks.csv").read_text(encoding="utf-8")
+_LOOKS = list(csv.DictReader(_TEXT.splitlines()))
+COLORS: Mapping[str, str] = {look["label"]: look["colour"] for look in _LOOKS}
+MARKERS = {look["label"]: look["marker"] for look in _LOOKS if look["marker"]}
 """Looks of the labels that several figures have: of systems, and of parts of an iteration."""
 SPARE = ("#2a9d8f", "#b02a37", "#8c6d31", "#5b5b5b", "#e377c2")
 """Colours of labels without one, or with that of another beside them."""

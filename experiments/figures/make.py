@@ -13,8 +13,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from evenflow.errors import LostProcessError, UsageError, instead_of
 from evenflow.experiments.figures import FOLDER, names
 from evenflow.experiments.figures.cases import exploded, function, table_of
@@ -273,8 +271,10 @@ def from_keys(study: FigureStudy) -> Drawing:
         for queries in (keys.claims, *keys.beside.values())
     )
     if keys.explode:
+        from pandas import concat
+
         told = [exploded(table, columns) for columns in keys.explode]
-        table = pd.concat(told, ignore_index=True)
+        table = concat(told, ignore_index=True)
     shown = keys.shown or (None if study.plan.of_a_paper else _drawn_columns(keys))
     if not study.plan.published:
         return Drawing(figure, table, shown)
@@ -337,6 +337,8 @@ def write_claims(folder: Path) -> list[Answer]:
     Any figure made in the folder answers; where two answer one claim, the paper's figure does. A
     coarse pass answers without a verdict. Claims of other figures are counted only.
     """
+    import pandas as pd
+
     papers = [name for name in names() if (folder / f"{name}.json").exists()]
     others = sorted({path.stem for path in folder.glob("*.json")} - {*papers})
     made = {}

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
-import pandas as pd
 from pydantic import Field, model_validator
 
 from evenflow.config.yaml_file import Document, checked
@@ -31,6 +30,7 @@ from evenflow.experiments.figures.within import WITHIN, draw_within
 from evenflow.keys import Keys, expect, needed
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from evenflow.config.links import link_words
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.systems import keys_of_system
@@ -32,6 +30,7 @@ from evenflow.study.trials import table as table_of
 from evenflow.study.uncertainty import factors, stated
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 PLACED = ("stages", "tensor_parallel")

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from evenflow.experiments.figures.looks import COLORS, Words
 from evenflow.report.style import DECODE, PREFILL
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
 Run = Mapping[str, Any]

@@ -11,7 +11,8 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -177,24 +178,51 @@ def save(figure: Figure, path: Path, formats: Collection[str] = ("png", "svg")) 
     """Write a figure as `path`.FORMAT for some of FORMATS, return its SVG; equal figures, equal
     bytes. Raises UsageError for a figure too narrow for its words.
     """
-    _as_words(figure)
-    with warnings.catch_warnings(), mpl.rc_context({"pdf.fonttype": 42}):
-        warnings.filterwarnings("ignore", "Glyph")  # a letter that the font lacks is an empty box
-        warnings.filterwarnings("error", "constrained_layout not applied")
-        try:
-            for kind in ("png", "pdf"):
-                if kind in formats:
-                    file, metadata = path.with_name(f"{path.name}.{kind}"), FORMATS[kind]
-                    figure.savefig(file, dpi=DOTS_PER_INCH, metadata=dict(metadata))
-            drawn = svg(figure, path.name)
-        except UserWarning:
-            across = f"{figure.get_figwidth():g}"
-            raise UsageError(
-                f"{path.name}: {across} inches are too narrow for it; a wider figure is right"
-            ) from None
+    with _laid_out(figure, path.name), mpl.rc_context({"pdf.fonttype": 42}):
+        for kind in ("png", "pdf"):
+            if kind in formats:
+                file, metadata = path.with_name(f"{path.name}.{kind}"), FORMATS[kind]
+                figure.savefig(file, dpi=DOTS_PER_INCH, metadata=dict(metadata))
+        drawn = _svg(figure, path.name)
     if "svg" in formats:
         path.with_name(f"{path.name}.svg").write_text(drawn, encoding="utf-8")
     return drawn
+
+
+def svg(figure: Figure, name: str) -> str:
+    """Return a figure as SVG, with text that stays text; `name` makes its ids unlike another's."""
+    with _laid_out(figure, name):
+        return _svg(figure, name)
+
+
+@contextmanager
+def _laid_out(figure: Figure, name: str) -> Iterator[None]:
+    """Lay a figure out as for its PNG, once: each `savefig` would draw it once more for that."""
+    engine, dpi, figure.dpi = figure.get_layout_engine(), figure.dpi, DOTS_PER_INCH
+    _as_words(figure)
+    with warnings.catch_warnings(), mpl.rc_context({"figure.autolayout": False}):
+        warnings.filterwarnings("ignore", "Glyph")  # a letter that the font lacks is an empty box
+        warnings.filterwarnings("error", "constrained_layout not applied")
+        try:
+            if engine is not None:
+                engine.execute(figure)
+            figure.set_layout_engine(None)
+            yield
+        except UserWarning:
+            across = f"{figure.get_figwidth():g}"
+            raise UsageError(
+                f"{name}: {across} inches are too narrow for it; a wider figure is right"
+            ) from None
+        finally:
+            figure.set_layout_engine(engine)
+            figure.dpi = dpi
+
+
+def _svg(figure: Figure, name: str) -> str:
+    text = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue()
 
 
 def _as_words(figure: Figure) -> None:
@@ -206,12 +234,3 @@ def _as_words(figure: Figure) -> None:
         assert isinstance(text, Text)
         if "$" in (words := text.get_text()) and r"\mathdefault" not in words:
             text.set_parse_math(False)
-
-
-def svg(figure: Figure, name: str) -> str:
-    """Return a figure as SVG, with text that stays text; `name` makes its ids unlike another's."""
-    _as_words(figure)
-    text = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return text.getvalue()

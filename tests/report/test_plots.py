@@ -61,6 +61,17 @@ def test_spare_axes_are_hidden_and_empty_ones_have_no_key() -> None:
     assert axes[0].get_legend() is None
 
 
+def test_a_figure_is_laid_out_once_for_all_its_formats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure, done = drawn(), []
+    engine, dpi, draw = figure.get_layout_engine(), figure.dpi, Figure.draw
+    monkeypatch.setattr(Figure, "draw", lambda *given: done.append(draw(*given)))
+    save(figure, tmp_path / "a", ("png", "svg", "pdf"))
+    assert len(done) == 3
+    assert (figure.get_layout_engine(), figure.dpi) == (engine, dpi)
+
+
 def test_the_bars_of_stage_time_are_whole() -> None:
     _, (axes,) = panels(1, 3, 2)
     even, one = dict.fromkeys(PARTS, 2.0), {**dict.fromkeys(PARTS, 0.0), "cpu": 3.0}

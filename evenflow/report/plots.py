@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.transforms import ScaledTranslation
 
 from evenflow.errors import UsageError
 from evenflow.report.data import shares, steady
@@ -35,6 +36,8 @@ from evenflow.results.outcome import Outcome
 DOTS_PER_INCH = 150
 MARKS = "os^Dvp*"
 SHOWN_BATCHES = 250
+WORDS_INCHES = 0.45
+"""Below axes: the numbers of their ticks, and a line of words."""
 
 
 def panels(
@@ -65,9 +68,14 @@ def finish(axes: Axes, title: str = "", *, grid: Literal["both", "x", "y", ""] =
 
 
 def key(axes: Axes, **where: Any) -> None:
-    """Give axes a plain legend, if there is something to name; `where` goes to matplotlib's."""
+    """Give axes a plain legend, if there is something to name; `where` goes to matplotlib's.
+
+    Without it the legend is below the axes and their words, where it covers nothing.
+    """
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(**{"frameon": False, "fontsize": 8, **where})
+        below = axes.transAxes + ScaledTranslation(0, -WORDS_INCHES, axes.figure.dpi_scale_trans)
+        place = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below}
+        axes.legend(**{"frameon": False, "fontsize": 8, **(where or place)})
 
 
 def plain_decades(axis: Axis, at: Sequence[float] = (1, 2, 5)) -> None:
@@ -113,7 +121,7 @@ def front(
             axis.axes.set(**{f"{axis.axis_name}scale": "log"})
             plain_decades(axis)
     finish(axes)
-    axes.legend(frameon=False)
+    key(axes)
 
 
 def stage_time(axes: Axes, runs: Mapping[str, Mapping[str, float]]) -> None:

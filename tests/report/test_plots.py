@@ -61,6 +61,15 @@ def test_spare_axes_are_hidden_and_empty_ones_have_no_key() -> None:
     assert axes[0].get_legend() is None
 
 
+def test_a_key_without_a_place_is_below_the_words_of_its_axes() -> None:
+    figure, (axes,) = panels(1, 3, 2)
+    axes.plot([1, 2], label="served")
+    axes.set_xlabel("requests/s arriving")
+    key(axes)
+    figure.draw_without_rendering()
+    assert axes.get_legend().get_window_extent().y1 < axes.xaxis.get_tightbbox().y0
+
+
 def test_a_figure_is_laid_out_once_for_all_its_formats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -350,7 +350,7 @@ def figures(
     from evenflow.experiments.figures.make import chosen, make_all
     from evenflow.experiments.figures.schema import Look
     from evenflow.report.folder import claimed
-    from evenflow.study.points import executor_of, loading
+    from evenflow.study.points import executor_of
 
     look = Look(width, style, tuple(formats.split(",") if isinstance(formats, str) else formats))
     sets = tuple(inputs.texts_of(inputs.by_name(set)))
@@ -360,7 +360,6 @@ def figures(
         folder = Path(out or stack.enter_context(TemporaryDirectory()))
         stack.enter_context(claimed(folder, force=force))
         pool = stack.enter_context(executor_of(executor, workers))
-        stack.enter_context(loading("pandas", "evenflow.report.plots"))
         return make_all(plans, folder, pool, watch, say, intervals=intervals, tables=bool(asked))
 
 

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import (
     BrokenExecutor,
     CancelledError,
@@ -195,8 +195,13 @@ class Store:
         return inside(self.folder, f"{self._code}/{key[:2]}/{key}.json")
 
 
-def simulated(points: Iterable[Point], executor: Executor) -> Iterator[Record]:
-    """Yield the record of each point once it is there; LostProcessError when a worker dies."""
+def simulated(
+    points: Iterable[Point], executor: Executor, writes: Sequence[str] = ()
+) -> Iterator[Record]:
+    """Yield the record of each point once it is there; LostProcessError when a worker dies.
+
+    `writes`: modules that only what is written needs, loaded once all points are asked for.
+    """
     futures: list[Future[Record]] = []
     death: Exception | None = None
     try:
@@ -204,6 +209,8 @@ def simulated(points: Iterable[Point], executor: Executor) -> Iterator[Record]:
             futures.append(executor.submit(simulate_point, point))
     except BrokenExecutor as error:
         death = error
+    if not sys.modules.keys() >= set(writes):
+        threading.Thread(target=lambda: [*map(import_module, writes)]).start()
     try:
         for future in as_completed(futures):
             try:
@@ -318,17 +325,6 @@ def processes(
         raise
     finally:
         pool.shutdown()
-
-
-@contextmanager
-def loading(*modules: str) -> Iterator[None]:
-    """Load modules in a thread: those that only what is written needs, while others simulate."""
-    thread = threading.Thread(target=lambda: [*map(import_module, modules)])
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
 
 
 @contextmanager

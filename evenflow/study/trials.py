@@ -32,7 +32,6 @@ from evenflow.study.points import (
     Record,
     Store,
     executor_of,
-    loading,
     simulated,
     summary,
 )
@@ -242,7 +241,7 @@ class Simulator:
 
     `on_done` is called with the number of points done since the simulator was made. `on_failure`
     gets the record of each point that fails. A failed point is in the store too, with its error;
-    `retry` simulates those again.
+    `retry` simulates those again. `writes`: as for `simulated`.
     """
 
     def __init__(
@@ -253,12 +252,14 @@ class Simulator:
         on_failure: Callable[[Record], None] = lambda record: None,
         *,
         retry: bool = False,
+        writes: Sequence[str] = (),
     ) -> None:
         self.store = store
         self._executor = executor
         self._on_done = on_done
         self._on_failure = on_failure
         self._retry = retry
+        self._writes = writes
         self._done = 0
 
     def records(self, points: Sequence[Point]) -> list[Record]:
@@ -282,7 +283,7 @@ class Simulator:
                     yield point
             self._tell(sum(copies[key] for key in records))
 
-        for record in simulated(missing(), self._executor):
+        for record in simulated(missing(), self._executor, self._writes):
             if record.key not in copies:
                 raise UsageError(
                     "a file that results depend on has changed while they were made: a trace, a "
@@ -345,12 +346,10 @@ class How:
     watch: Watch | None = None
 
     @contextmanager
-    def simulator(
-        self, label: str, total: int | None, writes: str | None = None
-    ) -> Iterator[Simulator]:
+    def simulator(self, label: str, total: int | None, *writes: str) -> Iterator[Simulator]:
         """Yield a simulator of up to `total` points, shown as `label`; claim the folder first.
 
-        `writes`: a module that only what is written needs, loaded while processes simulate.
+        `writes`: modules that only what is written needs, loaded while processes simulate.
         """
         with ExitStack() as stack:
             if self.out is not None:
@@ -360,13 +359,12 @@ class How:
             if not self.resume:
                 store.clear()
             pool = stack.enter_context(executor_of(self.executor, self.workers))
-            if writes is not None and self.out is not None:
-                stack.enter_context(loading(writes))
             told: tuple[Any, ...] = ()
             if self.watch is not None:
                 shown = stack.enter_context(self.watch([label], total))
                 told = shown.done, shown.failed
-            yield Simulator(store, pool, *told, retry=self.retry_failed)
+            needed = writes if self.out is not None else ()
+            yield Simulator(store, pool, *told, retry=self.retry_failed, writes=needed)
 
     def write(self, write: Callable[[Path], None]) -> None:
         """Let `write` fill the folder, whole or not at all; do nothing without one."""

@@ -88,6 +88,10 @@ class Numbers(dict[str, Any]):
         return super().get(name, default)
 
 
+WRITES = "pandas", "evenflow.report.plots"
+"""What only tables and pictures need."""
+
+
 class FigureStudy:
     """One figure being made. `on_progress` is called with the points done and the points asked.
 
@@ -107,7 +111,7 @@ class FigureStudy:
         self.plan = plan
         self._wrong = wrong
         self.numbers = Numbers(plan.study)
-        self.simulator = Simulator(store, executor, self._tell)
+        self.simulator = Simulator(store, executor, self._tell, writes=WRITES)
         self._on_progress = on_progress or (lambda done, asked: None)
         self._asked = 0
         self._kv_pages: set[int] = set()

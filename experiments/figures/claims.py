@@ -263,10 +263,10 @@ def _means(table: pd.DataFrame, query: Query, where: Mapping[str, Any]) -> pd.Se
 
     Of a table without seeds, an axis is what is no fraction.
     """
-    table = _rows(table, where)
     known = table.loc[:, :"seed"] if "seed" in table else table.select_dtypes(exclude="float")
     axes = [name for name in known if name not in {"seed", *where, *query.over}]
     _, inverse, column = str(query.take).rpartition("1/")
+    table = _rows(table[[*{*axes, *where, column}]], where)
     taken = 1 / table[column] if inverse else table[column]
     taken = np.log(taken) if query.how == "geomean" else taken
     by: list[Any] = [table[name] for name in axes] or [np.zeros(len(table))]

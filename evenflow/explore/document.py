@@ -22,7 +22,7 @@ from evenflow.config.files import texts_of
 from evenflow.config.run import RunConfig, configured, with_
 from evenflow.errors import UsageError
 from evenflow.keys import Keys
-from evenflow.study.compare import parse_schedulers, with_name
+from evenflow.study.compare import on_one_engine, parse_schedulers, with_name
 from evenflow.study.slo import Condition, parse_slo
 
 MOST_SIDES = 4
@@ -97,22 +97,28 @@ class Settled:
     document: yaml_file.Document
     text: str
     others: list[dict[str, Any]]
-    configs: list[RunConfig]
+    configs: Sequence[RunConfig]
 
     def command(self, given: Given) -> str:
         """Return the command line that simulates the same."""
         start = yaml_file.document_of(given.original, str(given.file))
         patch = yaml_file.as_patch(start.data, self.document.data)
-        same = _same(start, patch, self.configs[0])
+        same = _same(start, patch, configured(self.document))
         file = str(given.file) if same else "RUN.yaml"  # which the page lets one download
         sets = [f"--set {shlex.quote(f'{k}={_json(v)}')}" for k, v in patch.items() if same]
-        if not self.others:
+        if len(named := self._named()) == 1:
             return " ".join(["evenflow simulate", shlex.quote(file), *sets])
-        own = self.configs[0].scheduler.name  # whose parameters are in the file, or set
-        others = (each if len(each) > 1 else each["name"] for each in self.others)
-        listed = ",".join([own, *map(_json, others)])
-        schedulers = f"--schedulers {shlex.quote(listed)}"
+        schedulers = f"--schedulers {shlex.quote(','.join(named))}"
         return " ".join(["evenflow compare", shlex.quote(file), schedulers, *sets])
+
+    def _named(self) -> list[str]:
+        """Return the schedulers as `--schedulers` takes them; equal runs are there once."""
+        own = self.configs[0].scheduler  # whose parameters are in the file, or set
+        found = {_json(self.configs[0].resolved()): own.name}
+        for each, config in zip(self.others, self.configs[1:], strict=True):
+            bare = len(each) == 1 and not (each["name"] == own.name and own.params)
+            found.setdefault(_json(config.resolved()), each["name"] if bare else _json(each))
+        return list(found.values())
 
 
 def _json(value: Any) -> str:
@@ -151,7 +157,7 @@ def settled(given: Given, question: Question) -> Settled:
         _refuse_names(given, "--schedulers", {"scheduler": each})
     configs = [configured(document)]
     configs += [with_(document, {"scheduler": each}) for each in others]
-    return Settled(document, text, others, configs)
+    return Settled(document, text, others, on_one_engine(configs))
 
 
 def side_of(dotted: str, most: int) -> int:

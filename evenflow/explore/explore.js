@@ -83,7 +83,11 @@ function tellProgress({side, done, of}) {
   byId("status").textContent = `${all.toLocaleString("en")} of ${whole.toLocaleString("en")} requests are done ...`;
 }
 
-const inAll = () => runs.map(run => run.setup).filter((each, at, all) => all.indexOf(each) === at).join("; ");
+function inAll() {
+  const all = runs.map(run => run.setup);
+  if (new Set(all).size < 2) return all[0] ?? "";
+  return all.map((each, at) => `${"ABCD"[at]} ${each}`).join("; ");
+}
 
 let later = 0;
 const soon = (call, ms) => { clearTimeout(later); later = setTimeout(call, ms); };

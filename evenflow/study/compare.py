@@ -128,13 +128,7 @@ def line_up(entries: Sequence[object], config: RunConfig, beside: Path) -> list[
             "--schedulers, --systems: nothing is named; give at least one, like "
             "--schedulers sarathi,token_throttling"
         )
-    configs = [with_(config, patch) for _, patch in patches]
-    if shared := engine_of_all(configs):
-        paged = {key: value for key, value in shared.items() if key != "runtime"}
-        configs = [
-            with_(each, paged if each.runtime else shared).marked(() if each.runtime else shared)
-            for each in configs
-        ]
+    configs = on_one_engine([with_(config, patch) for _, patch in patches])
     workload = load_workload(configs[0], beside, keep_text=any(map(reads_text, configs)))
     jobs = [
         Job(own, workload, beside, entry if isinstance(entry, GivenPolicy) else None, label)
@@ -144,6 +138,17 @@ def line_up(entries: Sequence[object], config: RunConfig, beside: Path) -> list[
     for job in jobs:
         job.built()
     return jobs
+
+
+def on_one_engine(configs: Sequence[RunConfig]) -> Sequence[RunConfig]:
+    """Return the runs with the pages and CPU time of one engine, where none says which."""
+    if not (shared := engine_of_all(configs)):
+        return configs
+    paged = {key: value for key, value in shared.items() if key != "runtime"}
+    return [
+        with_(each, paged if each.runtime else shared).marked(() if each.runtime else shared)
+        for each in configs
+    ]
 
 
 OURS = ("report.html", "comparison.csv", "manifest.json")
@@ -171,6 +176,8 @@ def _patch(entry: object, config: RunConfig) -> tuple[str, Patch]:
         return entry, {} if entry == config.scheduler.name else {"scheduler": {"name": entry}}
     scheduler = with_name(entry)
     listed = ",".join(f"{key}={value}" for key, value in scheduler.items() if key != "name")
+    if not listed and scheduler["name"] == config.scheduler.name and config.scheduler.params:
+        listed = "defaults"
     label = f"{scheduler['name']}({listed})" if listed else scheduler["name"]
     return label, {"scheduler": scheduler}
 

@@ -132,6 +132,36 @@ def test_sides_have_schedulers_of_their_own(folder: Path) -> None:
     assert looked(run, **question)["document"]["others"] == [{"name": "orca"}]
 
 
+def test_the_command_has_equal_sides_once_and_defaults_beside_parameters(folder: Path) -> None:
+    def command(schedulers: str) -> list[str]:
+        run = given(Path("RUN.yaml"), [], schedulers, [])
+        document = looked(run, others=run.question.others)["document"]
+        return shlex.split(document["command"])
+
+    equal = command("sarathi,{name: sarathi, token_budget: 64}")
+    assert equal == ["evenflow", "simulate", "RUN.yaml"]
+    assert command("sarathi,vllm,vllm")[-1] == "sarathi,vllm"
+    words = command("sarathi,sarathi")
+    assert words[-1] == 'sarathi,{"name": "sarathi"}'
+    done(*words[1:], "--out", "out")
+    assert Path("out/sarathi-defaults/summary.json").exists()
+
+
+def test_sides_are_simulated_as_the_command_compares_them(folder: Path) -> None:
+    Path("RUN.yaml").write_text(
+        "model: Llama-3.1-8B\ngpu: H100\nstages: 2\nscheduler: vllm_v1\n"
+        "workload: {trace: azure-conv-sample, requests: 20, arrivals: {kind: poisson, rate: 8}}\n"
+    )
+    run = given(Path("RUN.yaml"), [], "vllm_v1,sglang", [])
+    question = {"text": run.text, "others": run.question.others}
+    page = told(run, "simulate", question, 1)[-1]["run"]
+    document = looked(run, others=run.question.others)["document"]
+    done(*shlex.split(document["command"])[1:], "--out", "out")
+    compared = json.loads(Path("out/sglang/summary.json").read_text())
+    assert "CPU time vllm-0.19 (default)" in page["setup"]
+    assert page["summary"]["mean_ttft_ms"] == pytest.approx(compared["mean_ttft_ms"])
+
+
 def test_a_mistake_is_told_as_the_command_line_tells_it(run: Given) -> None:
     rows = table((ROOT / "tests" / "mistakes.txt").read_text(encoding="utf-8"))
     simulated = [words for words, _ in rows if words[:2] == ["simulate", "RUN.yaml"]]

@@ -440,7 +440,8 @@ class EngineQueues(Queues):
             self.owed[seq] -= 1
             if not self.owed[seq]:
                 del self.owed[seq]
-            if seq.aborted or not tokens or self.is_lost(seq, tokens):
+            in_vain = seq.request.request_id not in self.live  # it has ended
+            if in_vain or seq.aborted or not tokens or self.is_lost(seq, tokens):
                 continue
             seq.prompt_tokens += tokens
             self.waiting_tokens += tokens

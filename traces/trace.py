@@ -19,6 +19,7 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -477,10 +478,11 @@ def pearson(spearman: float) -> float:
 
 def _chained(draws: Floats, share: float) -> Floats:
     """Return x[t] = share x[t - 1] + sqrt(1 - share^2) draws[t], [n, 2], x[0] = draws[0]."""
-    chained, rest = draws.copy(), math.sqrt(1 - share**2)
-    for place in range(1, len(draws)):
-        chained[place] = share * chained[place - 1] + rest * draws[place]
-    return chained
+    steps = math.sqrt(1 - share**2) * draws
+    steps[0] = draws[0]
+    for column in steps.T:
+        column[:] = list(accumulate(column.tolist(), lambda last, step: share * last + step))
+    return steps
 
 
 def draw_arrivals(table: SampleTable, n: int, seed: int) -> Floats:

@@ -34,7 +34,7 @@ from evenflow.traces import (
 from evenflow.traces.describe import FIT_KEYS, convert, fit, fit_values, info, spearman
 from evenflow.traces.trace import normal_percent, sample_table
 from evenflow.types import Request
-from tests.command_line import refused
+from tests.command_line import complaint, refused
 
 THREE = [10, 20, 30], [1, 2, 3]
 
@@ -512,3 +512,13 @@ def test_the_tables_of_the_samples_are_the_quantiles_of_the_files(
     for name, values in columns.items():
         expected = np.percentile(values, table.percent)
         np.testing.assert_allclose(table.quantiles[name], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("what", ["info", "fit"])
+def test_times_that_no_float_squares_are_refused_in_a_line(folder: Path, what: str) -> None:
+    Path("far.csv").write_text(
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n0,1,1\n1e300,1,1\n"
+    )
+    assert complaint("traces", what, "far.csv").endswith(
+        "the last request arrives after 1e+300 s; at most 1e+12 s is right"
+    )

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from evenflow.runtime.tokens import TextOf
     from evenflow.runtime.worker import WorkerSettings
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
+if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+    SIGNALS += (signal.SIGHUP,)
 
 REQUESTS = "requests"
 """The name of the part of a system of pools that no pool has: the front of the clients."""
@@ -319,7 +321,7 @@ def engine_names(world: World, pipeline: str = "") -> list[str | None]:
 def driven(
     run: Callable[[], None], *steps: Callable[[], None], saves: bool = False
 ) -> tuple[str | None, int]:
-    """Run, taking one of `steps` at each Ctrl-C or SIGTERM; after the last, they end it as usual.
+    """Run, taking one of `steps` at each Ctrl-C, SIGTERM or SIGHUP; after the last, they end it as usual.
 
     Return why the run failed, if it did, and how many steps were taken. `saves` as in ServeOptions.
     """
@@ -352,7 +354,7 @@ def saving() -> Iterator[None]:
 
 
 def _handle(*handlers: Any) -> list[Any]:
-    """Set the handlers of SIGINT and SIGTERM, in a main thread alone; return the former ones."""
+    """Set the handlers of SIGNALS, in a main thread alone; return the former ones."""
     if threading.current_thread() is not threading.main_thread():
         return []
     return [signal.signal(each, handler) for each, handler in zip(SIGNALS, cycle(handlers))]

@@ -248,7 +248,7 @@ def _gauges(engines: Sequence[Batcher]) -> Mapping[str, float]:
 
 def _serve_clients(serving: Serving, bound: socket.socket, channel: Connection) -> None:
     """Serve on a bound socket, in a separate process, until the driver says "exit", or is gone."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the driver's
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the driver's
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         Path("/proc/self/comm").write_text("evenflow-http", encoding="ascii")

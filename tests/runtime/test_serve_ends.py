@@ -177,7 +177,7 @@ def test_an_http_server_that_fails_is_one_line(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_serves_who_is_there_the_second_ends_at_once(
     number: signal.Signals,
 ) -> None:

@@ -321,7 +321,7 @@ def engine_names(world: World, pipeline: str = "") -> list[str | None]:
 def driven(
     run: Callable[[], None], *steps: Callable[[], None], saves: bool = False
 ) -> tuple[str | None, int]:
-    """Run, taking one of `steps` at each Ctrl-C, SIGTERM or SIGHUP; after the last, they end it as usual.
+    """Run, taking one of `steps` at each of SIGNALS; after the last, they end it as usual.
 
     Return why the run failed, if it did, and how many steps were taken. `saves` as in ServeOptions.
     """

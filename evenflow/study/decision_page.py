@@ -69,7 +69,8 @@ def _basis(decision: DecisionRecord) -> Iterator[str]:
     told = html_table(["", "what", "how it is known"], decision.basis, narrow=False)
     yield f'<div class="words">{told}</div>'
     if decision.unchosen:
-        yield f"<p>Nobody chose: {escape(', '.join(decision.unchosen))}.</p>"
+        parts = (part.removesuffix(" (default)") for part in decision.unchosen)
+        yield f"<p>Nobody chose: {escape(', '.join(parts))}.</p>"
     if decision.launch:
         yield section("Launch")
         yield f'<pre class="launch">{escape(chr(10).join(decision.launch))}</pre>'

@@ -110,6 +110,7 @@ def test_the_page_of_a_plan_has_its_launch_lines_and_alternatives(tmp_path: Path
     assert any(each.startswith("machine pcie-l20 (default)") for each in told["nobody_chose"]) == (
         found.best.labels["gpus"] > 1
     )
+    assert "(default)" not in unescape(page).partition("Nobody chose: ")[2].partition("</p>")[0]
     assert "<svg" in page
     heads = [part.heads[0] for part in found.told() if part.__class__ is Table]
     assert heads[-1] == "90 % interval"

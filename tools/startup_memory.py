@@ -204,7 +204,7 @@ def lines() -> Iterator[str]:
     found = logs(memories()["vllm-0.19"])
     yield f"odd rows give {fitted(odd(found))}"
     parts = {"odd": odd(found), "even": even(found)}
-    for like in ("vllm", "vllm-0.19"):
+    for like in ("vllm", "vllm-0.19", "vllm-0.16"):
         parts[f"others, as {like}"] = [log for log in others() if log.facts["like"] == like]
     for name, part in parts.items():
         off = [abs(log.error) for log in part]

@@ -150,9 +150,9 @@ class KvConfig(Keys):
     """
     like: MemoryName | None = None
     """The engine that `pages: auto` is counted as: what it takes of each GPU besides weights and
-    pages, of the memory that the card shows. `plain`: none, of the nominal memory; null: `vllm`
-    for its policy `vllm_v1`, `sglang` and `trtllm` for those, else plain; commands that compare
-    policies take one for all.
+    pages, of the memory that the card shows. A version stands for all before it, to the next
+    (docs/kv.md). `plain`: none, of the nominal memory; null: `vllm` for its policy `vllm_v1`,
+    `sglang` and `trtllm` for those, else plain; commands that compare policies take one for all.
     """
     prefix_cache: bool = False
     """Whether requests share the pages of common prefixes (enable_prefix_caching), as they do by

@@ -251,7 +251,8 @@ class RunConfig(Keys):
         """The share of each GPU's memory that is used: as given, else as that engine has it."""
         if self.kv.memory_utilization is not None:
             return self.kv.memory_utilization
-        if self.memory == "sglang" and self.gpus:
+        engine = memories().get(self.memory)
+        if engine is not None and engine.share_of == "free" and self.gpus:
             return sglang_server.mem_fraction_static(
                 self.gpus[0].visible_bytes / GIB,
                 self.scheduler.params,
@@ -260,7 +261,6 @@ class RunConfig(Keys):
                 self.data_parallel,
                 eager=self.enforce_eager,
             )
-        engine = memories().get(self.memory)
         return 0.9 if engine is None else engine.utilization
 
     @property

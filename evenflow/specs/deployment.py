@@ -307,7 +307,9 @@ class Deployment:
 
         DoesNotFitError with the numbers when a stage has no room for a single page.
         """
-        return min(self._pages_of(stage) for stage in range(self.depth))
+        beside = self.memory is not None and not self.memory.counts_drafts
+        counted = replace(self, draft=None) if beside else self
+        return min(map(counted._pages_of, range(self.depth)))
 
     def _pages_of(self, stage: int) -> int:
         free = self.free_bytes(stage) - self.logits_rows * self.state_bytes(stage)

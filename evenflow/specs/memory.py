@@ -13,7 +13,7 @@ from evenflow.specs.gpu import GIB
 from evenflow.specs.modelspec import ModelSpec
 from evenflow.specs.tables import read_table
 
-MemoryName = Literal["plain", "vllm", "vllm-0.19", "trtllm", "sglang"]
+MemoryName = Literal["plain", "vllm", "vllm-0.19", "vllm-0.16", "trtllm", "sglang", "sglang-0.5.13"]
 """An engine of `memories()`; `plain`: none, the nominal memory and the largest step."""
 
 
@@ -29,7 +29,8 @@ class EngineMemory:
     stage; fewer (`graphs`) have their part of that. `share_of` is what `memory_utilization` is a
     share of. `gpu`: of the GPU, for all. `left`: of what all that leaves, for pages. `free`: of
     what libraries leave, for weights and pages, so that a step and graphs have the rest.
-    `utilization` is that share where none is given.
+    `utilization` is that share where none is given. Without `counts_drafts` a draft's weights and
+    pages lie beside that share.
     """
 
     name: str
@@ -42,6 +43,7 @@ class EngineMemory:
     graph_layer_gib: NonNegative = 0.0
     share_of: Literal["gpu", "left", "free"] = "gpu"
     utilization: Positive = 0.9
+    counts_drafts: bool = True
     source: str = ""
 
     def step_bytes(

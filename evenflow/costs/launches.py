@@ -99,13 +99,22 @@ def layer_kernels(kind: ModelSpec, ranks: int, *, narrow: bool = False) -> int:
     norm of each, and the joining of keys. Products that are `narrow` quantise their inputs. Known
     error: in SGLang this norm is one kernel more.
     """
-    shapes = kind.linear_shapes(ranks)
-    count = 5 + len(shapes) + (kind.shared_columns > 0) + 2 * kind.qk_norm_over_heads
+    own = [*kind.linear_shapes(ranks)]
+    for shape in kind.mlp_shapes(ranks):
+        own.remove(shape)
+    count = 5 + len(own) + mlp_kernels(kind, ranks, narrow=narrow) + 2 * kind.qk_norm_over_heads
     if kind.kv_lora_rank:
         count += 2 + (kind.q_lora_rank > 0)
     if narrow:
-        count += sum(kind.is_quantized(shape, ranks) for shape in shapes)
+        count += sum(kind.is_quantized(shape, ranks) for shape in own)
     return count
+
+
+def mlp_kernels(kind: ModelSpec, ranks: int, *, narrow: bool = False) -> int:
+    """Return the kernels of the MLP that all tokens pass: products, quantising, activation."""
+    shapes = kind.mlp_shapes(ranks)
+    quantized = narrow and sum(kind.is_quantized(shape, ranks) for shape in shapes)
+    return len(shapes) + quantized + (kind.shared_columns > 0)
 
 
 def expert_kernels(kind: ModelSpec, *, narrow: bool = False) -> int:
@@ -115,3 +124,10 @@ def expert_kernels(kind: ModelSpec, *, narrow: bool = False) -> int:
     `narrow`, the quantising of their inputs.
     """
     return 7 + (kind.shared_columns > 0) + 2 * narrow if kind.num_experts else 0
+
+
+SHARED_BESIDE = {"sglang": 1024, "trtllm": 512, "vllm": 256}
+"""Tokens up to which an engine computes the shared expert beside the others, on a second stream.
+
+SGLang's DUAL_STREAM_TOKEN_THRESHOLD, vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD;
+TensorRT-LLM does so in CUDA graphs, by default of up to 128 requests, here of four tokens each."""

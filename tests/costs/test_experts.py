@@ -100,6 +100,21 @@ def test_ranks_that_have_all_tokens_send_none_to_experts() -> None:
         )
 
 
+def test_a_shared_expert_leaves_no_gaps_up_to_256_tokens() -> None:
+    """vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD, the least of three engines'. GLM-4.5-Air:
+    8 kernels of attention and router, 8 of experts, 3 of the shared one; a dense first layer."""
+    spec = model("GLM-4.5-Air")
+
+    def step_s(tokens: int, overhead_s: float) -> float:
+        card = replace(gpu("H100"), per_layer_overhead_s=overhead_s)
+        costs = RooflineCost(Deployment(spec, card, (46,)))
+        return costs.times(decode_work(tokens, 10 * tokens))[0]
+
+    for tokens, kernels in ((256, 16), (257, 19)):
+        gaps_s = step_s(tokens, 1e-3) - step_s(tokens, 0.0)
+        assert gaps_s == pytest.approx((45 * kernels + 10) * 1e-4, rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "kernels"),
     [

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from evenflow.costs.collectives import Fabric
+from evenflow.costs.launches import SHARED_BESIDE
 from evenflow.costs.roofline import Part, Rates, elementwise_s
 from evenflow.costs.silicon.points import (
     LATENT_SIZES,
@@ -73,12 +74,6 @@ KERNELS = 5
 
 IN_ATTENTION = 2
 """Those of them that some tables measured with attention: rotary embedding and KV write."""
-
-SHARED_BESIDE = {"sglang": 1024, "trtllm": 512, "vllm": 256}
-"""Tokens up to which an engine computes the shared expert beside the others, on a second stream.
-
-SGLang's DUAL_STREAM_TOKEN_THRESHOLD, vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD;
-TensorRT-LLM does so in CUDA graphs, by default of up to 128 requests, here of four tokens each."""
 
 
 class TableSource(NamedTuple):

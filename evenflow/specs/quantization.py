@@ -205,8 +205,10 @@ def _fp8(said: dict[str, Any]) -> str:
 def _modelopt(said: dict[str, Any]) -> str:
     algorithm = said.get("quant_algo")
     if algorithm == "MIXED_PRECISION":
-        layers = mapping(said.get("quantized_layers")).items()
-        return _one({name: _modelopt(mapping(layer)) for name, layer in layers})
+        layers = mapping(said.get("quantized_layers"))
+        if not layers:
+            raise _UnreadError('MIXED_PRECISION has no "quantized_layers"')
+        return _one({name: _modelopt(mapping(layer)) for name, layer in layers.items()})
     if algorithm is None:
         return ""
     if str(algorithm) not in MODELOPT:

@@ -405,6 +405,7 @@ UNREAD: list[tuple[Any, str, str]] = [
     (grouped((8, "float", 8, {}), sparsity_config={"sparsity_structure": "2:4"}), "'2:4'", "fp8"),
     ({"quant_method": "fp8", "weight_block_size": [1, 32]}, "blocks of [1, 32]", "fp8_block"),
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ' is none of", "int4_wo"),
+    ({"quant_algo": "MIXED_PRECISION"}, 'has no "quantized_layers"', "bfloat16"),
     ({"quant_method": "gptq", "bits": 4, "dynamic": {"x": {}}}, '"dynamic" has formats', "int4_wo"),
     ({"quant_method": "auto-round", "bits": 4, "data_type": "fp"}, "bits of fp", "int4_wo"),
     (

@@ -412,14 +412,14 @@ class RooflineCost:
         """Return a layer's seconds without attention: all that follows from the tokens alone.
 
         A shared expert of few tokens runs beside the others (SHARED_BESIDE, the least). Known
-        error: not where groups share experts.
+        error: not with groups (data_parallel).
         """
         shared_s, narrow = 0.0, self.deployment.arithmetic != "16-bit"
         if model.num_experts and self.part != "own":
             overhead_s = self._overhead_s(expert_kernels(model, narrow=narrow))
             experts_s = self.experts_s(tokens)
             shared_s = self.exchange_s(tokens) + experts_s + overhead_s
-            if self.part == "all" and tokens <= min(SHARED_BESIDE.values()):
+            if self.deployment.data_parallel == 1 and tokens <= min(SHARED_BESIDE.values()):
                 shared_s -= min(self._mlp_s(tokens, model), experts_s + overhead_s)
         if self.part == "experts":
             return shared_s

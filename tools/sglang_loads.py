@@ -13,8 +13,6 @@ another release, unpacked, in its place.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import logging
 import random
 import sys
@@ -25,6 +23,7 @@ from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
 
+from tools.absent import AbsentFinder
 from tools.recordings import (
     SUFFIX,
     Event,
@@ -48,44 +47,10 @@ LARGE = 20_000  # tokens of a pool that is never short
 ABSENT = ("IPython", "flashinfer", "gguf", "sgl_kernel", "soundfile", "torchvision")
 
 
-class _Anything(type):
-    """A class whose attributes are classes of the same kind."""
-
-    def __getattr__(cls, name: str) -> type:
-        return _anything(name)
-
-
-def _anything(name: str) -> type:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return _Anything(name, (), {"__init__": lambda self, *args, **options: None})
-
-
-class _Module(ModuleType):
-    def __getattr__(self, name: str) -> type:
-        return _anything(name)
-
-
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(
-        self, fullname: str, path: object = None, target: object = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Find what belongs to one of `ABSENT`."""
-        if fullname.partition(".")[0] not in ABSENT:
-            return None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _Module(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run nothing: what is asked of the module is made then."""
-
-
 def stand_in() -> None:
     """Let everything that is imported from now on find the packages of `ABSENT`."""
     importlib.import_module("transformers.image_utils")  # looks for a real torchvision
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, AbsentFinder(lambda name: name.partition(".")[0] in ABSENT))
 
 
 # -- random loads ---------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -31,6 +30,7 @@ from evenflow.costs import AffineCost
 from evenflow.experiments.recordings.journal import tokens_of
 from evenflow.schedulers import create
 from evenflow.sim import World
+from tools.absent import AbsentFinder
 from tools.recordings import arguments, drawn, refuse, release
 
 VERSION = "0.6.6.post1"
@@ -41,44 +41,21 @@ STOOD_IN = (
 """Modules of the package that its scheduler imports and does not decide by; and torch."""
 
 
-class _Kind(type):
-    """A class with any attribute, which is another one."""
-
-    def __getattr__(cls, name: str) -> type:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Kind(name, (), {"__init__": lambda self, *_, **__: None})
+def _is_absent(name: str) -> bool:
+    room, _, inner = name.partition(".")
+    return room == "torch" or (room == "vllm" and inner.partition(".")[0] in STOOD_IN)
 
 
-class _Module(ModuleType):
-    """A module that has any class."""
-
-    def __getattr__(self, name: str) -> type:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Kind(name, (), {"__init__": lambda self, *_, **__: None})
-
-
-class _StandIns:
-    """Finds the modules that are stood in for."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        parts = name.split(".")
-        is_ours = parts[0] == "torch" or (parts[0] == "vllm" and parts[1] in STOOD_IN)
-        return ModuleSpec(name, self, is_package=True) if is_ours else None  # type: ignore[arg-type]
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Module(spec.name)
-
-    def exec_module(self, module: Any) -> None:
-        if module.__name__ == "vllm.logger":
-            module.init_logger = logging.getLogger
-        if module.__name__ == "vllm.utils":
-            module.Device = Device
-            module.cdiv = lambda ones, others: -(-ones // others)
-            module.chunk_list = lambda all_, n: [all_[i : i + n] for i in range(0, len(all_), n)]
-            module.Counter = type("Counter", (), {})
-            module.PyObjectCache = _Cache
+def _fill(module: Any) -> None:
+    """Put into a module what the scheduler does decide by."""
+    if module.__name__ == "vllm.logger":
+        module.init_logger = logging.getLogger
+    if module.__name__ == "vllm.utils":
+        module.Device = Device
+        module.cdiv = lambda ones, others: -(-ones // others)
+        module.chunk_list = lambda all_, n: [all_[i : i + n] for i in range(0, len(all_), n)]
+        module.Counter = type("Counter", (), {})
+        module.PyObjectCache = _Cache
 
 
 class Device(enum.Enum):
@@ -102,7 +79,7 @@ def package(folder: Path) -> Iterator[SimpleNamespace]:
     """Import what decides of the package in `folder`, without what needs a GPU."""
     vllm = ModuleType("vllm")
     vllm.__path__ = [str(folder / "vllm")]
-    finders = [_StandIns(), *sys.meta_path]
+    finders = [AbsentFinder(_is_absent, _fill), *sys.meta_path]
     logging.disable(logging.CRITICAL)
     with patch.dict(sys.modules, {"vllm": vllm}), patch.object(sys, "meta_path", finders):
         names = {"scheduler": "vllm.core.scheduler", "sequence": "vllm.sequence"}

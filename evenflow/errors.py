@@ -73,16 +73,15 @@ def instead_of(word: object, known: Iterable[str]) -> str:
 
     One that begins like the word, or that the word begins with (`H100-PCIe`: `H100`), goes first.
     """
-    known = list(known)
-    by_lower = {name.lower(): name for name in sorted(known)}
-    given = str(word).lower()
+    known, given = list(known), str(word).lower()
     begun = [
         name
-        for name in by_lower
-        if min(len(name), len(given)) >= 3 and (name.startswith(given) or given.startswith(name))
+        for name in known
+        if min(len(name), len(given)) >= 3
+        and (name.lower().startswith(given) or given.startswith(name.lower()))
     ]
-    nearest = difflib.get_close_matches(given, begun or by_lower, n=1, cutoff=0.0 if begun else 0.5)
-    hint = f'did you mean "{by_lower[nearest[0]]}"? ' if nearest else ""
+    nearest = near(word, begun) or near(word, known, cutoff=0.5)
+    hint = f'did you mean "{nearest[0]}"? ' if nearest else ""
     return f"{hint}{known_near(word, known)}"
 
 
@@ -91,9 +90,14 @@ def known_near(word: object, known: Iterable[str]) -> str:
     names = sorted(known)
     if (more := len(names) - MOST_NAMED) <= 0:
         return f"known: {', '.join(names)}"
-    by_lower = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(str(word).lower(), by_lower, n=MOST_NAMED, cutoff=0.0)
-    return f"known: {', '.join(by_lower[name] for name in near)} and {more} more"
+    return f"known: {', '.join(near(word, names, MOST_NAMED))} and {more} more"
+
+
+def near(word: object, names: Iterable[str], most: int = 1, cutoff: float = 0.0) -> list[str]:
+    """Return the `most` names nearest to a word, in any case, that are alike by `cutoff` (0-1)."""
+    by_lower = {name.lower(): name for name in sorted(names)}
+    found = difflib.get_close_matches(str(word).lower(), by_lower, n=most, cutoff=cutoff)
+    return [by_lower[name] for name in found]
 
 
 MOST_LETTERS, MOST_OF_A_WORD = 300, 120

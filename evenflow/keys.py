@@ -33,14 +33,14 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
 
-MOST_PIPES = 4096
-"""The most stages, replicas, groups and proposals: each is kept account of by itself."""
+MOST_INSTANCES = 4096
+"""Limit of stages, replicas, data-parallel groups and proposed tokens: each is an object."""
 
 MOST_MODEL_LEN = 10**7
 """The longest request: it is computed token by token, which takes minutes."""
 
 Count = Annotated[int, Field(ge=1, le=MOST)]
-Pipes = Annotated[int, Field(ge=1, le=MOST_PIPES)]
+Instances = Annotated[int, Field(ge=1, le=MOST_INSTANCES)]
 
 
 Name = TypeVar("Name")

@@ -20,6 +20,7 @@ from evenflow.engines.loop import EngineLoop
 from evenflow.engines.pools import PooledWorld, TransferLink
 from evenflow.engines.speculation import Speculation
 from evenflow.engines.swap import SwapCache
+from evenflow.experiments.recordings.journal import tokens_of
 from evenflow.schedulers import create
 from evenflow.schedulers.sarathi import Sarathi
 from evenflow.sim import Link, World, runtimes
@@ -106,6 +107,16 @@ def send(engine: Batcher, now_s: float) -> MicroBatch:
     batch = engine.next(now_s)
     assert batch is not None
     return batch
+
+
+def steps_of(engine: Batcher) -> str:
+    """Serve all with one micro-batch at a time; return the tokens of each: "0:20 1:10|0:1"."""
+    steps = []
+    while engine.queues.live:
+        batch = send(engine, 0.0)
+        steps.append(" ".join(f"{number}:{n}" for number, n in sorted(tokens_of(batch).items())))
+        engine.complete(batch, 1.0)
+    return "|".join(steps)
 
 
 def small_world(

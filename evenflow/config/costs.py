@@ -27,7 +27,7 @@ from evenflow.costs.modifiers import PromptsCost, StagesCost, prompts_of, share_
 from evenflow.costs.roofline import Part
 from evenflow.engines.speculation import Speculation
 from evenflow.errors import UsageError
-from evenflow.keys import Count, Keys, NonNegative, Pipes, Positive, needed, short_form
+from evenflow.keys import Count, Instances, Keys, NonNegative, Positive, needed, short_form
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import gpus
@@ -335,7 +335,7 @@ Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 class SpeculativeConfig(Keys):
     """Tokens are proposed and, in turn, accepted; one of the two costs of a proposal is given."""
 
-    k: Pipes = Field(examples=[3])
+    k: Instances = Field(examples=[3])
     """Tokens proposed a step."""
     acceptance: Probability | list[Probability] = Field(examples=[0.7])
     """The probability that a proposed token is accepted, if those before it were; or k of them, by

@@ -14,9 +14,9 @@ from evenflow.engines import sglang_server
 from evenflow.errors import MOST, is_count
 from evenflow.keys import (
     Count,
+    Instances,
     Keys,
     NonNegative,
-    Pipes,
     Positive,
     Share,
     expect,
@@ -183,7 +183,7 @@ class KvConfig(Keys):
 class ReplicasConfig(Keys):
     """Pipelines of one kind side by side, and a router in front of them."""
 
-    count: Pipes = Field(examples=[2])
+    count: Instances = Field(examples=[2])
     """How many pipelines."""
     router: Router = "round_robin"
     """Which pipeline gets a request: each in turn, the one with the fewest requests that are not

@@ -22,12 +22,12 @@ from evenflow.costs import Fabric
 from evenflow.engines import sglang_server
 from evenflow.errors import MOST, UsageError, is_count
 from evenflow.keys import (
+    MOST_INSTANCES,
     MOST_MODEL_LEN,
-    MOST_PIPES,
     Count,
+    Instances,
     Keys,
     NameOr,
-    Pipes,
     Positive,
     expect,
     needed,
@@ -91,10 +91,11 @@ class RunConfig(Keys):
         int | list[int],
         expect(
             lambda v: (
-                is_count(v, MOST_PIPES)
-                or (isinstance(v, list) and 0 < len(v) <= MOST_PIPES and all(map(is_count, v)))
+                is_count(v, MOST_INSTANCES)
+                or (isinstance(v, list) and 0 < len(v) <= MOST_INSTANCES and all(map(is_count, v)))
             ),
-            f"a whole number of at least 1 and at most {MOST_PIPES}, or a list of layers per stage",
+            f"a whole number of at least 1 and at most {MOST_INSTANCES}, "
+            "or a list of layers per stage",
         ),
     ] = Field(examples=[4])
     """Pipeline stages (pipeline_parallel_size), or a list of the layers of each."""
@@ -104,7 +105,7 @@ class RunConfig(Keys):
     """
     tensor_parallel: Count = 1
     """GPUs of each stage (tensor_parallel_size)."""
-    data_parallel: Pipes = 1
+    data_parallel: Instances = 1
     """Groups of `tensor_parallel` GPUs of each stage (data_parallel_size), with separate requests;
     they step together, and a model's experts are over all of them.
     """
@@ -159,8 +160,8 @@ class RunConfig(Keys):
     virtual_engines: Annotated[
         bool | int,
         expect(
-            lambda v: isinstance(v, bool) or is_count(v, MOST_PIPES),
-            f"true, false, or a number of engines of at least 1 and at most {MOST_PIPES}",
+            lambda v: isinstance(v, bool) or is_count(v, MOST_INSTANCES),
+            f"true, false, or a number of engines of at least 1 and at most {MOST_INSTANCES}",
         ),
     ] = False
     """Separate policies that share the pages evenly, one micro-batch in flight each (vLLM V0);
@@ -384,8 +385,8 @@ class RunConfig(Keys):
         is_default = self.runtime is None or "runtime" in self._unchosen
         return self._parts(named + (" (default)" if is_default else ""))
 
-    def marked(self, unchosen: Collection[str]) -> Self:
-        """Return the run, in whose words these keys, of an `engine_of_all`, are defaults, too."""
+    def with_defaults(self, unchosen: Collection[str]) -> Self:
+        """Return the run; its set-up line says "(default)" after these keys of `engine_of_all`."""
         found = self.model_copy()
         found._unchosen = unchosen
         return found

@@ -4,7 +4,6 @@ Memory is nominal, in GiB; `visible_gb` is what a card shows to programs.
 The reached shares are facts only where `source` says that they were measured.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
@@ -18,6 +17,7 @@ from evenflow.errors import (
     UsageError,
     instead_of,
     known_near,
+    near,
     require_declared,
 )
 from evenflow.specs.precision import Arithmetic
@@ -230,8 +230,7 @@ def _instead_of_gpu(wanted: str, known: Iterable[str]) -> str:
     if len(alike) > 1 and all(name.startswith(given) for name in alike):
         hint = f"there are {', '.join(alike.values())}; "
     elif alike:
-        (nearest,) = difflib.get_close_matches(given, alike, n=1, cutoff=0.0)
-        hint = f'did you mean "{alike[nearest]}"? '
+        hint = f'did you mean "{near(wanted, alike.values())[0]}"? '
     keys = "fp16_tflops: ..., memory_bandwidth_gb_s: ..., memory_gb: ..."
     other = f"any other is a mapping, gpu: {{name: {wanted}, {keys}}}"
     return f"{hint}{other}; {known_near(wanted, known)}"

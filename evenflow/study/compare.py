@@ -146,7 +146,7 @@ def on_one_engine(configs: Sequence[RunConfig]) -> Sequence[RunConfig]:
         return configs
     paged = {key: value for key, value in shared.items() if key != "runtime"}
     return [
-        with_(each, paged if each.runtime else shared).marked(() if each.runtime else shared)
+        with_(each, paged) if each.runtime else with_(each, shared).with_defaults(shared)
         for each in configs
     ]
 

@@ -106,7 +106,7 @@ class Planned(Shown):
     @property
     def config(self) -> RunConfig:
         """The run of the best point, checked."""
-        return configured(self.winner).marked(self.question.unchosen)
+        return configured(self.winner).with_defaults(self.question.unchosen)
 
     @cached_property
     def probes(self) -> dict[str, list[Probe]]:

@@ -60,11 +60,11 @@ def simulate(
     `simulate("run.yaml", set={"kv.pages": 4000}).summary`. `scheduler` replaces the run's. A class
     is called; an object is copied for each engine, seed and run, and never changed itself.
     `processes` join the run in place of the configured ones: functions of a world that yield events
-    of SimPy. `set` gives keys of the run new values, `pipeline` that one. `out`, `save`, `format`
-    and `force` are as for `SimulatedRun.write`. `window`: the seconds that the timeline shows.
-    `advise` and `intervals` simulate more, for `.additions`. `on_done` is called with the number of
-    requests done, `watch` shows it. `lean`: only what `save` asks for is kept in memory. Raises
-    UsageError for what cannot be, in one line, and PolicyError when a policy breaks its promise.
+    of SimPy. `set` and `pipeline` replace keys of the run. `out`, `save`, `format` and `force` are
+    as for `SimulatedRun.write`. `window`: the seconds that the timeline shows. `advise` and
+    `intervals` simulate more, for `.additions`. `on_done` is called with the number of requests
+    done, `watch` shows it. `lean`: only what `save` asks for is kept in memory. Raises UsageError
+    for invalid input, in one line, and PolicyError when a policy breaks its promise.
     """
     from evenflow.config.files import inputs_of
     from evenflow.report.tables import check_format
@@ -104,7 +104,7 @@ def compare(
     `.table` has a row for each. Schedulers are as for `simulate`. A class or an object goes by the
     name of its class, or by its key in a mapping: `{"a": Mine(1), "b": Mine(2)}`. `systems` are
     names of `evenflow systems`. `set`, `out`, `save`, `format` and `force` are as for `simulate`,
-    with a folder for each. Raises UsageError for what cannot be, and where a scheduler refuses more
+    with a folder for each. Raises UsageError for invalid input, and where a scheduler refuses more
     than a tenth of the requests, unless `allow_refused`.
     """
     from evenflow.config.files import inputs_of
@@ -160,7 +160,7 @@ def check(
     `fail_if` bounds a number ("p99_itl_ms>200"), its change (">+5") or relative change (">+3%").
     `.failures` names what is beyond, which ends the command with status 1. `against` is a baseline,
     JSON as github-action-benchmark has it, and `write` makes one. `.table` has a row a run and
-    metric. `set` and `allow_refused` are as for `compare`. Raises UsageError for what cannot be.
+    metric. `set` and `allow_refused` are as for `compare`. Raises UsageError for invalid input.
     """
     from evenflow.report.echo import visible
     from evenflow.study.check import check as study_check
@@ -201,9 +201,9 @@ def sweep(
 
     `file` is a SWEEP.yaml's path, or its keys. `.points` has a row a run, `.table` a point.
     `check`: the best point and the default also see requests that the sweep did not, in `.checks`.
-    `allow_refused`: a point counts even where it refuses more than a tenth of the requests.
-    `set` gives its keys, or `run.KEY`, new values. With `out` results are kept there and found
-    again, and the command's files are written. Raises UsageError for what cannot be.
+    `allow_refused`: a point counts even where it refuses more than a tenth of the requests. `set`
+    gives its keys, or `run.KEY`, new values. With `out` results are kept there and found again, and
+    the command's files are written. Raises UsageError for invalid input.
     """
     from evenflow.study.sweep import sweep as study_sweep
 
@@ -238,7 +238,7 @@ def capacity(
     its interval (requests/s), known within `tolerance` of itself. `.points` has a row for each rate
     simulated, `.served` how many requests were completed. `gpus`: of that many; `price`:
     dollars of a GPU an hour. `allow_refused` is as for `compare`, `set`, `out` and `force` are as
-    for `sweep`. Raises UsageError for what cannot be.
+    for `sweep`. Raises UsageError for invalid input.
     """
     from evenflow.config.files import inputs_of
     from evenflow.config.run import configured
@@ -287,11 +287,10 @@ def plan(
     Where no deployment of `gpus` GPUs does, find the nearest. `.table` has a row for each that
     does, the best first, `.points` one for all that was simulated. `rate`: requests/s, or a
     multiple of the run's own ("2x"). `price`: dollars of a GPU an hour; `budgets`: tokens of a
-    micro-batch.
-    `with_` has processes that join each simulation, by name, `{"outage": {"mtbf_s": 86400,
-    "restart_s": 120}}`. `.spare` is how many GPUs more that takes than without them.
+    micro-batch. `with_` has processes that join each simulation, by name, `{"outage": {"mtbf_s":
+    86400, "restart_s": 120}}`. `.spare` is how many GPUs more that takes than without them.
     `exhaustive` simulates every point. `slo`, `set`, `out`, `allow_refused` and `force` are as for
-    `capacity`, `intervals` as for `simulate`. Raises UsageError for what cannot be.
+    `capacity`, `intervals` as for `simulate`. Raises UsageError for invalid input.
     """
     from evenflow.study.deployments import parse_gpus
     from evenflow.study.plan import plan as study_plan
@@ -343,7 +342,7 @@ def figures(
     `allow_refused` is as for `compare`, `set`, `out` and `force` are as for `sweep`. With `out` the
     table of claims is written too, and pictures in `formats` (png, svg, pdf). `width` is in inches,
     `style` one of matplotlib. `intervals` are of the claims. `say` is called with what is done.
-    Raises UsageError for what cannot be, once the other figures are made.
+    Raises UsageError for a figure that cannot be made, once the other figures are made.
     """
     from tempfile import TemporaryDirectory
 
@@ -383,8 +382,8 @@ def reproduce(
     the folder of the runs, by default EVENFLOW_SHARED. `intervals`: nine more simulations of each
     run tell how far it may be off. `costs` are kinds of costs to compare, `default` with all else
     left to the defaults, too. Then the result is the errors of each. `every`: that many runs of an
-    entry count as one. `set`, `out` and `force` are as for `sweep`. Raises UsageError for what
-    cannot be.
+    entry count as one. `set`, `out` and `force` are as for `sweep`. Raises UsageError for invalid
+    input.
     """
     from evenflow.experiments.reproduce import chosen, data_folder, scores, write
     from evenflow.experiments.reproduce import reproduce as reproduce_entries
@@ -423,7 +422,7 @@ def calibrate(
 
     `run` is what was measured, `results` are files of `bench serve`, GuideLLM or the kinds that
     `reproduce` reads. `.runtime` and `.constants` are found. `set` gives keys of the run new
-    values. Raises UsageError for what cannot be.
+    values. Raises UsageError for invalid input.
     """
     from evenflow.experiments.reproduce.calibrate import calibrate as calibrate_run
     from evenflow.experiments.reproduce.forms import read_results
@@ -441,8 +440,8 @@ def intervals(
 ) -> "Prediction":
     """Simulate a run ten times: `.table` has a 90 % interval of each mean, P99 and throughput.
 
-    It comes of the costs' stated error, the host's constants and the seed (`.error` says which).
-    `set` gives keys of the run new values. Raises UsageError for what cannot be.
+    It follows from the costs' stated error, the host's constants and the seed (`.error` says
+    which). `set` gives keys of the run new values. Raises UsageError for invalid input.
     """
     from evenflow.study.uncertainty import predict
 

@@ -167,7 +167,7 @@ def short_form(key: str) -> BeforeValidator:
 
 
 def needed(reason: str, key: str, remedy: str = "") -> PydanticCustomError:
-    """Return the error of a key that `reason` cannot be without; the message has `key` as it is."""
+    """Return the error that `reason` needs `key`, which the message quotes as it is."""
     return PydanticCustomError("needed", "", {"reason": reason, "key": key, "remedy": remedy})
 
 

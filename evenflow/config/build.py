@@ -458,7 +458,7 @@ def _cap(config: RunConfig, scheduler: Scheduler) -> int | None:
 
 
 UNTOLD = ("fp8_tflops", "fp4_tflops", "int8_tops", "p95_error", "visible_gb")
-"""What of a GPU the seconds of 16-bit models do not follow from."""
+"""Fields of a GpuSpec that do not change the seconds of 16-bit models."""
 
 
 def _formula(config: RunConfig) -> dict[str, Any]:

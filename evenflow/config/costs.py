@@ -259,14 +259,14 @@ class SiliconCosts(Keys):
 
     kind: Literal["silicon"]
     framework: Literal["vllm", "sglang", "trtllm"] = "vllm"
-    """Whose operators."""
+    """The engine whose kernels were measured."""
     version: str | None = None
     """The framework's version; null: the newest of each operator."""
     expert_load: Literal["balanced", "power_law_1.01", "power_law_1.2", "counted"] = (
         "power_law_1.01"
     )
-    """How tokens are spread over experts: evenly, by a power law's exponent, or, where few tokens
-    wake more of DeepSeek-V3's on the busiest of 8 ranks than by that law, as counted.
+    """How tokens are spread over experts: evenly, by a power law of that exponent, or `counted`: by
+    1.01, but at least with the active experts counted in DeepSeek-V3 on the busiest of 8 ranks.
     """
     expert_kernel: str | None = None
     """Part of the name of the kernel that computes experts; null: that of the newest tables."""
@@ -275,7 +275,7 @@ class SiliconCosts(Keys):
     slower kernel than the tables'; null: as measured.
     """
     prompt_scale: Positive = 1.0
-    """What micro-batches with prompts take over the sum of their operators."""
+    """Factor on the seconds of micro-batches with prompts, over the sum of their operators."""
     all_reduce: NameOrAllReduce | None = None
     """The link or points in place of the measured all-reduces; null: those."""
 
@@ -303,7 +303,7 @@ class EngineCosts(Keys):
 
     kind: Literal["aiconfigurator"]
     framework: Literal["vllm", "sglang", "trtllm"] = "vllm"
-    """Whose steps."""
+    """The engine whose steps are predicted."""
     version: str | None = None
     """The framework's version; null: the one that the package calls current."""
 

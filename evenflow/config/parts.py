@@ -36,11 +36,12 @@ class AttentionDpConfig(Keys):
     """Waiting of prompts for prompts of other groups, by TensorRT-LLM's options."""
 
     enable_balance: bool = False
-    """Whether they wait until all groups have one, so that fewer steps are as slow as a prompt."""
+    """Whether prompts wait until all groups have one, so that fewer steps take as long as a prompt.
+    """
     timeout_iters: Count = 50
-    """Steps after which they wait no longer."""
+    """Most steps that prompts wait."""
     batching_wait_iters: Annotated[int, Field(ge=0)] = 10
-    """Steps that they wait for more of them once all groups have one."""
+    """Steps that prompts wait for further ones once all groups have one."""
 
     def make(self) -> "PromptWait | None":
         """Return the wait, if there is one."""
@@ -107,12 +108,12 @@ class RuntimeConfig(Keys):
 
 
 class ScaleConfig(Keys):
-    """Factors on predicted seconds: what would it be if these were wrong?"""
+    """Factors on predicted seconds, to see what errors of the costs would change."""
 
     costs: Positive = 1.0
-    """The ratio by which what a micro-batch takes on a stage is multiplied."""
+    """Factor on the seconds of a micro-batch on a stage."""
     host: Positive = 1.0
-    """The ratio by which the CPU time of `runtime` is multiplied."""
+    """Factor, a ratio, on the CPU time of `runtime`."""
 
 
 class HostLinkConfig(Keys):

@@ -33,8 +33,8 @@ class Pipeline(Protocol):
 
 
 class Owner(Protocol):
-    """The driver of a loop. `changed`: call `settle` when this instant is over; `wake`: at that
-    time. `finished` takes finished sequences.
+    """The driver of a loop. `changed` asks for a call of `settle` once all events of this instant
+    are applied; `wake`, for one at a given time. `finished` takes finished sequences.
     """
 
     def changed(self, now_s: float) -> None: ...

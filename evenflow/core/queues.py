@@ -22,13 +22,13 @@ Free = abc.Callable[[Sequence, int], None]  # gives back pages with that many to
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(eq=False)
 class Queues:
-    """Requests of an engine, as sequences, and their counters.
+    """Sequences of an engine by state, and counters.
 
-    `live` are all that are served: `waiting` ones, `partials` (partly scheduled and free to go on,
-    by arrival), those `ready` to decode, and those of the micro-batches `in_flight`. All but the
-    waiting ones are `admitted`, in that order. `aborted` ones end when what is in flight returns.
-    `gap_s` has the gaps between tokens, for `gap_count` requests each. Micro-batches, `batches` so
-    far, take `num_slots` slots in turn.
+    `live`: all unfinished requests. `waiting`: prompts without pages. `partials`: prompts with a
+    next chunk to schedule, by arrival. `ready`: decodes not in flight. `in_flight`: micro-batches
+    in the pipeline. `admitted`: requests with pages, in order of admission. `aborted`: ids that end
+    once their micro-batches return. `gap_s`, `gap_count`: seconds between tokens, and for how many
+    requests. `batches` were sent, in `num_slots` slots round-robin.
     """
 
     kv: KvCache

@@ -148,12 +148,12 @@ class View:
 
     @property
     def decode_lengths(self) -> abc.Iterator[Decode]:
-        """All running decodes, those in flight as they were sent; looks at each."""
+        """All running decodes, those in flight as they were sent; O(decodes)."""
         return chain.from_iterable(one.decodes(self.now_s) for one in self._queues.decode_groups())
 
     @property
     def decodes(self) -> abc.Iterator[Decode]:
-        """The ready decodes, which a plan may name, longest returned first; looks at each."""
+        """The ready decodes, which a plan may name, longest returned first; O(decodes)."""
         return chain.from_iterable(one.decodes(self.now_s) for one in self._queues.ready.groups)
 
     @property
@@ -179,7 +179,7 @@ class View:
 
     @property
     def expected_output_tokens(self) -> float:
-        """Tokens the running decodes are still expected to produce; looks at each of them.
+        """Tokens the running decodes are still expected to produce; O(decodes).
 
         Without a prediction, a request is expected to produce the mean of the completed ones.
         """

@@ -85,9 +85,9 @@ class World:
     def batcher(
         self, made_by: Callable[..., Batcher] = Batcher, pages: PagePool | None = None
     ) -> Batcher:
-        """Return a new engine, made by `made_by`: one of `virtual_engines`.
+        """Return one of the `virtual_engines`, made by `made_by`, a Batcher class.
 
-        `pages`: those of an engine of this world that has served its requests, caches and all.
+        `pages`: the pool of an engine that has served requests, with its prefix cache.
         """
         scheduler = self.make_scheduler()
         if pages is None:

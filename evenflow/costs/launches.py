@@ -71,11 +71,11 @@ def stage_launches(deployment: Deployment, stage: int) -> int:
 
 
 def launches(kind: ModelSpec, ranks: int, *, narrow: bool = False) -> int:
-    """Return the launches of a layer on one of `ranks` GPUs, and what is as long as one.
+    """Return a layer's launches on one of `ranks` GPUs, with other host work counted in launches.
 
-    Its kernels, what latents and experts take beyond them, and two all-reduces. Norms of queries
-    and keys are launched by themselves; those over all heads of several ranks have an all-reduce,
-    too (SGLang, pull request 14416).
+    Its kernels, the host's extra work for latents and experts, and two all-reduces. Norms of
+    queries and keys are launched by themselves; those over all heads of several ranks have an
+    all-reduce, too (SGLang, pull request 14416).
     """
     count = layer_kernels(kind, ranks, narrow=narrow) + expert_kernels(kind, narrow=narrow)
     count += 2 * (kind.qk_norm and not kind.qk_norm_over_heads)
@@ -120,8 +120,8 @@ def mlp_kernels(kind: ModelSpec, ranks: int, *, narrow: bool = False) -> int:
 def expert_kernels(kind: ModelSpec, *, narrow: bool = False) -> int:
     """Return the kernels of a layer's experts, 0 without any.
 
-    Choice, sorting in two, two products, activation, sum, the shared one added; where products are
-    `narrow`, the quantising of their inputs.
+    Top-k choice, sorting of tokens (two), two products, activation, weighted sum, and addition of
+    the shared expert; for `narrow` (8- or 4-bit) products also the quantising of their inputs.
     """
     return 7 + (kind.shared_columns > 0) + 2 * narrow if kind.num_experts else 0
 

@@ -15,7 +15,7 @@ from evenflow.sums import plain_sum
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Modified:
-    """`costs` with other seconds: what it does to them is in `times`, stages and bytes stay."""
+    """Wrapper of `costs` that changes the seconds in `times`; stages and bytes stay."""
 
     costs: StageCost
 
@@ -88,12 +88,12 @@ class StagesCost:
 class DraftedCost(Modified):
     """Add the time to propose tokens to the last stage of every micro-batch that decodes.
 
-    Each row has its `k` proposals and its last sure token verified. That is the ordinary cost of
-    the tokens that the micro-batch holds. The proposals are k decode steps of the draft, one after
-    the other. The stage that samples makes them after it has sampled (vLLM's place for the
-    drafter). `draft_step_s(rows, context)` is one of them. Of several `groups` that step together,
-    with as many rows each as are in the mean of them. A draft model computes the prompts, too:
-    `draft_prompts_s` of a micro-batch. Does not know: tree drafts.
+    Verifying a row's `k` proposals and its last accepted token is the ordinary cost of the
+    micro-batch's tokens. The proposals are k decode steps of the draft, one after the other. The
+    stage that samples makes them after it has sampled (vLLM's place for the drafter).
+    `draft_step_s(rows, context)` is one of them. With `groups` that step together, it is asked for
+    the mean number of rows of a group. A draft model computes the prompts, too: `draft_prompts_s`
+    of a micro-batch. Does not know: tree drafts.
     """
 
     k: int
@@ -176,9 +176,9 @@ class RanksCost(Modified):
     """`costs` of the slowest of `ranks` groups of GPUs that step together, and what they share.
 
     Each part of a micro-batch (`parts`, a group's each) is computed apart. `experts`, if there are
-    any, serve the tokens of all. Any other micro-batch is one group's, and all groups have the
-    like. Known error: the slowest group is that of a whole stage. Where layers are of several
-    kinds, another group may be the slowest in each.
+    any, serve the tokens of all. A micro-batch without `parts` is one group's; the others are taken
+    to have an equal one. Known error: the slowest group is that of a whole stage. Where layers are
+    of several kinds, another group may be the slowest in each.
     """
 
     ranks: int

@@ -392,12 +392,12 @@ class RooflineCost:
         return seconds
 
     def exchange_s(self, tokens: int) -> float:
-        """Return the seconds of a layer's exchange between groups with separate requests.
+        """Return the seconds in which data-parallel groups exchange a layer's expert inputs and
+        outputs.
 
-        Where ranks hold whole experts, tokens travel to their experts and back. Where each has
-        slices of all of them, groups gather the tokens of all and add up the outputs: in all an
-        all-reduce. Without groups all ranks have all tokens, so no engine sends them: the outputs
-        are added up as those of slices are.
+        With expert parallelism: two all-to-alls, to the experts and back. With sliced experts: an
+        all-gather of tokens and a reduce-scatter of outputs, as long as an all-reduce. Without
+        groups 0: all ranks have all tokens, and `all_reduce_s` has the sum of the outputs.
         """
         deployment, model, fabric = self.deployment, self.deployment.model, self.fabric
         ranks = deployment.stage_gpus
@@ -437,7 +437,9 @@ class RooflineCost:
         return plain_sum(products_s) + self._overhead_s(mlp_kernels(model, ranks, narrow=narrow))
 
     def _overhead_s(self, kernels: int) -> float:
-        """Return the gaps of some kernels: their share of those fitted on dense layers."""
+        """Return the seconds of gaps between kernels, in proportion to those fitted on dense
+        layers.
+        """
         return self.deployment.gpu.per_layer_overhead_s * (kernels / DENSE_KERNELS)
 
     def product_s(self, tokens: int, shape: tuple[int, int], model: ModelSpec) -> float:

@@ -11,11 +11,11 @@ IN_STEP = (
     "async_scheduling: false (vllm_v1), overlap: false (sglang) or disable_overlap_scheduler: true "
     "(trtllm) is right"
 )
-"""How policies of engines wait for a decode's last token before they send it again."""
+"""Parameters with which an engine's policy waits for a decode's token before its next step."""
 
 
 def runs_ahead(policy: str) -> UsageError:
-    """Return the error of a policy whose decodes run ahead where they cannot."""
+    """Return the UsageError of a policy with async scheduling where decodes cannot run ahead."""
     return UsageError(
         f"policy {policy} lets decodes run ahead, which goes with dispatch: engine_loop, without "
         f"swap, speculative and pools, and with its own prefix_cache; else {IN_STEP}"
@@ -24,10 +24,10 @@ def runs_ahead(policy: str) -> UsageError:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AheadGroup(DecodeGroup):
-    """Group of decodes that steps when it is sent: lengths run ahead of delivered tokens.
+    """Group of decodes that advances when it is sent, before its tokens return (async scheduling).
 
-    The times of tokens are the sequences' own. A member goes on up to the limit of its output. An
-    earlier end is known when its token is there: then one more is on its way.
+    Sequences keep the times of their tokens. A member decodes up to its output limit. An earlier
+    end is known when its token returns, and one more token is in flight by then.
     """
 
     def limit_of(self, seq: Sequence) -> int:

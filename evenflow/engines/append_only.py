@@ -10,10 +10,10 @@ from evenflow.core.request import Prefix
 
 
 class TwinPage(CachedPage):
-    """A node with its content on one or more pages.
+    """A tree node whose content lies on one or more pages.
 
-    `twins` are all nodes of its content by page, the oldest first, which is the one that is found.
-    They share `children`.
+    `twins`: the nodes of that content by page; a lookup finds the first, the oldest. They share
+    `children`.
     """
 
     __slots__ = ("twins",)
@@ -31,7 +31,7 @@ class TwinPage(CachedPage):
         return other
 
     def leave(self) -> None:
-        """Leave the tree; the next of the twins is found from now on."""
+        """Leave the tree; lookups find the next oldest twin from now on."""
         parent = self.parent
         del self.twins[self.page]
         super().leave()
@@ -40,7 +40,9 @@ class TwinPage(CachedPage):
             parent.children[self.blocks] = oldest
 
     def num_held(self, chain: abc.Sequence[CachedPage]) -> int:
-        """Count the pages of a chain that requests hold, perhaps by twins of those before them."""
+        """Count the pages of a chain that requests hold; holders of one may hold twins of those
+        before.
+        """
         return sum(node.holders > 0 for node in chain)
 
 

@@ -1,4 +1,4 @@
-"""Kernels that an engine compiles when a micro-batch first needs them.
+"""Kernels that an engine compiles just in time, when a micro-batch first needs them.
 
 TensorRT-LLM's products of FP8 with blocks on Hopper are DeepGEMM's, a kernel for each matrix and
 tile. Source: TensorRT-LLM 1.1, `get_best_gemm_config` (`deep_gemm/jit_utils.cuh`), the dispatch of
@@ -73,9 +73,9 @@ class CompilingCost(Modified):
     """`costs` of an engine that compiles kernels, `compile_s` each, while all ranks wait.
 
     `products`: of each stage. Start-up compiles all kernels of decodes, and those of `at_start`
-    tokens. Of groups that step together each compiles apart. `known`: the kernels of a run, by
-    group and stage; None: nothing is to compile. Known error: kernels that only drafts need, or
-    only decodes of more than 128 tokens, count as there.
+    tokens. Groups that step together compile separately. `known`: compiled kernels by group and
+    stage; None: all are there. Known error: kernels that only drafts need, or only decodes of more
+    than 128 tokens, count as there.
     """
 
     products: Sequence[frozenset[Product]]

@@ -15,14 +15,16 @@ from evenflow.engines.receiving import Agreed, ReceivingQueues, act_on
 from evenflow.engines.rules import EngineRules
 
 VAIN_ROUNDS = 4
-"""Rounds that our recordings turn (`tools/sglang_scheduler.py`); SGLang turns while time passes."""
+"""Rounds of our recordings (`tools/sglang_scheduler.py`) without work; SGLang polls on in real
+time.
+"""
 
 
 class RingLoop(EngineLoop):
-    """A loop whose stages agree round a ring, and which turns on while it waits for KV.
+    """A loop whose stages agree on requests round a ring; it polls while KV is on its way.
 
-    Turns in vain take no time, but prompts are looked up in them. After `VAIN_ROUNDS` of all slots
-    since the last micro-batch or arrival only time brings more, as in the recordings.
+    Turns without a micro-batch take no time, but look up prompts in the prefix cache. After
+    `VAIN_ROUNDS` of them in all slots the loop waits for the next event, as in the recordings.
     """
 
     _vain_turns = 0

@@ -16,10 +16,11 @@ from evenflow.results.recorder import Recorder
 
 
 class PromptWait(NamedTuple):
-    """Steps that prompts wait, until all of the engines that step together have one.
+    """Steps that waiting prompts are held back, so that all engines prefill in the same step.
 
-    Once all have, and decodes, `batching_iters` steps more for further ones; without, at most
-    `timeout_iters`. Source: TensorRT-LLM's `attention_dp_config` with `enable_balance`.
+    At most `timeout_iters` while an engine has none. Once all have one, and decodes,
+    `batching_iters` more to gather further prompts. Source: TensorRT-LLM's `attention_dp_config`
+    with `enable_balance`.
     """
 
     timeout_iters: int
@@ -55,7 +56,7 @@ class LockStep(Loop):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class EngineLockStep(EngineLoop):
-    """The loop of an engine whose replicas of attention step together."""
+    """An EngineLoop whose engines step together (data-parallel attention)."""
 
     steps_together: ClassVar[bool] = True
 
@@ -83,9 +84,9 @@ Parts = list[tuple[Batcher, MicroBatch]]
 class Together:
     """Engines that step together.
 
-    An engine with nothing to send takes part in the step and waits for the others. Where prompts
-    wait until all engines have one, no policy sees any before. Known errors: a prompt for which an
-    engine has no place counts as one that it has. One that was begun goes on.
+    An engine with nothing to send takes part in the step and waits for the others. Policies do not
+    see prompts that are held back (`PromptWait`). Known errors: a prompt without room counts as one
+    that its engine has. A prompt with a computed chunk is not held back.
     """
 
     def __init__(

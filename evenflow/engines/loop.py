@@ -56,13 +56,13 @@ class EngineLoop(Loop):
 
     Answers are in a queue of as many places as micro-batches may be in flight. While there is work
     and a place, the policy is asked, and an empty answer takes a place too. Then the loop waits for
-    the oldest answer; what arrives meanwhile is seen after it. With more slots than stages, what is
-    chosen last is only sent then (SGLang's `pp_async_batch_depth`). So are decodes alone in a
-    pipeline of slots with speculation (its `SGLANG_ENABLE_PP_SPEC`). A stage verifies more only
-    once it knows what was accepted. Where decodes run ahead of a round of stages, what follows an
-    oldest answer with tokens does, too. Stage 0 needs these tokens (vLLM's `PPHandler`). Where the
-    policy's rules wait for stage 0, the loop sends and goes on once stage 0 is free. Where it
-    `goes_round`, decodes that go again bring the same answers in turn.
+    the oldest answer; what arrives meanwhile is seen after it. Three kinds of micro-batches are
+    sent only after that wait. With more slots than stages, the last chosen (SGLang's
+    `pp_async_batch_depth`). With speculation and slots, decodes alone, as stages need to know what
+    was accepted (`SGLANG_ENABLE_PP_SPEC`). Where decodes run ahead by a round of stages, one behind
+    an answer with tokens, which are its inputs on stage 0 (vLLM's `PPHandler`). Where the policy's
+    rules wait for stage 0, the loop sends and goes on once stage 0 is free. Where it `goes_round`,
+    decodes that go again bring the same answers in turn.
     """
 
     asks_again: ClassVar[bool] = False

@@ -92,8 +92,8 @@ class TransferQueue:
 
     `place(transfer)` takes pages at a destination and returns its index. It returns None where no
     pool has room: the head then waits, and all behind it. `deliver(transfer, now_s)` is called at
-    its end. With `move`, which takes a transfer as it sets out, that is when `arrive` is called.
-    Without, the link says when.
+    its end. `move`, if given, starts a real copy, at whose end `arrive` has to be called; without
+    it the link's times count.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ def crossed(columns: Mapping[str, Any], bytes_per_token: float | None) -> Transf
 # -- the pools ------------------------------------------------------------------------------------
 
 CROSSED = "transfer_"
-"""What the columns of Transfers begin with in a block, beside those of the requests."""
+"""Prefix of the columns of Transfers in a block that has columns of requests, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ class Pool(Protocol):
 
 
 PoolOf = Callable[[str], Pool]
-"""Makes the pool of a name; the engine of any but `decode` keeps the pages of what finishes."""
+"""Makes the pool of a name; all but `decode` keep a finished request's pages until its KV moved."""
 
 
 def whole(

@@ -67,9 +67,9 @@ class EngineQueues(Queues):
     questions, `idles` how often there was nothing to serve. `slotted`: slots are asked in turn, now
     `slot`, and each has its `ready` decodes. `resting` groups run ahead, and are ready from a given
     question on. `owed`: micro-batches in flight with results of sequences that were preempted
-    since. `promised_pages` are for the whole prompt and output of the admitted. `keeps_pages`:
-    another engine fetches the pages of what ends here. `leaving`: where the engine only `prefills`,
-    requests that keep their pages until `let_go`.
+    since. `promised_pages`: pages of all admitted requests at their output limits. `keeps_pages`:
+    finished requests keep theirs for another engine to fetch. `leaving`: where the engine only
+    `prefills`, requests that keep their pages until `let_go`.
     """
 
     ahead: int
@@ -115,7 +115,7 @@ class EngineQueues(Queues):
         self.leaving[seq.request.request_id] = seq
 
     def let_go(self, seq: Sequence) -> None:
-        """Free the pages of a request that is leaving; its prompt is used once more."""
+        """Publish the full pages of a leaving request to the prefix cache, and free its pages."""
         del self.leaving[seq.request.request_id]
         self.kv.publish(seq, seq.held_tokens)
         self.kv.release(seq, seq.held_tokens)

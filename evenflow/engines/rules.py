@@ -32,17 +32,16 @@ class EngineRules(Rules):
     last, not first; with `by_arrival`, where they were. `newest_first`: rows are in the order in
     which their prompts ended, the last first. `by_priority`: requests wait by `Request.priority`,
     then by arrival, preempted or not. `by_admission`: the order "arrival" is that in which they
-    began to run.
-    `cuts`: a prefill may end before all of the prompt, or after a preemption of the output, is
-    computed. No model would then write the same. `cache`: the prefix cache, a `PrefixCache`, an
-    `AppendOnlyCache` or a `RadixCache`. Pages of the second are found as soon as decodes fill them.
-    `none`: it is refused, as swap and speculation. `waits_first`: the loop sees nothing new between
-    a choice and the end of the micro-batch before it on stage 0. `reserves`: with speculation, a
-    decode holds pages for two steps. `prefills`: prompts only, for another engine (`PrefillLoop`),
-    which with `admits_late` agrees on what comes, too. `receives`: most decodes in a slot, with KV
-    from another engine (`DecodeLoop`); 0: the engine computes prompts. `looks_every`: steps of
-    decodes from one look for requests that came to the next (`Looks`). `unspeculative`: why it does
-    not go with speculation, if so.
+    began to run. `cuts`: a prefill may end before the whole prompt (after a preemption also the
+    output) is computed; a real model's output would then differ. `cache`: the prefix cache, a
+    `PrefixCache`, an `AppendOnlyCache` or a `RadixCache`. Pages of the second are found as soon as
+    decodes fill them. `none`: it is refused, as swap and speculation. `waits_first`: the loop sees
+    nothing new between a choice and the end of the micro-batch before it on stage 0. `reserves`:
+    with speculation, a decode holds pages for two steps. `prefills`: prompts only, for another
+    engine (`PrefillLoop`), which with `admits_late` agrees on what comes, too. `receives`: most
+    decodes in a slot, with KV from another engine (`DecodeLoop`); 0: the engine computes prompts.
+    `looks_every`: steps of decodes from one look for requests that came to the next (`Looks`).
+    `unspeculative`: why it does not go with speculation, if so.
     """
 
     ahead: Literal["question", "round"] | None = None

@@ -1,4 +1,4 @@
-"""SGLang's server: what it sets by itself from the memory of a GPU."""
+"""Defaults that SGLang's server derives from the memory of a GPU."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import Any
 from evenflow.errors import is_count
 
 CHUNKS = ((160, 16384), (60, 8192), (20, 4096), (0, 2048))
-"""The least GiB of a GPU, and the tokens of chunks there."""
+"""GiB of a GPU from which on, and tokens of a chunk (`chunked_prefill_size`)."""
 
 GRAPHS = ((160, (512, 512)), (60, (256, 512)), (35, (32, 160)), (20, (48, 160)), (0, (8, 8)))
-"""The least GiB of a GPU, and the rows of its largest graph of decodes: to 3 ranks, and from 4."""
+"""GiB of a GPU from which on, and rows of the largest CUDA graph of decodes: to 3 ranks, and from
+4.
+"""
 
 PROMPTS = (
     *((4, 33, 4), (48, 257, 16), (288, 513, 32)),
     *((576, 1025, 64), (1280, 4097, 256), (4608, 32769, 512)),
 )
-"""Tokens of the graphs of prompts, as ranges."""
+"""Ranges (start, stop, step) of the token counts for which prompts have CUDA graphs."""
 
 
 def chunked_prefill_size(gib: float) -> int:
-    """Return the tokens of a chunk on GPUs of as many GiB."""
+    """Return the default `chunked_prefill_size` in tokens on GPUs of `gib` GiB."""
     return int(_by_size(gib, CHUNKS))
 
 
@@ -34,12 +36,12 @@ def mem_fraction_static(
     *,
     eager: bool,
 ) -> float:
-    """Return the share of a GPU of `gib` GiB that weights and pages have where nobody says one.
+    """Return the default `mem_fraction_static`: the share of a GPU's memory for weights and pages.
 
-    It keeps MiB for a step, for graphs (none: `eager`), and for each of `ranks` x `stages`; groups
-    have more of it. `params` are the policy's. Known error: of models with latents it keeps 1 GiB
-    more. Source: SGLang 0.5.23, arg_groups/memory_hook.py: handle_gpu_memory_settings,
-    reserve_for_graph_mb.
+    Left free are MiB for activations, for CUDA graphs (none: `eager`), and for each of `ranks` x
+    `stages` GPUs; more with data-parallel `groups`. `gib`: GiB of the GPU; `params`: the policy's.
+    Known error: for latent attention SGLang leaves 1 GiB more. Source: SGLang 0.5.23,
+    arg_groups/memory_hook.py: handle_gpu_memory_settings, reserve_for_graph_mb.
     """
     ranks *= groups
     given = {key: value for key, value in params.items() if value is None or is_count(value)}

@@ -15,10 +15,10 @@ from evenflow.engines.queues import EngineQueues
 class Upkeep(Action):
     """Orders about the queue and the pages, carried out in this order.
 
-    `give_up` names a request that ends here, for want of pages; its client gets what there is.
-    Waiting requests are put into the order `waiting`, if it is given. Waiting requests in `hold`
-    get what a cache keeps of them. The decodes of a slot get the order of `rows`. Content is
-    evicted until `empty_pages` pages have none, or as many as can be.
+    `give_up`: a request that ends early, as pages do not suffice. `waiting`: the new order of the
+    waiting requests; None: as it is. `hold`: waiting requests that take hold of their cached pages.
+    `rows`: the order of a slot's decodes. `empty_pages`: cached pages are evicted until that many
+    are empty, or none is left to evict.
     """
 
     give_up: int | None = None
@@ -43,7 +43,7 @@ class Upkeep(Action):
 
 @dataclass(frozen=True)
 class Take(Action):
-    """Requests get pages for their next tokens, and content in full ones, computed or not.
+    """Requests get pages for their next tokens; full pages enter the prefix cache, computed or not.
 
     Source: vLLM, which may preempt what it has scheduled in the same step.
     """

@@ -100,7 +100,7 @@ class EngineView(View):
 
     @property
     def lined_up(self) -> list[tuple[int, bool]]:
-        """All waiting requests, in order; and whether an output in flight holds each back."""
+        """All waiting requests in order, with whether a token in flight delays their admission."""
         owed = self._engine.owed
         return [(seq.request.request_id, seq in owed) for seq in self._engine.waiting]
 
@@ -138,7 +138,7 @@ class EngineView(View):
 
     def active(self, most: int) -> list[Active]:
         """Return the first `most` requests by arrival, but for those with their last allowed token
-        in flight; looks at each.
+        in flight; O(requests).
         """
         queues, tokens = self._engine, self._decode_tokens()
         free, ended = {*self._waiting, *queues.partials}, {*queues.ending()}
@@ -169,7 +169,7 @@ class EngineView(View):
 
     @property
     def rows(self) -> list[DecodeRow]:
-        """The ready decodes, in the order of their rows; looks at each.
+        """The ready decodes, in the order of their rows; O(decodes).
 
         Where decodes run ahead, these are followed by decodes with their last allowed token in
         flight.

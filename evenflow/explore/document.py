@@ -62,7 +62,7 @@ class Given:
 
 
 def given(file: Path, sets: Sequence[str], schedulers: str, slo: Sequence[str]) -> Given:
-    """Return what is explored; UsageError for what cannot be."""
+    """Return the run, schedulers and limits to explore; UsageError for invalid ones."""
     text = original = yaml_file.read_text(file)
     document = yaml_file.document_of(text, str(file))
     for each in sets:

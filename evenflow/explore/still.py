@@ -31,7 +31,7 @@ STEPS = 7
 
 
 def write_page(path: Path, given: Given, vary: Sequence[str]) -> None:
-    """Write a new page; UsageError for what cannot be, and for more than MOST_PAGE_BYTES."""
+    """Write a new page; UsageError for invalid input, and for more than MOST_PAGE_BYTES."""
     require_new(path)
     axes = _axes(given, vary)
     count = math.prod(len(axis["values"]) for axis in axes)

@@ -171,7 +171,7 @@ BINS = 240
 """Parts in which a run is shown where its micro-batches are not."""
 
 FULL = 250
-"""What stands for the whole of a part, in the byte of a share."""
+"""Byte that stands for a share of 1."""
 
 
 def packed(values: Any, kind: str) -> str:

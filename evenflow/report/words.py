@@ -109,12 +109,12 @@ def rows_left_out(trace: Mapping[str, Any]) -> list[str]:
 
 
 def figures_of(run: Outcome) -> dict[str, float]:
-    """Return the summary's numbers that are sure."""
+    """Return the numbers of a run's summary that the run is long enough for."""
     return {key: value for key, value in sure_numbers(run.summary).items() if is_number(value)}
 
 
 def sure_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a summary; of a run too short to tell, without how much it serves."""
+    """Return a summary, without the served load where the run is too short to tell."""
     hidden = LOAD[1:3] if summary.get("overloaded", 0) is None else ()
     return {key: value for key, value in summary.items() if key not in hidden}
 

@@ -48,13 +48,15 @@ def student_quantile(probability: float, degrees: int) -> float:
 
 
 SUSTAINABLE = 0.95
-"""A load that is no more than this share of the capacity is one that a deployment keeps up with."""
+"""Load, as a share of the capacity, up to which a deployment counts as keeping up."""
 
 FALSE_ALARMS = 0.01
 """The share of runs at a sustainable load that are called overloaded, at most."""
 
 NOTICED = 0.15
-"""A run is too short to tell where the queue may grow by this share of what arrives unnoticed."""
+"""Growth of the queue, as a share of arrivals, that a run has to detect; else it is too short to
+tell.
+"""
 
 MISSED = 0.05
 """The share of runs with this growth that are called sustainable, at most."""
@@ -63,7 +65,7 @@ STAYED = 0.05
 """The warm-up ends when no more than this share of the first batch of requests is left."""
 
 FINER = (1, 2, 4)
-"""A queue that is often empty varies more in shorter batches: the largest variance counts."""
+"""Batch lengths are divided by these; the largest variance counts, as short queues vary fastest."""
 
 
 class QueueGrowth(NamedTuple):

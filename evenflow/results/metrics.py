@@ -23,10 +23,10 @@ from evenflow.sums import plain_sum
 PERCENTILES = (50, 90, 95, 99)
 
 AT_ONCE = 1 << 18
-"""Rows, or tokens whose gaps are spread out, at a time."""
+"""Rows, or gaps between tokens, that are processed at a time."""
 
 SAMPLED = 1 << 12
-"""Values between which the others are counted, to find one at a rank."""
+"""Size of a sample whose values divide all others into ranges, to find the value at a rank."""
 
 Summary = dict[str, float | int | None]
 """Numbers by vLLM's keys; None: of no requests, or not known."""
@@ -240,7 +240,7 @@ def statistics(name: str, values_s: Floats, counts: Ints | None = None) -> Summa
 
 
 def quantiles(values: Floats, shares: Floats) -> Floats:
-    """Return the same as np.quantile, which imports numpy.ma: 2 % of a run of one request."""
+    """Return np.quantile's values without its import of numpy.ma (2 % of a run of one request)."""
     places = (len(values) - 1) * shares
     low, high = (np.sort(values)[edge(places).astype(int)] for edge in (np.floor, np.ceil))
     return _between(low, high, places - np.floor(places))

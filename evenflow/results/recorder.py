@@ -50,7 +50,7 @@ DAMAGED = (
     *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
     struct.error,
 )
-"""What comes of a file of blocks that no run wrote."""
+"""Errors that reading a damaged file of blocks may raise."""
 
 Block = dict[str, NDArray[Any] | list[str]]
 """What was recorded in a while: columns by name, which need not be equally long."""

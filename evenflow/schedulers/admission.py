@@ -28,7 +28,7 @@ def plan_of(
     victims: Victim = "latest_arrived",
     kv_limited: bool = False,
 ) -> Plan:
-    """Return a Plan, as quickly."""
+    """Return a Plan, in less time than its constructor takes."""
     return tuple.__new__(Plan, (prefills, decodes, order, victims, (), None, kv_limited))
 
 

@@ -52,10 +52,11 @@ class Policy:
         return super().__new__(cls)
 
     def sends_whole(self, decodes: int, running: int, depth: int) -> bool:
-        """Say whether all `decodes` that are ready, one group of all `running` ones, go together.
+        """Say whether the policy sends all ready `decodes`, one whole group, as a micro-batch.
 
-        It is asked where nothing waits or computes a prompt. If so, it notes what `schedule` would.
-        Only what the policy's own class says counts.
+        Called in place of `schedule` where no prompt waits or runs; `running` counts all decodes.
+        Where true, it updates the policy's state as `schedule` would. Not inherited: a subclass
+        defines it itself, or is always asked by `schedule`.
         """
         return False
 

@@ -31,10 +31,10 @@ class TRTLLM(Policy):
     docs/engines.md. `max_batch_size` requests a stage are active. GUARANTEED_NO_EVICT starts a
     prompt if the pages suffice for all that it and running requests may still generate. Nobody is
     preempted. MAX_UTILIZATION looks at the next token only, in a pipeline at two. A request that
-    lacks a page takes those of the last to arrive. In a pipeline that one only sits out, and its
-    pages stay. The engine dies once it needs a page and none is free. Whole prompts go, unless
-    `enable_chunked_prefill`. In a pipeline each micro-batch takes all that is not in flight and
-    fits; nothing balances them.
+    lacks a page takes those of the last to arrive. In a pipeline that request only skips the step
+    and keeps its pages. The engine dies once it needs a page and none is free. Whole prompts go,
+    unless `enable_chunked_prefill`. In a pipeline each micro-batch takes all that is not in flight
+    and fits; nothing balances them.
     """
 
     search_space: ClassVar[SearchSpace] = {

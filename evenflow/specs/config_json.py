@@ -29,10 +29,10 @@ TEXT = {
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
 }
-"""`model_type` of a model that also sees -> that of its `text_config`, where that does not say."""
+"""`model_type` of a multimodal model -> that of its `text_config`, where the file does not say."""
 
 BESIDE_TEXT = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype")
-"""What holds for `text_config`, too, where it stands beside it."""
+"""Keys that hold for `text_config`, too, where they stand beside it."""
 
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 """What transformers writes of every model; a `text_config` alone leaves out what is by default."""

@@ -303,7 +303,7 @@ class Deployment:
         The states of as many requests as sample at once (`logits_rows`) are set apart first, as
         SGLang does. VLLM takes a page for each. Layers with a sliding window keep all tokens. Or
         they have room for a window of each of `windows` requests, beside pages of the other layers.
-        The way counts in which more pages fit.
+        Whichever way fits more pages counts.
 
         DoesNotFitError with the numbers when a stage has no room for a single page.
         """

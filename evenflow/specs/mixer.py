@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 
 class Matrix(NamedTuple):
-    """A matrix, and what of it the tensor-parallel ranks share out; "": each has all of it."""
+    """A matrix, and the dimension that tensor-parallel ranks divide (`split`); "": replicated."""
 
     inputs: int
     outputs: int
@@ -24,7 +24,7 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mixer:
-    """Part of a layer in which tokens meet; `name` is what its kind is called.
+    """Part of a layer that mixes tokens, such as Mamba-2 or a delta rule; `name` is its kind.
 
     `beside`: it comes beside the layer's plain attention, and else in its place. `vectors` are
     parameters outside matrices. A token keeps `kv_values` in the format of keys and values, and

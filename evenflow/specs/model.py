@@ -15,7 +15,7 @@ from evenflow.specs.modelspec import ModelSpec, in_precision
 from evenflow.specs.tables import read_rows
 
 VARIANTS = re.compile(r"^Meta-|-(Instruct|Chat|Base|hf|it|\d{4})(?=-|$)", re.IGNORECASE)
-"""What names a training, not a shape: `Meta-Llama-3.1-8B-Instruct` is a Llama-3.1-8B."""
+"""Parts of a name that tell no shape: `Meta-Llama-3.1-8B-Instruct` is a Llama-3.1-8B."""
 
 QUANTIZED = re.compile(r"-(FP8|AWQ|GPTQ-Int4|GPTQ-Int8)(-dynamic)?$", re.IGNORECASE)
 

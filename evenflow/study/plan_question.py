@@ -195,7 +195,7 @@ class PlanQuestion:
         return Variant(labels, patch, limits)
 
     def at_step(self, setting: Setting, count: int, step: int, part: Stretch) -> Variant:
-        """Return a point at a rate `step` steps above the one asked for, until it is missed."""
+        """Return a point, `step` rate steps above the one asked for, that ends on a missed SLO."""
         rate = self.rate and step and rounded(self.rate * (1 + TOLERANCE) ** step)
         return self.case(setting, count, part, rate or None, ends=True)
 

@@ -167,7 +167,7 @@ class Store:
                 path.unlink(missing_ok=True)
 
     def get(self, key: str) -> Record | None:
-        """Return the record of a key; None when there is none; UsageError for half of one."""
+        """Return the record of a key; None when there is none; UsageError for a truncated one."""
         path = self._path(key)
         if not path.exists():
             return None

@@ -133,7 +133,7 @@ class Job(NamedTuple):
         return re.sub(r"[^\w.=-]+", "-", self.label).strip("-.")
 
     def built(self) -> Built:
-        """Return what is simulated; UsageError for what cannot be."""
+        """Return the world to simulate; UsageError for an impossible one."""
         make = None if self.policy is None else self.policy.make
         return build(self.config, self.beside, self.workload, make)
 

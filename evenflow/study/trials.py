@@ -213,7 +213,7 @@ class Study:
     tied: frozenset[str] = frozenset()
 
     def config(self, patch: Patch) -> RunConfig:
-        """Return the run with a patch; UsageError naming the place of what cannot be."""
+        """Return the run with a patch; UsageError names the place of an invalid value."""
         keys: dict[str, Any] = {}
         for key, value in patch.items():
             keys |= value if key in self.tied else {key: value}

@@ -114,7 +114,7 @@ def make_all(
     intervals: bool = False,
     tables: bool = False,
 ) -> Figures:
-    """Make figures, with `intervals` of their claims; UsageError, at last, for what cannot be.
+    """Make figures, with `intervals` of their claims; UsageError, at the end, for impossible ones.
 
     `say` gets the path of each, what is unfair in it and, with `tables`, its numbers.
     """

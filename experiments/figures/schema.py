@@ -160,7 +160,7 @@ LEAST_WIDTH, MOST_WIDTH = 2, 40
 class Look:
     """Form of figures: `width` in inches (None: as their panels need).
 
-    `style` is matplotlib's, a name or a file. Raises UsageError for what cannot be.
+    `style` is matplotlib's, a name or a file. Raises UsageError for invalid ones.
     """
 
     width: float | None = None

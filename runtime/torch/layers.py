@@ -181,7 +181,8 @@ class Pass(NamedTuple):
     def attend(
         self, layer: int, queries: Tensor, width: int, window: int, scale: float | None = None
     ) -> Tensor:
-        """Return what `queries` [tokens, heads, head] find in a layer: [tokens, heads, width].
+        """Return the attention of `queries` [tokens, heads, head] in a layer: [tokens, heads,
+        width].
 
         Each token sees the last `window` keys, its own among them (0: all). `scale` is that of the
         products; None: one over the root of the head's size.

@@ -220,11 +220,12 @@ LEAST_TEMPERATURE = 1e-5
 
 
 def drawn_by(draws: Sequence[Draw | None], positions: Sequence[int]) -> NDArray[np.int64]:
-    """Return what `sample` draws by, of the rows that are not greedy, as numbers to send along.
+    """Return the settings and random numbers by which `sample` draws, for all rows that are not
+    greedy.
 
-    How each row draws, None greedily, and the position of its token to come. They are the bits of
-    floats: row, temperature, top_k, top_p, and what chance gives, [5 x rows that draw]. NumPy draws
-    that before the logits are there. So CPU and CUDA draw alike.
+    `draws`: settings of each row, None: greedy; `positions`: of its next token. Returned are bits
+    of float64, [5 x rows that draw]: row, temperature, top_k, top_p, uniform random number. NumPy
+    draws that number, so CPU and CUDA draw alike.
     """
     rows = [
         (row, how.temperature, how.top_k or np.inf, how.top_p, chance.random())
@@ -238,7 +239,7 @@ def drawn_by(draws: Sequence[Draw | None], positions: Sequence[int]) -> NDArray[
 def sample(logits: Tensor, draws: Tensor | None = None) -> list[int]:
     """Return a token id for each row of `logits` [rows, vocabulary].
 
-    Greedy, but for the rows in `draws`, which are `drawn_by`. The device is waited for once.
+    Greedy, except rows in `draws`, as `drawn_by` returns them. It waits for the device once.
     """
     tokens = logits.argmax(dim=-1)
     if draws is not None and len(draws):

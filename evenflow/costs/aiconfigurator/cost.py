@@ -239,8 +239,8 @@ def formats(
 ) -> dict[str, str]:
     """Return the engine's names for a layer's formats; UsageError for a format without a name.
 
-    Of a checkpoint that says its formats itself, the engine reads them, part by part. `four_bits`
-    are those of experts of four bits beside others of eight.
+    Formats in a checkpoint's own config are left to the engine, which reads them part by part.
+    `four_bits`: the engine's name for 4-bit experts beside 8-bit matrices.
     """
     if whole.family in READERS and whole.quantization == _as_read(whole).quantization:
         kept = {"kvcache_quant_mode": "fp8"} if model.kv_value_bytes == 1 else {}

@@ -118,7 +118,7 @@ def _sampled(question: LayerQuestion) -> Answer:
 
 
 class LayerSteps:
-    """The engine's operators of a layer in a step: those with it, less those without it."""
+    """Times of one layer from the engine: a model with the layer, less the model without it."""
 
     def __init__(self, question: LayerQuestion) -> None:
         self.question = question

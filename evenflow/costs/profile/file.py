@@ -177,8 +177,7 @@ class Profile:
 def write_profile(path: str | Path, profile: Profile, *, over: bool = False) -> None:
     """Write a profile, gzipped when the name ends in .gz; the file appears whole or not at all.
 
-    UsageError when the profile is not one that `read_profile` accepts. So it is when a file is
-    there, but with `over`.
+    UsageError for a profile that `read_profile` refuses and, unless `over`, for an existing file.
     """
     target = Path(path)
     text = io.StringIO()

@@ -77,10 +77,10 @@ IN_ATTENTION = 2
 
 
 class TableSource(NamedTuple):
-    """Measured tables used for a GPU: those of `system`, measured on the GPU named `on`.
+    """Measured tables that stand for a GPU: the folder `system`, measured on the GPU `on`.
 
-    `compute_share`: the arithmetic the GPU sustains, as a share of what its peak would give.
-    `nvlink`: it has the links of the measured one, so its all-reduces are those measured.
+    `compute_share`: the share of its peak arithmetic that a power-limited card sustains. `nvlink`:
+    the card has the measured GPU's NVLink, so that its measured all-reduces apply.
     """
 
     system: str

@@ -166,11 +166,11 @@ def _along_k(
 
 
 def prompt_times(context: Mapping[Heads, Mapping[int, float]], heads: Heads) -> dict[int, float]:
-    """Return tokens -> seconds of causal attention of one prompt, for any (heads, KV heads).
+    """Return tokens -> seconds of causal attention of one prompt, for `heads`: (heads, KV heads).
 
-    Between measured numbers of heads seconds follow a straight line; with more heads than measured
-    they grow in proportion. Other KV heads than measured: those of the nearest number, as
-    prompts hardly depend on it.
+    Linear between measured numbers of heads; beyond the largest, in proportion to the heads. A
+    number of KV heads that was not measured is replaced by the nearest: prompts hardly depend on
+    it.
     """
     times = context.get(heads, {})
     lines = _prompt_lines(context, heads)
@@ -290,10 +290,10 @@ def chunk_times(
     """Return seconds of a chunk after some context, from prompts without any.
 
     The prompt of length L = context + chunk gives the seconds per (query, key) pair at that length.
-    They are beyond the shortest prompt's (the launch). The chunk has its share of the pairs. It
-    takes at least as long as one query tile that reads L keys (`tile_times`). That is a prompt of
-    one head, which leaves most of the GPU idle. Beyond the longest measured prompt its seconds per
-    pair go on. Known error: kernels that split the keys of few, long rows beat it.
+    The shortest prompt's seconds (the launch) are subtracted first. The chunk has its share of the
+    pairs. It takes at least as long as one query tile that reads L keys (`tile_times`). That is a
+    prompt of one head, which leaves most of the GPU idle. Beyond the longest measured prompt its
+    seconds per pair go on. Known error: kernels that split the keys of few, long rows beat it.
     """
     prompt = Surface({(tokens, 0): seconds for tokens, seconds in times.items()})
     tile = Surface({(tokens, 0): seconds for tokens, seconds in tile_times.items()})
@@ -322,7 +322,9 @@ def chunk_times(
 
 
 def least_s(shape: ExpertShape, tokens: int, split: Split, bits: float, peak: Peak) -> float:
-    """Return the least seconds of a layer of experts: its arithmetic, or the weights it wakes."""
+    """Return the least seconds of a layer of experts: its arithmetic, or the active experts'
+    weights.
+    """
     one = 3 * shape.hidden_size * shape.columns / split.slices
     pairs = tokens * shape.experts_per_token / split.ranks
     active = active_experts(tokens, shape.num_experts, shape.experts_per_token) / split.ranks
@@ -331,7 +333,7 @@ def least_s(shape: ExpertShape, tokens: int, split: Split, bits: float, peak: Pe
 
 
 AWAKE = {1: 3.2, 2: 5.1, 4: 8.2, 8: 13, 16: 19.2, 32: 25.4, 48: 28.5, 64: 30, 96: 31.4, 128: 31.8}
-"""Tokens -> experts of DeepSeek-V3 awake on the busiest of 8 ranks (docs/costs-errors.md)."""
+"""Tokens -> active experts of DeepSeek-V3 on the busiest of 8 ranks (docs/costs-errors.md)."""
 
 
 def experts_of(
@@ -350,9 +352,11 @@ def experts_of(
 
 
 def counted(power: ExpertLayer, even: ExpertLayer) -> ExpertLayer:
-    """Return experts that take no less than to read those awake on the busiest of 8 ranks.
+    """Return the times of `power`, at least those of reading the active experts of the busiest of 8
+    ranks.
 
-    Spread evenly, a token more wakes an expert more on each. Other splits are the power law's.
+    `even` gives the seconds by active experts: there each further token activates one more on a
+    rank. Splits other than 8 ranks of whole experts stay as in `power`.
     """
     sizes = sorted(even.times[1, 8])
     awake = np.interp(sizes, list(AWAKE), list(AWAKE.values()))
@@ -421,9 +425,9 @@ def read_latent(
 ) -> dict[str, Any]:
     """Return fields of the tables: `context` and `generation` by (heads, 1), and `rotates`.
 
-    Of modules, where there are any, the measured `products` of the same shapes and format are
-    taken. vLLM's are in 16 bits, as its quantised ones wait for the host. Others' are in the
-    model's format if it was measured.
+    Where whole attention modules were measured, the measured `products` of the same shapes and
+    format are subtracted. vLLM's are in 16 bits, as its quantised ones wait for the host. Others'
+    are in the model's format if it was measured.
     """
     files, around = latent_files(base, framework, version)
     formats = [DTYPE] if framework == "vllm" or around else [*products][::-1]

@@ -172,7 +172,7 @@ def load_tables(
 def each_product(
     gemm: Products, seconds: Callable[[int, int, int, float], float]
 ) -> dict[int, dict[int, dict[int, float]]]:
-    """Return products that take other `seconds`, a function of n, k, m and the present ones."""
+    """Return `gemm` with each time replaced by `seconds(n, k, m, time)`."""
     return {
         n: {
             k: {m: seconds(n, k, m, taken_s) for m, taken_s in by_m.items()}
@@ -230,7 +230,7 @@ def table_files(
 ) -> list[Path]:
     """Return the tables to look into, in turn: of the version, for None the newest before others.
 
-    UsageError lists the versions where there is no such one, unless the newest do in its place.
+    UsageError lists the versions where that one is missing, unless `or_newest`.
     """
     found = {
         path.parent.name: path
@@ -258,8 +258,8 @@ def rows_of(
 ) -> Iterator[tuple[Any, ...]]:
     """Return an iterator over a table's rows: the values of the columns `names`, in their order.
 
-    After them those of columns that not all tables have, with the value that counts where there is
-    none. `where` are pyarrow's filters.
+    Then those of the columns `otherwise`, with the value given there if the table lacks the column.
+    `where` are pyarrow's filters.
     """
     from pyarrow import parquet
 
@@ -279,7 +279,7 @@ def rows_of(
 def nested(rows: Iterable[tuple[Any, ...]], *, first: bool = False) -> dict[Any, Any]:
     """Return key -> ... -> key -> seconds from rows of keys and milliseconds.
 
-    Of rows with the same keys the last counts, or the `first`.
+    Of rows with the same keys the last counts; the first one with `first`.
     """
     found: dict[Any, Any] = {}
     for *keys, last, latency_ms in rows:
@@ -401,7 +401,7 @@ LATENT_PRODUCTS = "mla_bmm/{framework}/{version}/mla_bmm_perf.parquet"
 def latent_files(base: Path, framework: str, version: str | None) -> tuple[list[Path], Path | None]:
     """Return the tables of prompts and of decode steps, and the products that they leave out.
 
-    Of modules, where there are any, which leave nothing out.
+    Tables of whole modules, where there are any, leave nothing out.
     """
     known = LATENT_MODULES.replace("KIND", "context").format(
         framework=framework, version=version or "*"

@@ -28,11 +28,11 @@ def write_config(spec: ModelSpec, path: Path) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
-def save_random(spec: ModelSpec, rope: Rope, folder: Path, seed: int = 0) -> None:
+def save_random(spec: ModelSpec, rope: Rope, folder: Path) -> None:
     """Write a checkpoint of random weights in float32, drawn on the CPU."""
     from safetensors.torch import save_file
 
-    draw = random_weights(torch.float32, torch.device("cpu"), seed)
+    draw = random_weights(torch.float32, torch.device("cpu"))
     tensors: dict[str, torch.Tensor] = {}
 
     def kept(name: str, shape: tuple[int, ...], part: Part) -> torch.Tensor:

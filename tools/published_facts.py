@@ -12,11 +12,12 @@ from typing import NamedTuple
 from evenflow.costs import RooflineCost, prefill_work
 from evenflow.costs.base import StageCost
 from evenflow.costs.collectives import Ring
+from evenflow.costs.estimates import REFERENCE, joined
 from evenflow.costs.silicon.cost import silicon_cost, silicon_source
 from evenflow.costs.silicon.points import memory_bytes_per_s
 from evenflow.costs.silicon.tables import load_tables
 from evenflow.errors import UsageError
-from evenflow.experiments.figures.iterations import REFERENCE, in_chunks, joined
+from evenflow.experiments.figures.iterations import in_chunks
 from evenflow.report.tables import markdown_table
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import LinkSpec, gpu, link

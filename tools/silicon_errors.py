@@ -59,7 +59,7 @@ class Errors(NamedTuple):
     points: int
 
 
-def product_errors(tables: SiliconTables, peak: Peak, shapes: int = 60, seed: int = 0) -> Errors:
+def product_errors(tables: SiliconTables, peak: Peak, shapes: int = 60) -> Errors:
     """Leave out random shapes (n, k), every m of each, one shape at a time."""
     gemm = tables.gemm
     low, high = SIDES
@@ -69,7 +69,7 @@ def product_errors(tables: SiliconTables, peak: Peak, shapes: int = 60, seed: in
         for k in sorted(gemm[n])
         if low <= min(n, k) <= max(n, k) <= high
     ]
-    chosen = np.random.default_rng(seed).choice(len(known), min(shapes, len(known)), replace=False)
+    chosen = np.random.default_rng(0).choice(len(known), min(shapes, len(known)), replace=False)
 
     def pairs() -> Iterator[tuple[float, float]]:
         for n, k in (known[each] for each in chosen):
@@ -87,15 +87,13 @@ Points = Mapping[Heads, Mapping[Any, float]]
 def attention_errors(
     known: Points,
     estimate: Callable[[Any, Heads], Mapping[Any, float]],
-    points: int = 600,
-    seed: int = 0,
 ) -> Errors:
     """Leave out random points of attention, one at a time: `estimate` them from the rest.
 
     A point is (heads, tokens) of a prompt, or (heads, rows, context) of a decode step.
     """
     large = [(heads, size) for heads in known for size in known[heads] if heads[0] >= MIN_HEADS]
-    chosen = np.random.default_rng(seed).choice(len(large), min(points, len(large)), replace=False)
+    chosen = np.random.default_rng(0).choice(len(large), min(600, len(large)), replace=False)
 
     def pairs() -> Iterator[tuple[float, float]]:
         for heads, size in (large[each] for each in chosen):

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate
+from operator import add
 from typing import TypedDict
 
-from evenflow.core.batch import Span, Work
-from evenflow.costs.base import BatchShape, StageCost, decode_work, prefill_work
+from evenflow.core.batch import Work
+from evenflow.costs.base import StageCost, decode_work, prefill_work
 from evenflow.costs.collectives import Fabric
 from evenflow.costs.roofline import RooflineCost
-from evenflow.errors import UsageError, require_counts, require_positive
+from evenflow.errors import UsageError, require_positive
 from evenflow.specs.deployment import Deployment, split_layers
 from evenflow.specs.gpu import GpuSpec, LinkSpec
 from evenflow.specs.modelspec import ModelSpec
@@ -43,45 +44,40 @@ def estimates(cost: StageCost) -> Estimates:
     }
 
 
-def token_budget_for(
-    cost: StageCost,
-    slo_s: float,
-    *,
-    decodes: int = 32,
-    context_tokens: int = 4096,
-    tile_tokens: int = 128,
-    max_budget_tokens: int = 16384,
-) -> int:
-    """Return the largest token budget, in whole tiles, with iterations of at most `slo_s`.
+REFERENCE = decode_work(32, 32 * 4096)
+"""Sarathi-Serve's reference iteration (Table 3): 32 decodes with 4096 tokens of context each."""
 
-    `slo_s` is the limit on the time between tokens. The iteration holds `decodes` rows with
-    `context_tokens` each. A prompt chunk after as much context fills the budget: Sarathi-Serve's
-    reference batch (Table 3, section 4.3). Its time is depth x the slowest stage. With as many
+
+def joined(decodes: Work, prompt: Work) -> Work:
+    """Return the work of decodes and a prompt in one micro-batch."""
+    return Work(*map(add, decodes, prompt))
+
+
+BUDGETS = range(16384, 0, -128)
+"""Token budgets to choose from: whole tiles, the largest first."""
+
+
+def token_budget_for(cost: StageCost, slo_s: float) -> int:
+    """Return the largest of `BUDGETS` with which reference iterations take at most `slo_s`.
+
+    `slo_s` is the limit on the time between tokens. A prompt chunk fills the budget beside the
+    decodes (Sarathi-Serve, section 4.3). An iteration takes depth x the slowest stage: with as many
     micro-batches in flight as stages, a request gets a token that often. UsageError when not even
     one tile meets the limit.
     """
     require_positive("token budget", slo_s=slo_s)
-    require_counts("token budget", tile_tokens=tile_tokens, max_budget_tokens=max_budget_tokens)
-
-    def iteration_s(budget_tokens: int) -> float:
-        rows = min(decodes, budget_tokens)
-        chunk = Span(context_tokens, context_tokens + budget_tokens - rows)
-        chunks = (chunk,) if chunk.stop > chunk.start else ()
-        work = Work(chunks, budget_tokens - rows, rows, rows * context_tokens, rows + len(chunks))
-        return cost.depth * max(cost.times(work))
-
-    budget_tokens = max(max_budget_tokens // tile_tokens, 1) * tile_tokens
-    while iteration_s(budget_tokens) > slo_s:
-        if budget_tokens <= tile_tokens:
-            raise UsageError(
-                f"token_budget: auto: an iteration of {tile_tokens} tokens already takes "
-                f"{iteration_s(tile_tokens):.3f} s, the limit is {slo_s:g} s; raise the limit"
-            )
-        budget_tokens -= tile_tokens
-    return budget_tokens
+    for budget_tokens in BUDGETS:
+        prompt = prefill_work(budget_tokens - REFERENCE.decode_tokens, 4096)
+        iteration_s = cost.depth * max(cost.times(joined(REFERENCE, prompt)))
+        if iteration_s <= slo_s:
+            return budget_tokens
+    raise UsageError(
+        f"token_budget: auto: an iteration of {budget_tokens} tokens already takes "
+        f"{iteration_s:.3f} s, the limit is {slo_s:g} s; raise the limit"
+    )
 
 
-REFERENCE = decode_work(64, 64 * 1024)
+TYPICAL = decode_work(64, 64 * 1024)
 """The micro-batch that a split is balanced for: decodes, since most steps are such."""
 
 
@@ -92,9 +88,8 @@ def balanced_layers(
     *,
     tensor_parallel: int = 1,
     fabric: LinkSpec | Fabric | None = None,
-    work: BatchShape = REFERENCE,
 ) -> tuple[int, ...]:
-    """Return the layers of each stage that minimise the slowest stage's roofline for `work`.
+    """Return the layers of each stage that minimise the slowest stage's roofline for `TYPICAL`.
 
     The embedding counts on stage 0, the LM head on the last stage. A layer goes to the stage that
     is done first with it, the first of equal ones. Where layers are alike that is the best split.
@@ -105,11 +100,11 @@ def balanced_layers(
     split_layers(model.num_layers, stages)
     if len(model.kinds()) > 1:
         alone = Deployment(model, gpu, (1,) * model.num_layers, tensor_parallel)
-        return balanced_by(RooflineCost(alone, fabric), stages, work)
+        return balanced_by(RooflineCost(alone, fabric), stages)
 
     def times(layers: tuple[int, ...]) -> list[float]:
         part = replace(model, num_layers=sum(layers))
-        return RooflineCost(Deployment(part, gpu, layers, tensor_parallel), fabric).times(work)
+        return RooflineCost(Deployment(part, gpu, layers, tensor_parallel), fabric).times(TYPICAL)
 
     layers = [1] * stages
     done_s = times(tuple(layers))
@@ -121,12 +116,12 @@ def balanced_layers(
     return tuple(layers)
 
 
-def balanced_by(by_layer: StageCost, stages: int, work: BatchShape = REFERENCE) -> tuple[int, ...]:
-    """Return the layers of each stage that minimise the slowest stage's seconds.
+def balanced_by(by_layer: StageCost, stages: int) -> tuple[int, ...]:
+    """Return the layers of each stage that minimise the slowest stage's seconds for `TYPICAL`.
 
     `by_layer` are the costs of stages of one layer each.
     """
-    seconds = by_layer.times(work)
+    seconds = by_layer.times(TYPICAL)
     done_s = [0.0, *accumulate(seconds)]
 
     @cache

@@ -60,12 +60,12 @@ def span_s(result: RunResult) -> float:
     return float(result.returned_s.max()) if len(result.returned_s) else 0.0
 
 
-def cumulative(values: Floats, points: int = 150) -> tuple[Floats, Floats]:
-    """Return (value, share of values at or below it) at `points` or fewer quantiles."""
+def cumulative(values: Floats) -> tuple[Floats, Floats]:
+    """Return (value, share of values at or below it) at 150 or fewer quantiles."""
     known = np.sort(values[~np.isnan(values)])
     if not len(known):
         return known, known
-    shares = np.linspace(0.0, 1.0, min(points, len(known)))
+    shares = np.linspace(0.0, 1.0, min(150, len(known)))
     return quantiles(known, shares), shares
 
 

@@ -78,9 +78,9 @@ def key(axes: Axes, **where: Any) -> None:
         axes.legend(**{"frameon": False, "fontsize": 8, **(where or place)})
 
 
-def plain_decades(axis: Axis, at: Sequence[float] = (1, 2, 5)) -> None:
-    """Give a logarithmic axis plain numbers at the multiples `at` of each decade."""
-    axis.set_major_locator(LogLocator(subs=at))
+def plain_decades(axis: Axis) -> None:
+    """Give a logarithmic axis plain numbers at 1, 2 and 5 of each decade."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(NullLocator())
 

@@ -18,9 +18,10 @@ import numpy as np
 
 from evenflow.config.run import RunConfig, with_
 from evenflow.config.yaml_file import Document, patched
+from evenflow.costs.estimates import REFERENCE
 from evenflow.errors import MOST_RUNS, LostProcessError, UsageError, is_count
 from evenflow.experiments.figures.formulas import filled
-from evenflow.experiments.figures.iterations import REFERENCE, iteration, world_of
+from evenflow.experiments.figures.iterations import iteration, world_of
 from evenflow.experiments.figures.schema import Layer, OwnAxis, gpu_name, layered, without_links
 from evenflow.experiments.figures.study import FigureStudy
 from evenflow.study.capacity import CapacityQuestion, capacity_of

@@ -6,11 +6,10 @@ Knows what a run is built from, and the roofline's formulas for the parts of an 
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import add
 from typing import NamedTuple
 
 from evenflow.config.build import build
-from evenflow.costs import RooflineCost, Work, decode_work, prefill_work
+from evenflow.costs import RooflineCost, Work, prefill_work
 from evenflow.costs.roofline import AttentionRates, Rates, linear_s
 from evenflow.engines.pools import PooledWorld
 from evenflow.errors import UsageError
@@ -20,9 +19,6 @@ from evenflow.sim import World
 from evenflow.sums import plain_sum
 
 Seconds = Callable[[Work], float]
-
-REFERENCE = decode_work(32, 32 * 4096)
-"""Sarathi-Serve's reference iteration (Table 3): 32 decodes with 4096 tokens of context each."""
 
 _UNUSED = {"scheduler": "sarathi", "workload": {"trace": "sharegpt-sample"}}
 
@@ -108,10 +104,6 @@ def prompts(count: int, tokens: int) -> Work:
     """Return the work of `count` whole prompts of `tokens` tokens in one micro-batch."""
     one = prefill_work(tokens)
     return Work(one.chunks * count, count * tokens, 0, 0, count)
-
-
-def joined(decodes: Work, prompt: Work) -> Work:
-    return Work(*map(add, decodes, prompt))
 
 
 def in_chunks(tokens: int, chunk_tokens: int) -> list[Work]:

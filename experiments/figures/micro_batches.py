@@ -14,12 +14,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from evenflow.costs import RooflineCost, decode_work, estimates, prefill_work
+from evenflow.costs.estimates import REFERENCE, joined
 from evenflow.experiments.figures.cases import ServedModel, layout_of, pairs, served
 from evenflow.experiments.figures.iterations import (
-    REFERENCE,
     in_chunks,
     iteration,
-    joined,
     parts_of,
     prompts,
     roofline_of,

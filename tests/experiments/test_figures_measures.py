@@ -10,11 +10,10 @@ import pytest
 from evenflow.config.build import load_workload
 from evenflow.config.run import load_config
 from evenflow.costs import Work, decode_work, prefill_work
+from evenflow.costs.estimates import REFERENCE, joined
 from evenflow.experiments.figures.iterations import (
-    REFERENCE,
     in_chunks,
     iteration,
-    joined,
     parts_of,
     prompts,
     roofline_of,

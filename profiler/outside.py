@@ -52,7 +52,7 @@ class Service(NamedTuple):
 
 
 class Rounds:
-    """Computes groups of prompts, then their decodes, one group after the other, until all end.
+    """Policy that computes groups of prompts, then their decodes, one group after the other.
 
     `phases`: how many requests are in a group, and how many requests there are, in their order.
     """

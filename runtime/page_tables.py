@@ -1,4 +1,4 @@
-"""Page tables sent to the workers as differences: both ends of that.
+"""Page tables, sent to the workers as differences: writer and reader.
 
 A step names only new pages of sequences and the sequences that released theirs. A continuing decode
 costs its id. Knows no sockets and no clock.

@@ -260,7 +260,7 @@ class _Outlet:
 
 
 def run_process(stages: Sequence[tuple[Place, WorkerSettings]]) -> None:
-    """Run these stages until the driver says stop or is gone. The entry point of a process."""
+    """Run these stages until the driver says stop or is gone: a process's entry point."""
     end_with_parent(stages[0][0].folder)
     run_stages(stages)
     os._exit(0)  # all is closed; to take torch apart would take a second

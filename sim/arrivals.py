@@ -83,7 +83,7 @@ class ArrivalSource:
             self.join(pipeline)
 
     def join(self, pipeline: Entrance) -> None:
-        """Let requests into another pipeline too; the router begins anew."""
+        """Let requests into another pipeline, too; a new router without memory takes over."""
         entrance = pipeline
         if self._overheads.has_front_end:
             entrance = FrontEnd(self._clock, pipeline, self._overheads)
@@ -94,7 +94,7 @@ class ArrivalSource:
         self._choose = router_of(self._router, list(self._open))
 
     def leave(self, pipeline: Entrance) -> None:
-        """Let no more requests into a pipeline; the router begins anew."""
+        """Let no more requests into a pipeline; a new router without memory takes over."""
         self._open.remove(self._entrances[pipeline])
         self._choose = router_of(self._router, list(self._open))
 

@@ -1,7 +1,7 @@
-"""Stretches in which the same groups of decodes go round, and nobody needs to be asked.
+"""Stretches of a run in which only decodes go round, simulated without asking the policy.
 
-Where nothing waits, nothing ends and nothing comes, a group that returns is sent again as it is. So
-only numbers change; whatever else happens ends the stretch, and is left to the loop.
+While no request waits, ends or arrives, a group of decodes that returns is sent again as it is:
+only token counts and times change. Any other event ends the stretch, and the loop goes on.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ T = TypeVar("T")
 
 
 class Coast:
-    """Sends groups of decodes again, as the loop would, on from the end of an instant.
+    """Sends returned groups of decodes again as the loop would, many rounds at a time.
 
-    `calls`: those of the pipeline that the clock has queued. `eager`: as the loop is. Of engines
-    that differ, groups are of another `kind`, `ahead` by a step, or sent one return `late`.
+    `calls`: the pipeline's own events in the clock's queue. `eager`: as in the loop. For
+    engines, `engine_coast` sets the `kind` of groups, whether these run `ahead` by a step, and
+    whether they are sent one return `late`.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Coast:
         self.ahead = self.late = 0
 
     def go(self) -> None:
-        """Serve all rounds up to the first that may be another's business."""
+        """Serve rounds up to the first with any event besides decodes."""
         queues = self._queues
         if queues.ready.num_sequences or queues.waiting_tokens or queues.aborted:
             return
@@ -80,7 +81,7 @@ class Coast:
         last_s: list[float],
         rounds: int,
     ) -> None:
-        """Note in the loop that as many returned; the rest is in order as it is then."""
+        """Bring the loop's micro-batches in flight into their order after `rounds` returns."""
         self._loop.travelling.rotate(-rounds)
 
     def _go_round(

@@ -153,7 +153,7 @@ def coast_of(
     pipeline: object,
     returned: Callable[[float], None],
 ) -> Coast | None:
-    """Return what serves a loop's stretches of decodes; None where they could go another way."""
+    """Return the Coast of a loop; None where its policy or cache could decide otherwise."""
     engine = loop.engines[0]
     queues, policy = engine.queues, engine.scheduler
     if (

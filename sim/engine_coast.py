@@ -1,4 +1,4 @@
-"""Stretches in the loop of an engine, in which decodes may run ahead."""
+"""Stretches of decodes alone in an EngineLoop, with or without async scheduling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evenflow.sim.tandem import Tandem
 
 
 class EngineCoast(Coast):
-    """The same in an EngineLoop, whose places go round, too."""
+    """Coast in an EngineLoop, whose queue of answers is rotated, too."""
 
     def groups(self, flying: list[MicroBatch]) -> tuple[list[DecodeGroup], list[float]]:
         loop = self._loop
@@ -37,14 +37,14 @@ class EngineCoast(Coast):
 
 
 class AheadCoast(EngineCoast):
-    """The same where decodes run ahead.
+    """EngineCoast where decodes run ahead (async scheduling).
 
     In step a micro-batch returns, its group takes a token and is sent again. Ahead a group has
     another micro-batch on its way by then: one more is in flight than there are groups.
     """
 
     def groups(self, flying: list[MicroBatch]) -> tuple[list[DecodeGroup], list[float]]:
-        """Return none, too, where a token on its way ends a request, or last ones came apart."""
+        """Return none where a token in flight ends a request, or last tokens came apart."""
         loop, queues = self._loop, self._queues
         assert isinstance(loop, EngineLoop)
         assert isinstance(queues, EngineQueues)
@@ -92,7 +92,7 @@ def engine_coast(
     tandem: Tandem,
     returned: Callable[[float], None],
 ) -> EngineCoast | None:
-    """Return what serves the stretches of a loop; None where they could go another way."""
+    """Return the Coast of an EngineLoop; None where the loop could decide otherwise."""
     if type(loop) is not EngineLoop or not loop.goes_round:
         return None
     queues = loop.engines[0].queues

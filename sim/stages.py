@@ -33,7 +33,7 @@ class Delay(NamedTuple):
 
 
 class Machine:
-    """Server that computes or carries.
+    """A stage or a link, as a server.
 
     Its work waits while it is stopped, and takes `factor` times as long while it is slow. Both may
     change while it works.
@@ -62,13 +62,13 @@ class Machine:
             self._tell()
 
     def start(self) -> None:
-        """Go on where it was stopped."""
+        """Resume work after `stop`."""
         if self._started is not None:
             started, self._started = self._started, None
             started.succeed()
 
     def abandon(self) -> None:
-        """Leave what it works on undone."""
+        """Drop the work under way."""
         self._tell(_ABANDON)
 
     def _tell(self, what: object = None) -> None:

@@ -43,7 +43,7 @@ class Timing(NamedTuple):
 
 
 def on_grid(time_s: float) -> float:
-    """Return the nearest multiple of 2^-30 s.
+    """Return the nearest multiple of 2^-30 s, in seconds.
 
     Sums and differences of such times are exact. What the driver got at one time stays at one time,
     however it is computed.

@@ -42,7 +42,7 @@ JSON = json.JSONDecoder(
     object_pairs_hook=once,
     parse_int=lambda text: int(text) if len(text) <= MOST_DIGITS else float(text),
 )
-"""Takes no key twice; a number of more digits is infinite."""
+"""JSON decoder that refuses duplicate keys and reads numbers of too many digits as infinite."""
 
 CountTokens = Callable[[str], int]
 Record = Mapping[str, object]

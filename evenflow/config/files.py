@@ -29,7 +29,7 @@ def inputs_of(config: RunConfig, run: Path) -> list[Path]:
 
 
 def files_of(config: object, beside: Path) -> Iterator[Path]:
-    """Yield the files that plain data names: a trace, a profile, a model, a user's policy."""
+    """Yield the files that a run's keys name: trace, profile, model, the user's policy."""
     for _, text in texts_of(config):
         path = Path(find(text, beside))
         if (is_there := path.exists()) and path.is_dir():

@@ -108,7 +108,7 @@ class RuntimeConfig(Keys):
 
 
 class ScaleConfig(Keys):
-    """Factors on predicted seconds, to see what errors of the costs would change."""
+    """Factors on predicted seconds, to see what their errors would change."""
 
     costs: Positive = 1.0
     """Factor on the seconds of a micro-batch on a stage."""

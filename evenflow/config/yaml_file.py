@@ -1,4 +1,4 @@
-"""A YAML file whose values know their lines: reading, changing and checking it.
+"""Read, change and check a YAML file whose errors name the line of a value.
 
 Each error of a schema becomes one line that says what would be right. Knows no key's meaning.
 """

@@ -36,11 +36,11 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error
-    """The page wants something else by now."""
+    """Raised in a task whose answer the page no longer wants."""
 
 
 def look(given: Given, question: Question, tell: Tell) -> None:
-    """Tell what the page's document is with the new values in it, and its controls."""
+    """Send the page's document with the new values in it, and its controls."""
     found = settled(given, question)
     start = configured(document_of(given.text, given.file.name))
     for each in found.configs:
@@ -59,7 +59,7 @@ def look(given: Given, question: Question, tell: Tell) -> None:
 
 
 def simulate(given: Given, question: Question, tell: Tell, side: int) -> None:
-    """Simulate one of the schedulers: tell of a first stretch, of the progress, of the whole."""
+    """Simulate one of the schedulers: send a first stretch, progress, and the whole."""
     job = job_of(given, settled(given, question), side)
     count, config = len(job.workload.requests), job.config
     if count > 2 * FIRST:

@@ -107,7 +107,7 @@ class Addition:
     write: Callable[[Path], None]
 
     def told(self) -> Iterator[str | Table]:
-        """Yield the table and the sentence for a terminal."""
+        """Yield the table and the sentence as a terminal shows them."""
         yield Table(self.heads, self.rows)
         yield self.sentence
 

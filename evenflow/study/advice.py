@@ -39,7 +39,7 @@ from evenflow.study.trials import How, Study, Variant
 
 SHOWN = 3
 HELPS = 0.005
-"""A change helps if it makes the metric better by more than this share."""
+"""Share by which a change has to better the metric to count as a help."""
 
 FASTER = 1.2
 """A link is faster if it has this many times the bandwidth."""

@@ -172,7 +172,7 @@ def alike(lines: Sequence[str]) -> list[str]:
 
 
 def marked(lines: Iterable[str]) -> list[str]:
-    """Return lines as they stand among other sentences."""
+    """Return lines with the words NOT FAIR in front, as they stand among other sentences."""
     return [f"{NOT_FAIR}{line}" for line in lines]
 
 

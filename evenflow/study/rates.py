@@ -55,7 +55,7 @@ class Probe:
 
     @property
     def crowded(self) -> bool:
-        """Whether all requests arrive before, on average, one of them is served.
+        """Whether all requests arrive before one is served, on average.
 
         Its queue is as long as the run has requests: it says nothing of longer runs.
         """

@@ -13,6 +13,7 @@ import yaml
 from evenflow.study.points import Store
 from evenflow.study.sweep_file import Sweep, load_sweep
 from evenflow.study.trials import Simulator
+from tests.command_line import write_trace
 
 RUN: dict[str, Any] = {
     "stages": 2,
@@ -38,6 +39,19 @@ def write(folder: Path, name: str = "SWEEP.yaml", **changes: Any) -> Path:
     path = folder / name
     path.write_text(yaml.safe_dump({**GRID, **changes}, sort_keys=False), encoding="utf-8")
     return path
+
+
+def one_by_one(folder: Path, *rows: str) -> dict[str, Any]:
+    """Return a run that serves the rows of a trace in turn, one step of 1 s after the other."""
+    write_trace(folder / "trace.csv", *rows)
+    return {
+        "stages": 1,
+        "max_model_len": 64,
+        "kv": {"pages": 64},
+        "costs": {"kind": "affine", "base_s": 1.0, "per_token_s": 0.0},
+        "scheduler": {"name": "vllm", "max_num_seqs": 1},
+        "workload": {"trace": str(folder / "trace.csv")},
+    }
 
 
 def sweep(folder: Path, *overrides: str, **changes: Any) -> Sweep:

@@ -22,7 +22,7 @@ from evenflow.study.runs import Job, run_job
 from evenflow.study.slo import Condition, allowed, parse_slo
 from evenflow.types import Request
 from tests.amounts import many
-from tests.command_line import write_trace
+from tests.sweeps import one_by_one
 
 MODELS: list[dict[str, Any]] = [
     {"model": "Llama-3.1-8B", "gpu": "L20"},
@@ -136,16 +136,7 @@ def test_a_run_ends_early_if_and_only_if_too_many_are_beyond(
 
 def test_requests_that_wait_still_count_once_they_are_late(tmp_path: Path) -> None:
     """40 requests at once, 1 s each in turn: after 8 s, 32 wait that had to begin within 5 s."""
-    write_trace(tmp_path / "trace.csv", *["0,1,1"] * 40)
-    run = {
-        "stages": 1,
-        "max_model_len": 64,
-        "kv": {"pages": 64},
-        "costs": {"kind": "affine", "base_s": 1.0, "per_token_s": 0.0},
-        "scheduler": {"name": "vllm", "max_num_seqs": 1},
-        "workload": {"trace": str(tmp_path / "trace.csv")},
-    }
-    config = RunConfig.model_validate(run)
+    config = RunConfig.model_validate(one_by_one(tmp_path, *["0,1,1"] * 40))
     job = Job(config, load_workload(config, Path()), Path())
     with pytest.raises(MissedError) as missed:
         run_job(job, watch=EarlyEnd(allowed(parse_slo(["p50_ttft_ms=5500"]), 40)))

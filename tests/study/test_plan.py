@@ -31,7 +31,7 @@ from evenflow.study.slo import Condition, parse_slo
 from evenflow.study.trials import How, Trial, run
 from tests.amounts import ALL
 from tests.command_line import fits_a_screen, write_trace
-from tests.sweeps import simulator
+from tests.sweeps import one_by_one, simulator
 from tools.launch_plans import ARCHITECTURES, config_json, plans
 
 RUN: dict[str, Any] = {
@@ -384,15 +384,7 @@ def test_a_plan_says_which_rows_and_requests_it_leaves_out(
 def test_a_plan_says_how_many_gpus_are_spare_for_failures(tmp_path: Path) -> None:
     """Work of 1 s that starts anew takes 3.24 s (docs/processes-checked.md); 2.2 s apart."""
     times_s = np.cumsum(np.random.default_rng(0).exponential(1 / 0.45, 60))
-    write_trace(tmp_path / "trace.csv", *(f"{at_s},1,1" for at_s in times_s))
-    run = {
-        "stages": 1,
-        "max_model_len": 64,
-        "kv": {"pages": 64},
-        "costs": {"kind": "affine", "base_s": 1.0, "per_token_s": 0.0},
-        "scheduler": {"name": "vllm", "max_num_seqs": 1},
-        "workload": {"trace": str(tmp_path / "trace.csv")},
-    }
+    run = one_by_one(tmp_path, *(f"{at_s},1,1" for at_s in times_s))
     limit = {"mean_ttft_ms": 15_000}
     wish: dict[str, Any] = {"schedulers": "vllm", "budgets": "512"}
 

@@ -159,8 +159,13 @@ class Capacity(Shown):
     @property
     def served(self) -> Served:
         """Number of requests that were completed at the capacity, or else at the lowest rate."""
-        least = min(self.measured, key=lambda each: each.rate)
-        return Served.of_all(at.trial.served for at, _ in self.at_knee() or [(least, least)])
+        runs = [at for at, _ in self.at_knee()] or [self.lowest]
+        return Served.of_all(run.trial.served for run in runs)
+
+    @property
+    def lowest(self) -> rates.TriedRate:
+        """Measurement at the lowest rate."""
+        return min(self.measured, key=lambda each: each.rate)
 
     def enough_requests(self, searches: Iterable[rates.RateFound]) -> int:
         """Return the number of requests beyond which the run's length matters little."""
@@ -200,8 +205,7 @@ class Capacity(Shown):
     def decision(self) -> DecisionRecord:
         """The deployment as a record for JSON and the page."""
         question = self.question
-        least = min(self.measured, key=lambda each: each.rate)
-        runs = [at.trial for at, _ in self.at_knee()] or [least.trial]
+        runs = [at.trial for at, _ in self.at_knee()] or [self.lowest.trial]
 
         def value(metric: str) -> float:
             return fmean(run.mean(metric) for run in runs)
@@ -212,7 +216,7 @@ class Capacity(Shown):
         return DecisionRecord(
             sentences=sentences(self),
             config=question.config,
-            rate=least.rate if self.rate is None else self.rate.mean,
+            rate=self.lowest.rate if self.rate is None else self.rate.mean,
             margins=of_each,
             breaks=[*breaks(of_each, self.end), *self._safe_in_words()],
             price=facts(self).get("per_dollar", {}),
@@ -438,8 +442,8 @@ def facts(capacity: Capacity) -> dict[str, Any]:
     if capacity.served.failed:
         told |= capacity.served.facts
     if rate is None:
-        alone = min(capacity.measured, key=lambda each: each.rate)
-        told["at_lowest_rate"] = {each.metric: alone.values[each.metric] for each in question.slo}
+        alone = capacity.lowest.values
+        told["at_lowest_rate"] = {each.metric: alone[each.metric] for each in question.slo}
     else:
         told["at_capacity"] = _at_capacity(capacity)
         if question.per_hour is not None:
@@ -471,12 +475,11 @@ def knee_rows(capacity: Capacity) -> list[tuple[str, ...]]:
     A last one has the completed requests, where they are not all.
     """
     rows: list[tuple[str, ...]] = []
+    sides = list(zip(*capacity.at_knee(), strict=True))
     for each in capacity.question.slo:
-        sides = zip(*capacity.at_knee(), strict=True)
         values = (fmean(run.trial.mean(each.metric) for run in runs) for runs in sides)
         rows.append((each.metric, each.words, *map(number, values)))
     if (served := capacity.served).failed:
-        sides = zip(*capacity.at_knee(), strict=True)
         counts = (f"{sum(run.trial.served.completed for run in runs):,}" for runs in sides)
         rows.append(("completed", f"{served.asked:,} asked", *counts))
     return rows
@@ -522,7 +525,7 @@ def sentences(capacity: Capacity) -> list[str]:
 
 def _never(capacity: Capacity) -> str:
     found = next(each for each in capacity.searches if each.status == "never")
-    alone = min(capacity.measured, key=lambda each: each.rate).values
+    alone = capacity.lowest.values
     missed = [each for each in capacity.question.slo if each.metric in found.failed]
     at = f"no rate keeps the SLO: at {found.fails_at:g} requests/s, where requests hardly meet,"
     if none := [each.metric for each in missed if alone[each.metric] is None]:

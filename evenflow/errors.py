@@ -73,12 +73,12 @@ def instead_of(word: object, known: Iterable[str]) -> str:
 
     One that begins like the word, or that the word begins with (`H100-PCIe`: `H100`), goes first.
     """
-    known, given = list(known), str(word).lower()
+    known, given = list(known), _folded(word)
     begun = [
         name
         for name in known
         if min(len(name), len(given)) >= 3
-        and (name.lower().startswith(given) or given.startswith(name.lower()))
+        and (_folded(name).startswith(given) or given.startswith(_folded(name)))
     ]
     nearest = near(word, begun) or near(word, known, cutoff=0.5)
     hint = f'did you mean "{nearest[0]}"? ' if nearest else ""
@@ -94,10 +94,15 @@ def known_near(word: object, known: Iterable[str]) -> str:
 
 
 def near(word: object, names: Iterable[str], most: int = 1, cutoff: float = 0.0) -> list[str]:
-    """Return the `most` names nearest to a word, in any case, that are alike by `cutoff` (0-1)."""
-    by_lower = {name.lower(): name for name in sorted(names)}
-    found = difflib.get_close_matches(str(word).lower(), by_lower, n=most, cutoff=cutoff)
-    return [by_lower[name] for name in found]
+    """Return the `most` names nearest to a word that are alike by `cutoff` (0 to 1)."""
+    folded = {_folded(name): name for name in sorted(names)}
+    found = difflib.get_close_matches(_folded(word), folded, n=most, cutoff=cutoff)
+    return [folded[name] for name in found]
+
+
+def _folded(word: object) -> str:
+    """Return a word in small letters, `-` as `_`: `vllm-v1` is near `vllm_v1`, not `vllm`."""
+    return str(word).lower().replace("-", "_")
 
 
 MOST_LETTERS, MOST_OF_A_WORD = 300, 120

@@ -263,7 +263,7 @@ def _kernels(config: RunConfig, trial: Trial, prediction: Prediction | None) -> 
     if prediction is not None:
         how += f"; stated error, one standard deviation: {prediction.error.source}"
         if prediction.measured:
-            how += f"; TPOT and TTFT at least as {prediction.measured}"
+            how += f"; TPOT and TTFT {prediction.measured}"
     return Basis("time of kernels", what, how)
 
 

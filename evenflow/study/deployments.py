@@ -372,9 +372,10 @@ def _has_experts(config: RunConfig) -> bool:
 
 def _machines(config: RunConfig) -> int | None:
     """Return the number of machines of a pipeline, None for one."""
-    if config.nodes is None or config.pipeline_gpus <= config.nodes.gpus:
+    nodes = config.wires.nodes
+    if nodes is None or config.pipeline_gpus <= nodes.gpus:
         return None
-    return -(-config.pipeline_gpus // config.nodes.gpus)
+    return -(-config.pipeline_gpus // nodes.gpus)
 
 
 def _policy(engine: EngineCommand, config: RunConfig) -> tuple[list[str], list[str]]:

@@ -240,7 +240,7 @@ class Swept(Shown):
         if best is None:
             return f"No point was completed within the limits ({counts}){self._nearest_words()}."
         if len(config.objectives) > 1:
-            return f"{len(self.ranked)} points are on the Pareto front ({counts})."
+            return f"Points on the Pareto front: {len(self.ranked)} ({counts})."
         metric = config.objectives[0].metric
         said = f"{metric_words(metric)}: {number(best.mean(metric))} at best"
         if best is base:

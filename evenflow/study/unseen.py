@@ -64,7 +64,9 @@ class Check:
             return f"{self.kind}: whether the gain holds cannot be said: {why}."
         metric, gain = self.objective.metric, self.gain
         before = self.default.mean(metric)
-        words = "the gain holds" if self.holds else "THE GAIN DOES NOT HOLD"
+        is_gain = gain.mean < 0 if self.objective.goal == "minimize" else gain.mean > 0
+        lost = "THE GAIN IS NOT CERTAIN" if is_gain else "THE GAIN DOES NOT HOLD"
+        words = "the gain holds" if self.holds else lost
         share = f", {gain.mean / before:+.1%}" if before else ""
         told = f"{metric_words(metric)} {signed(gain)} (95 %, n = {gain.n}{share})"
         missed = "".join(

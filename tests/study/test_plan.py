@@ -303,6 +303,10 @@ def test_launch_lines_say_machines_and_groups_and_what_nobody_says_for_them() ->
     assert "not said: what differs from node to node: --node-rank and --master-addr" in lines
     assert lines.count("not said: nodes 2") == 2  # gLLM, TensorRT-LLM
     assert lines.count("not said: kv_dtype bfloat16") == 3
+    default = launched(
+        gpu="H100", tensor_parallel=8, stages=[16, 16], link=None, costs={"kind": "roofline"}
+    )
+    assert default.count("--nnodes 2") == 2  # a machine has eight
     odd = launched(stages=[11, 11, 10], link="pcie-l20", nodes=nodes)
     assert odd.count("--nnodes") == 0
     assert odd.count("--distributed-executor-backend ray") == 1

@@ -232,7 +232,7 @@ def test_a_search_for_two_goals_draws_its_front() -> None:
     write(Path(), parameters=budgets, method=method, objectives=goals)
     output, errors = sweep("out")
     assert errors == ""
-    assert "on the Pareto front" in output
+    assert "Points on the Pareto front: " in output
     assert {"pareto_front.png", "pareto_front.svg"} <= set(os.listdir("out"))
     assert json.loads(Path("out/sweep.json").read_text())["pareto_front"]
     assert command_line.refusal("sweep", "SWEEP.yaml", "--check").startswith("--check: one obj")

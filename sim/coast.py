@@ -7,16 +7,17 @@ only token counts and times change. Any other event ends the stretch, and the lo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from evenflow.core.batch import MicroBatch
-from evenflow.core.decodes import DecodeGroup
+from evenflow.core.decodes import DecodeGroup, Sequence
 from evenflow.core.loop import Loop
 from evenflow.schedulers.limits import Policy
 from evenflow.sim.clock import SimClock
 from evenflow.sim.tandem import Tandem
 
 T = TypeVar("T")
+NONE: Final[list[Sequence]] = []
 
 
 class Coast:
@@ -111,7 +112,7 @@ class Coast:
             if group.tick + 1 in group.finish_at:
                 break
             tick, rows = group.tick + 1 - ahead, len(group.members)
-            due = len(group.page_at[tick]) if tick in group.page_at else 0
+            due = len(group.page_at.get(tick, NONE))
             if due >= pool.free_pages or not policy.sends_whole(
                 rows, queues.running_decodes, depth
             ):
@@ -174,4 +175,4 @@ class Coast:
 def _turned(items: list[T], rounds: int) -> list[T]:
     """Return a list that begins with what is first after `rounds` of its items' turns."""
     first = rounds % len(items)
-    return items[first:] + items[:first]
+    return items[first:] + items[:first] if first else items

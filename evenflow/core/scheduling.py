@@ -194,7 +194,8 @@ class View:
 
     def decode_pages(self, count: int, order: Order) -> int:
         """Return how many new pages the next step of the first `count` ready decodes needs."""
-        return self._queues.ready.due_pages(count, one_of(ORDERS, order))
+        known = order if order in ORDERS else one_of(ORDERS, order)
+        return self._queues.ready.due_pages(count, known)
 
     def ready(self, count: int, order: Order) -> list[tuple[int, int]]:
         """Return the first `count` ready decodes: request ids, and how many pages each holds."""

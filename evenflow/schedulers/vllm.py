@@ -204,7 +204,8 @@ class VLLMV1(Policy):
     def schedule(self, view: EngineView) -> Plan | Iterator[Plan | Action]:
         if self._is_plain and not (view.num_waiting or view.partials):
             most, tokens = self.limits(view)
-            decodes = min(view.ready_decodes, most, tokens)
+            room = min(most, tokens)
+            decodes = min(view.ready_decodes, room)
             if view.decode_pages(decodes, "arrival") <= view.free_pages:
                 return decodes_only(decodes, "arrival", "latest_admitted")
         return self._in_parts(view)
@@ -245,7 +246,8 @@ class VLLMV1(Policy):
                 before = view.ready_decodes  # one prompt, which may be the only one, is the last
                 if prompt is not None and self._mixes:
                     before = view.decodes_before(prompt)
-                decodes = min(before, budget, most)
+                room = min(budget, most)
+                decodes = min(before, room)
                 lacking, due = number, view.decode_pages(decodes, "arrival")
                 if due > view.free_pages:
                     pages = partial(view.decode_pages, order="arrival")

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ from evenflow.traces.formats import (
     unread,
 )
 from evenflow.traces.lines import Source, fingerprint, open_trace
+from evenflow.traces.plain import plain_columns
 from evenflow.types import Prefix
 
 Floats = NDArray[np.float64]
@@ -215,10 +216,14 @@ def read_trace(
     name, reader = named
     left = unread(source, reader)
     columns = Columns(reader.ticks_per_s, reader.block_tokens, keep_text, skip)
-    for row in reader.rows(source):
-        columns.add(row, bounds)
-        if limit is not None and len(columns.prompt_tokens) >= limit:
-            break
+    plain = None if bounds or skip else plain_columns(source, reader, limit)
+    if plain is not None:
+        columns.take(plain)
+    else:
+        for row in reader.rows(source):
+            columns.add(row, bounds)
+            if limit is not None and len(columns.prompt_tokens) >= limit:
+                break
     dropped = dict(columns.dropped)
     if UNREADABLE in dropped:
         first = "; ".join(source.bad_rows or ())
@@ -311,6 +316,14 @@ class Columns:
     blocks: list[tuple[int, ...]] = field(default_factory=list)
     max_new: list[int | None] = field(default_factory=list)
     priority: array[int] = field(default_factory=lambda: array("q"))
+
+    def take(self, plain: Sequence[NDArray[Any]]) -> None:
+        """Keep all rows of a plain file, as `plain_columns` found them."""
+        arrival_s, prompt_tokens, output_tokens = (values.tobytes() for values in plain)
+        self.arrival_s.frombytes(arrival_s)
+        self.prompt_tokens.frombytes(prompt_tokens)
+        self.output_tokens.frombytes(output_tokens)
+        self.first_tick, self.rows_read = 0, len(self.arrival_s)
 
     def add(self, row: Row, bounds: LengthFilter | None) -> None:
         """Keep a row, or count why it is dropped."""

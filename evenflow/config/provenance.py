@@ -68,26 +68,21 @@ def wall_clock(seconds: float) -> dict[str, Any]:
 def checkout_commit() -> str | None:
     """Return the commit the package runs from ("-dirty" with changes), None outside a checkout.
 
-    It is asked once, as git takes 40 ms of a run. What a process has imported stays as it is.
+    It is asked once. What a process has imported stays as it is.
     """
-    package = Path(evenflow.__file__)
-    if _git(package.parent, "ls-files", "--error-unmatch", package.name) is None:
+    checkout = Path(evenflow.__file__).parent.parent
+    if not (checkout / ".git").exists():
         return None  # an installed copy may lie inside the repository of someone else
     told = ("--porcelain=v2", "--branch", "--no-ahead-behind", "--untracked-files=no")
-    status = (_git(package.parent, "status", *told) or "").splitlines()
-    commit = next((line.split()[2] for line in status if line.startswith("# branch.oid ")), None)
-    changed = any(not line.startswith("#") for line in status)
-    return commit and commit + "-dirty" * changed
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
+        status = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(checkout), "status", *told],
             capture_output=True,
             text=True,
             check=False,
-        )
+        ).stdout.splitlines()
     except OSError:
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    commit = next((line.split()[2] for line in status if line.startswith("# branch.oid ")), None)
+    changed = any(not line.startswith("#") for line in status)
+    return commit and commit + "-dirty" * changed

@@ -6,6 +6,7 @@ Knows no key by name. The reader of a document says what is wrong in it, and whe
 import ast
 import inspect
 import json
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from datetime import date
@@ -56,6 +57,11 @@ class Keys(BaseModel):
     """A mapping that takes only the keys it knows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @classmethod
+    def place_of(cls, word: str) -> str | None:
+        """Return the place of a key that is none of this mapping's; None where it is not known."""
+        return None
 
     @model_validator(mode="wrap")
     @classmethod
@@ -117,18 +123,19 @@ def _mappings(annotation: Any) -> Iterator[type[Keys]]:
         yield from _mappings(inner)
 
 
-def _elsewhere(cls: Any, word: str) -> str | None:
+def _elsewhere(cls: type[Keys], word: str) -> str | None:
     """Return the key, here or in a mapping below, that has this name or, `(word)`, an engine's."""
-    for key, text in below_keys(cls).items():
-        if f"({word})" in text:
-            return key
+    listed = re.compile(rf"\((?:[\w-]+, )*{re.escape(word)}(?:, [\w-]+)*\)")
+    here = (key for key, text in below_keys(cls).items() if listed.search(text))
+    if place := next(here, None) or cls.place_of(word):
+        return place
+    places = []
     for key, field in cls.model_fields.items():
-        kinds = set(_mappings(field.annotation)) - {cls}
-        for mapping in kinds if len(kinds) == 1 else ():
-            place = word if word in mapping.model_fields else _elsewhere(mapping, word)
-            if place:
-                return f"{key}.{place}"
-    return None
+        for mapping in dict.fromkeys(_mappings(field.annotation)):
+            if mapping is not cls:
+                place = word if word in mapping.model_fields else _elsewhere(mapping, word)
+                places += [f"{key}.{place}"] if place else []
+    return min(places, key=lambda place: place.count("."), default=None)
 
 
 @cache

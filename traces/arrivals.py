@@ -50,7 +50,7 @@ class Poisson(Keys):
 
     kind: Literal["poisson"] = "poisson"
     rate: Positive = Field(examples=[2.0])
-    """Requests a second."""
+    """Requests a second (request_rate, qps)."""
     rescale: bool = False
     """Whether times are stretched so that the last of n requests is at n / rate, as vLLM's
     benchmark does.
@@ -106,7 +106,7 @@ class Closed(Keys):
 
     kind: Literal["closed"] = "closed"
     concurrency: Count = Field(examples=[16])
-    """How many clients, which is how many requests are in the system."""
+    """How many clients (max_concurrency), which is how many requests are in the system."""
 
     def times(self, n: int, _seed: int, _trace_s: Floats | None, /) -> Floats:
         return np.zeros(n)

@@ -78,11 +78,11 @@ class RunConfig(Keys):
     model: str | None = Field(default=None, min_length=1, examples=["Llama-3.1-8B"])
     """A name of `evenflow models`, or the path of a Hugging Face config.json."""
     dtype: Dtype | None = None
-    """What the layers' matrices are in; null: as the model has them, but 16 bits for float32, or
-    for none, where a `gpu` is named.
+    """What the layers' matrices are in (quantization); null: as the model has them, but 16 bits for
+    float32, or for none, where a `gpu` is named.
     """
     kv_dtype: Literal["bfloat16", "float16", "fp8"] | None = None
-    """What keys and values are in; null: as the model has them."""
+    """What keys and values are in (kv_cache_dtype); null: as the model has them."""
     gpu: Gpu | None = Field(default=None, examples=["H100"])
     """A name of `evenflow gpus`, or a mapping with what differs from one; or a list, one for each
     stage.
@@ -98,21 +98,22 @@ class RunConfig(Keys):
             "or a list of layers per stage",
         ),
     ] = Field(examples=[4])
-    """Pipeline stages (pipeline_parallel_size), or a list of the layers of each."""
+    """Pipeline stages (pipeline_parallel_size, pp), or a list of the layers of each."""
     split: Literal["even", "balanced"] = "even"
     """How layers are divided where `stages` is a number: evenly, or so that the stages take the
     same time.
     """
     tensor_parallel: Count = 1
-    """GPUs of each stage (tensor_parallel_size)."""
+    """GPUs of each stage (tensor_parallel_size, tp)."""
     data_parallel: Instances = 1
-    """Groups of `tensor_parallel` GPUs of each stage (data_parallel_size), with separate requests;
-    they step together, and a model's experts are over all of them.
+    """Groups of `tensor_parallel` GPUs of each stage (data_parallel_size, dp), with separate
+    requests; they step together, and a model's experts are over all of them.
     """
     attention_dp_config: parts.AttentionDpConfig | None = None
     """How prompts of one group of `data_parallel` wait for the others'; null: they do not."""
     expert_parallel: bool = False
-    """Whether the GPUs of a stage divide a model's experts instead of splitting each."""
+    """Whether the GPUs of a stage divide a model's experts instead of splitting each
+    (enable_expert_parallel, ep)."""
     link: links.NameOrLink | None = None
     """Between neighbouring stages: a name of `evenflow links`, or a mapping; null: that of the
     machine.
@@ -190,9 +191,17 @@ class RunConfig(Keys):
     replicas: parts.ReplicasConfig | None = None
     """Several pipelines side by side; null: one."""
     scheduler: parts.Policy = Field(examples=["sarathi"])
-    """The policy and its parameters: a name of `evenflow schedulers`, or module:Class."""
+    """The policy (policy, engine) and its parameters: a name of `evenflow schedulers`, or module:Class."""
     workload: WorkloadConfig = Field(examples=[{"trace": "azure-conv-sample"}])
     """Which requests come, and when."""
+
+    @classmethod
+    def place_of(cls, word: str) -> str | None:
+        """Return the place of a parameter of some policy."""
+        from evenflow.schedulers import POLICIES, parameters, policy
+
+        known = any(word in parameters(policy(name)) for name in POLICIES)
+        return f"scheduler.{word}" if known else None
 
     @model_validator(mode="after")
     def _what_needs_what(self) -> Self:

@@ -64,7 +64,7 @@ class PartConfig(Keys):
     on_bad_row: Literal["refuse", "skip"] = "refuse"
     """What becomes of rows that cannot be read; skip: they are counted, the first five named."""
     requests: Annotated[int, Field(ge=1, le=MOST_REQUESTS)] | None = None
-    """How many requests; null: all of the file."""
+    """How many requests (num_prompts); null: all of the file."""
     skip: Annotated[int, Field(ge=0, le=MOST_REQUESTS)] = 0
     """Requests of the trace left out before the first."""
     arrivals: AnyArrivals = Replay()

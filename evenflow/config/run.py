@@ -191,7 +191,9 @@ class RunConfig(Keys):
     replicas: parts.ReplicasConfig | None = None
     """Several pipelines side by side; null: one."""
     scheduler: parts.Policy = Field(examples=["sarathi"])
-    """The policy (policy, engine) and its parameters: a name of `evenflow schedulers`, or module:Class."""
+    """The policy (policy, engine) and its parameters: a name of `evenflow schedulers`, or
+    module:Class.
+    """
     workload: WorkloadConfig = Field(examples=[{"trace": "azure-conv-sample"}])
     """Which requests come, and when."""
 

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from evenflow.errors import MOST, UsageError, instead_of, is_count
+from evenflow.errors import MOST, UsageError, instead_of, is_count, known_near
 from evenflow.specs.config_json import ConfigJson
 from evenflow.specs.hybrids import READERS, layers_of, unlike_layers
 from evenflow.specs.precision import DTYPE_BYTES
@@ -126,9 +126,12 @@ def _family(config: ConfigJson) -> ModelFamily:
     model_type, other = config.get("model_type"), " ".join(_other_layers(config).split())
     words = f"{other}, which is not modelled" if other else ""
     if not isinstance(model_type, str) or model_type not in families():
+        stands_in = (
+            f'{instead_of(model_type, families())}; for layers as Llama\'s, "llama" is right'
+        )
         raise UsageError(
             f'{config.path}: "model_type" is {model_type!r}, not supported'
-            f"{f' ({words})' if words else ''}; known: {', '.join(sorted(families()))}"
+            + (f" ({words}); {known_near(model_type, families())}" if words else f"; {stands_in}")
         )
     if words and families()[model_type].name not in READERS:
         raise UsageError(f"{config.path}: {words}")

@@ -293,7 +293,10 @@ def test_the_mlp_of_a_mixture_is_its_shared_one_and_the_router_is_whole() -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mixtrl"}, "\"model_type\" is 'mixtrl', not supported; known: "),
+        (
+            {"model_type": "mixtrl"},
+            '"model_type" is \'mixtrl\', not supported; did you mean "mixtral"',
+        ),
         ({"model_type": None}, '"model_type" is None, not supported; '),
         ({"model_type": "gemma3"}, "\"model_type\" is 'gemma3', not supported; "),  # no text_config
         ({"hidden_size": None}, 'the key "hidden_size" is missing'),

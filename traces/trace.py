@@ -298,18 +298,22 @@ def block_size(
     return best, len(named) - fits(best)
 
 
+MOST_EXACT = 2**53
+"""The whole number beyond which floats leave some out, as nanoseconds since 1970 are."""
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Columns:
-    """The rows read so far, 8 bytes a value. Times are seconds since the first row kept."""
+    """The rows read so far, 8 bytes a value. Times are ticks since `origin`, as floats hold them."""
 
     ticks_per_s: int
     block_tokens: int = 0
     keep_text: bool = False
     skip: int = 0
-    first_tick: int | float | None = None
+    origin: int | float | None = None
     rows_read: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    arrival_s: array[float] = field(default_factory=lambda: array("d"))
+    ticks: array[float] = field(default_factory=lambda: array("d"))
     prompt_tokens: array[int] = field(default_factory=lambda: array("q"))
     output_tokens: array[int] = field(default_factory=lambda: array("q"))
     texts: list[str] = field(default_factory=list)
@@ -347,10 +351,9 @@ class Columns:
         if self.block_tokens:
             self.blocks.append(blocks)
         if time is not None:
-            if self.first_tick is None:
-                self.first_tick = time
-            # Whole ticks are subtracted before dividing: exact, where seconds since 1970 are not.
-            self.arrival_s.append((time - self.first_tick) / self.ticks_per_s)
+            if self.origin is None:
+                self.origin = time if abs(time) > MOST_EXACT else 0
+            self.ticks.append(time - self.origin)
 
     def prefixes(self) -> tuple[list[Prefix], list[str]]:
         """Return what prompts have in common, and a doubt where blocks are not of the usual size.
@@ -371,12 +374,13 @@ class Columns:
 
     def in_order(self) -> tuple[Floats | None, Ints, int]:
         """Return sorted times (None without any), the order of rows, and how many were late."""
-        if self.first_tick is None:
+        if self.origin is None:
             return None, np.arange(len(self.prompt_tokens)), 0
-        arrival_s = np.array(self.arrival_s)
-        order = np.argsort(arrival_s, kind="stable")
-        reordered = int(np.count_nonzero(np.diff(arrival_s) < 0))
-        return arrival_s[order] - arrival_s.min(), order, reordered
+        ticks = np.array(self.ticks)
+        order = np.argsort(ticks, kind="stable")
+        reordered = int(np.count_nonzero(np.diff(ticks) < 0))
+        # Ticks are subtracted before dividing: exact, where seconds since 1970 are not.
+        return (ticks[order] - ticks.min()) / self.ticks_per_s, order, reordered
 
 
 # -- a sample --------------------------------------------------------------------------------------

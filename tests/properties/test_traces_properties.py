@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from random import Random
 
 import numpy as np
 from hypothesis import given
@@ -69,6 +70,25 @@ def test_samples_extend_and_make_valid_requests(name: str, n: int, more: int, se
 rows = st.lists(
     st.tuples(st.floats(0, 1e6), st.integers(0, 5000), st.integers(0, 5000)), min_size=1
 )
+
+
+times = st.lists(st.integers(0, 10**12).map(lambda time_ms: time_ms / 1e3), min_size=1)
+
+
+@given(times, st.randoms(use_true_random=False))
+def test_rows_in_any_order_arrive_at_the_same_times(at_s: list[float], order: Random) -> None:
+    def arrivals(of: list[float]) -> list[float]:
+        table = ["arrived_at,num_prefill_tokens,num_decode_tokens", *(f"{s!r},1,1" for s in of)]
+        path = Path(folder) / "t.csv"
+        path.write_text("\n".join(table) + "\n")
+        times_s = load_trace(path).arrival_s
+        assert times_s is not None
+        return times_s.tolist()
+
+    with tempfile.TemporaryDirectory() as folder:
+        in_order = arrivals(sorted(at_s))
+        order.shuffle(at_s)
+        assert arrivals(at_s) == in_order
 
 
 @given(rows)

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Protocol
 import numpy as np
 from pydantic import BeforeValidator, Discriminator, Field, PlainSerializer
 
+from evenflow.core.request import LATEST_S
 from evenflow.errors import UsageError
 from evenflow.keys import Count, Keys, Positive, short_form
 from evenflow.traces.trace import SKIPPED, Floats, Trace, random_stream, sample_trace
@@ -134,7 +135,7 @@ def make_requests(
     """Return the trace's first n requests (None: all) with arrival times of the given process.
 
     Ids count from 0 in order of arrival. `seed` draws only the arrivals: lengths are the trace's. A
-    sample is drawn on to n; a file with fewer requests raises UsageError.
+    sample is drawn on to n. UsageError for a file with fewer requests, and as `within_a_run`.
     """
     n = len(trace) if n is None else n
     if n < 1:
@@ -145,8 +146,9 @@ def make_requests(
         trace = sample_trace(
             trace.name, n, trace.seed, trace.dropped.get(SKIPPED, 0), trace.neighbours
         )
-    with np.errstate(over="ignore"):  # whoever runs them refuses infinite times
+    with np.errstate(over="ignore"):
         times_s = arrivals.times(n, seed, trace.arrival_s)
+    within_a_run(times_s, "workload")
     columns = (times_s, trace.prompt_tokens, trace.output_tokens)
     rows = zip(*(column[:n].tolist() for column in columns), strict=True)
     prefixes = repeat(None) if trace.prefixes is None else trace.prefixes
@@ -158,6 +160,15 @@ def make_requests(
             zip(rows, prefixes, limits, priorities, strict=False)
         )
     ]
+
+
+def within_a_run(times_s: Floats | None, whose: str) -> None:
+    """Raise UsageError where the last arrival, in seconds, is after LATEST_S; None: no times."""
+    if times_s is not None and not times_s[-1] <= LATEST_S:
+        raise UsageError(
+            f"{whose}: the last request would arrive after {times_s[-1]:g} s; at most "
+            f"{LATEST_S:g} s is right"
+        )
 
 
 def with_own_prefixes(requests: Iterable[Request]) -> list[Request]:

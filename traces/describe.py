@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from evenflow.core.request import LATEST_S
-from evenflow.errors import UsageError
 from evenflow.files import write_new
+from evenflow.traces.arrivals import within_a_run
 from evenflow.traces.trace import Floats, Ints, Trace
 
 ROUNDING = 1e-6
@@ -35,7 +34,7 @@ def info(trace: Trace) -> dict[str, Any]:
     it. `gap_cv` is the coefficient of variation of the times between arrivals. UsageError for an
     arrival after LATEST_S.
     """
-    _require_times(trace)
+    within_a_run(trace.arrival_s, f"trace {trace.name}")
     origin = {key: getattr(trace, key) for key in ("name", "format", "path", "sha256", "rows_read")}
     return {
         **origin,
@@ -53,15 +52,6 @@ def info(trace: Trace) -> dict[str, Any]:
             "output": _neighbours(trace.output_tokens),
         },
     }
-
-
-def _require_times(trace: Trace) -> None:
-    last_s = 0.0 if trace.arrival_s is None else trace.arrival_s[-1]
-    if not last_s <= LATEST_S:
-        raise UsageError(
-            f"trace {trace.name}: the last request arrives after {last_s:g} s; at most "
-            f"{LATEST_S:g} s is right"
-        )
 
 
 def _neighbours(lengths: Ints) -> float | None:
@@ -110,7 +100,7 @@ def fit(trace: Trace) -> dict[str, dict[str, Any]]:
     The fields are `input_tokens`, `output_tokens` and `interarrival_s` (where there are times); for
     the keys see `fit_values`. UsageError for an arrival after LATEST_S.
     """
-    _require_times(trace)
+    within_a_run(trace.arrival_s, f"trace {trace.name}")
     columns: dict[str, Ints | Floats] = {
         "input_tokens": trace.prompt_tokens,
         "output_tokens": trace.output_tokens,

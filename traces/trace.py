@@ -304,7 +304,7 @@ MOST_EXACT = 2**53
 
 @dataclass(slots=True, eq=False, repr=False)
 class Columns:
-    """The rows read so far, 8 bytes a value. Times are ticks since `origin`, as floats hold them."""
+    """The rows read so far, 8 bytes a value. Times are ticks since `origin`."""
 
     ticks_per_s: int
     block_tokens: int = 0

@@ -10,7 +10,7 @@ from evenflow.core.batcher import Batcher
 from evenflow.core.decodes import ONE_TOKEN, Decoding
 from evenflow.core.kv import KvCache, PagePool
 from evenflow.core.loop import Loop, Owner, Pipeline
-from evenflow.core.request import LATEST_S, Request
+from evenflow.core.request import Request
 from evenflow.core.routing import Router
 from evenflow.core.rules import rules_of
 from evenflow.core.scheduling import Scheduler
@@ -43,7 +43,7 @@ class World:
     `prefix_cache`: requests share the pages of common prefixes. `before`: sets of requests that the
     same engines served earlier, of which only the prefix caches are left. `loop`, with its
     `loop_options`, `decoding` and `kv` name other kinds than the plain ones. Raises UsageError for
-    more engines than pages, and for an arrival after LATEST_S.
+    more engines than pages.
     """
 
     requests: Sequence[Request]
@@ -75,11 +75,6 @@ class World:
             raise UsageError(
                 f"virtual_engines: {self.virtual_engines} engines share {self.total_pages} KV "
                 "pages; at least one page each is right"
-            )
-        if self.requests and not self.requests[-1].arrival_s <= LATEST_S:
-            raise UsageError(
-                f"workload: the last request would arrive after {self.requests[-1].arrival_s:g} s; "
-                f"at most {LATEST_S:g} s is right"
             )
 
     def batcher(

@@ -408,7 +408,10 @@ def _summary(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{folder}: holds no run of evenflow's (no summary.json){hint}")
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(summary["provenance"]["config"], dict):
+        made = summary["provenance"]
+        parts = made["config"], made.get("trace", {}), made.get("cost_source", {})
+        numbers = [each for name, each in summary.items() if name != "provenance"]
+        if {*map(type, parts)} == {dict} and not {*map(type, numbers)} & {str, list}:
             return dict(summary)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass

@@ -48,6 +48,10 @@ def test_what_is_typed(words: list[str], told: str) -> None:
     Path("hollow").mkdir()
     Path("foreign").mkdir()
     Path("foreign/summary.json").write_text('{"provenance": 1}')
+    for name, number, trace in (("worded", '"lots"', "{}"), ("listed", "1", "[[]]")):
+        made = f'{{"config": {{}}, "trace": {trace}}}'
+        Path(name).mkdir()
+        Path(f"{name}/summary.json").write_text(f'{{"busy_share": {number}, "provenance": {made}}}')
     write_policy("made", "return Plan()", constructor="{}['key']")
     write_policy("exits_late", "return Plan()", constructor="raise SystemExit(0)")
     write_policy("closes_late", "return Plan()", constructor="raise GeneratorExit")

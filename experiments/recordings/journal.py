@@ -25,6 +25,7 @@ from evenflow.engines.receiving import Agreed, ReceivingQueues, act_on
 from evenflow.errors import DryPoolError, PolicyError, StallError, UsageError
 from evenflow.schedulers import create, parameters, policy
 from evenflow.sim import World, simulate
+from evenflow.user_code import words_of
 
 Event = Mapping[str, Any]
 
@@ -189,9 +190,12 @@ def replay(path: Path, form: Form, version: str, scheduler: str | None = None) -
     """
     config, *rest = read(path, form.FACTS.fields)
     events = [{**config, "version": version}, *rest]
-    world = world_of(form, path, events, scheduler)
-    replayer = Replayer(form, world)
-    outcome = replayed(events, replayer)
+    try:
+        world = world_of(form, path, events, scheduler)
+        replayer = Replayer(form, world)
+        outcome = replayed(events, replayer)
+    except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
+        raise UsageError(f"{path}: holds values of other kinds: {words_of(error)}") from error
     if outcome.difference is not None or "base_s" not in events[0]:
         return outcome
     dies = events[-1]["kind"] == "dies"
@@ -297,7 +301,7 @@ def read(path: Path, fields: Mapping[str, Collection[str]]) -> list[Event]:
     for number, event in enumerate(events, 1):
         kind = str(event.get("kind"))
         if kind not in fields:
-            raise UsageError(f"{path}, line {number}: unknown event {kind!r}")
+            raise UsageError(f"{path}, line {number}: unknown event {kind[:40]!r}")
         for name in fields[kind]:
             if name not in event:
                 raise UsageError(f"{path}, line {number}: {kind} without {name!r}")

@@ -184,6 +184,10 @@ def test_another_policy_may_be_asked(tmp_path: Path) -> None:
         ([CONFIG, {"kind": "sing"}], "line 2: unknown event 'sing'"),
         ([{"kind": "head"}], "neither a journal of evenflow run nor of an engine"),
         ([[1, 2]], "line 1: no event: [1, 2]"),
+        ([CONFIG | {"blocks": "many"}, *SMALL[1:]], "holds values of other kinds: TypeError"),
+        ([CONFIG | {"blocks": -9}, *SMALL[1:]], "holds values of other kinds: ValueError"),
+        ([*SMALL[:-1], SMALL[-1] | {"t": [1]}], "holds values of other kinds: TypeError"),
+        ([*SMALL[:-1], SMALL[-1] | {"finished": 3}], "holds values of other kinds: TypeError"),
     ],
 )
 def test_what_cannot_be_replayed_is_said(tmp_path: Path, events: list[Event], message: str) -> None:

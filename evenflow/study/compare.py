@@ -409,11 +409,12 @@ def _summary(folder: Path) -> dict[str, Any]:
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
         made = summary["provenance"]
-        parts = made["config"], made.get("trace", {}), made.get("cost_source", {})
+        parts = [made.get(part, {}) for part in ("trace", "cost_source", "deployment")]
+        parts += made["config"], made.get("runtime") or {}
         numbers = [each for name, each in summary.items() if name != "provenance"]
         if {*map(type, parts)} == {dict} and not {*map(type, numbers)} & {str, list}:
             return dict(summary)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
     raise UsageError(f"{path}: is no summary that evenflow wrote")
 

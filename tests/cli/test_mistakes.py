@@ -48,8 +48,8 @@ def test_what_is_typed(words: list[str], told: str) -> None:
     Path("hollow").mkdir()
     Path("foreign").mkdir()
     Path("foreign/summary.json").write_text('{"provenance": 1}')
-    for name, number, trace in (("worded", '"lots"', "{}"), ("listed", "1", "[[]]")):
-        made = f'{{"config": {{}}, "trace": {trace}}}'
+    for name, number, part in (("worded", '"lots"', "{}"), ("listed", "1", "[[]]")):
+        made = f'{{"config": {{}}, "runtime": {part}}}'
         Path(name).mkdir()
         Path(f"{name}/summary.json").write_text(f'{{"busy_share": {number}, "provenance": {made}}}')
     write_policy("made", "return Plan()", constructor="{}['key']")

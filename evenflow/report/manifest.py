@@ -176,8 +176,13 @@ def _sync(path: Path) -> None:
 def move(scratch: Path, folder: Path, *, adds: bool) -> None:
     """Move what was made into a folder, in place of what evenflow had written, or to `adds` to it.
 
-    UsageError where a file of the user's is in the way: the results are kept beside it.
+    UsageError where a file of the user's is in the way: the results are kept beside it. So it is
+    where the scratch folder was removed meanwhile, with some of the results perhaps.
     """
+    if not is_scratch(scratch):
+        raise UsageError(
+            f"{folder}: was removed while the command ran, and has no results; run it again"
+        )
     manifest, made = read(folder), _made(scratch)
     ours = {} if manifest is None else unchanged(folder, manifest.files)
     if (other := next(_in_the_way(folder, made, ours), None)) is not None:

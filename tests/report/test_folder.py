@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from contextvars import Context
@@ -71,6 +72,17 @@ def test_nothing_is_left_of_a_run_that_fails(tmp_path: Path, error: type[BaseExc
     with pytest.raises(error):
         fail()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_removed_meanwhile_has_no_results(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="out: was removed while"), staged(tmp_path / "out") as one:
+        (one / "lost.csv").touch()
+        shutil.rmtree(tmp_path / "out")
+        one.mkdir(parents=True)
+        (one / "late.csv").touch()
+    assert list(tmp_path.iterdir()) == []
+    with staged(tmp_path / "out") as other:
+        (other / "late.csv").touch()
 
 
 def test_a_folder_never_holds_parts_of_two_runs(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ end with it, or of a Dask cluster. Knows no command line, no plots, no search.
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401 - what is loaded later may need it, even at the end
 import hashlib
 import inspect
 import json

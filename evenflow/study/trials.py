@@ -283,7 +283,9 @@ class Simulator:
                     yield point
             self._tell(sum(copies[key] for key in records))
 
-        for record in simulated(missing(), self._executor, self._writes):
+        # Named, it outlives an error of this loop, whose pool ends what is left (`simulated`).
+        made = simulated(missing(), self._executor, self._writes)
+        for record in made:
             if record.key not in copies:
                 raise UsageError(
                     "a file that results depend on has changed while they were made: a trace, a "

@@ -6,6 +6,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -279,3 +281,18 @@ def test_tasks_are_cancelled_where_enough_is_known_and_left_to_their_pool_where_
     with pytest.raises(ended_by):
         records.throw(ended_by())
     assert pool.futures[1].cancelled() == cancelled
+
+
+def test_tasks_are_left_to_their_pool_where_a_record_cannot_be_kept(tmp_path: Path) -> None:
+    pool = HalfDone()  # its records are of no point that was asked for
+    with pytest.raises(UsageError, match="has changed while") as error:
+        Simulator(Store(tmp_path), pool).records([point(), point("workload.seed=1")])
+    assert error.tb is not None  # on its way out, as where the pool ends
+    assert not pool.futures[1].cancelled()
+
+
+def test_modules_may_still_load_when_a_command_ends() -> None:
+    """A thread loads them, and Python that ends loads no concurrent.futures.thread."""
+    script = "import sys, evenflow.study.points; print('concurrent.futures.thread' in sys.modules)"
+    command = [sys.executable, "-c", script]
+    assert subprocess.check_output(command, text=True) == "True\n"

@@ -317,9 +317,9 @@ def processes(
                     pool.submit(int).result()
             yield pool
     except BaseException as error:
-        pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
             process.terminate()
+        pool.shutdown(cancel_futures=True)
         if isinstance(error, BrokenProcessPool):
             message = "a worker died, perhaps for want of memory: try fewer requests"
             raise LostProcessError(message) from None

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -165,6 +166,15 @@ def test_a_worker_that_is_killed_ends_in_one_line_and_loses_nothing(tmp_path: Pa
         Simulator(Store(tmp_path), executor).records(points)
     assert Store(tmp_path).get(points[0].key) == simulate_point(points[0])
     assert Store(tmp_path).get(points[1].key) is None
+
+
+@pytest.mark.processes
+def test_a_pool_ends_with_the_block_that_an_error_leaves() -> None:
+    """Else its thread meets tasks that are cancelled later, of which Python 3.11's dies."""
+    before = threading.active_count()
+    with pytest.raises(ZeroDivisionError), executor_of("process", 1) as pool:
+        assert 1 / pool.submit(int).result()
+    assert threading.active_count() == before
 
 
 class Broken(Executor):

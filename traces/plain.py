@@ -21,17 +21,14 @@ Column = NDArray[Any]
 AT_ONCE = 1 << 16
 """Rows in memory as text."""
 
-MOST_TICKS = 1 << 53
-"""Ticks from the first to the last that a float tells from the next."""
-
 SINCE_2000 = re.compile(r"20\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?", re.ASCII)
 """Calendar times without a zone that NumPy reads as `formats.timestamp` does."""
 
 
 def plain_columns(
     source: Source, reader: TraceTable | ShareGpt, limit: int | None
-) -> list[Column] | None:
-    """Return seconds since the first row, prompt and output tokens of the first `limit` rows.
+) -> tuple[Column, Column, Column] | None:
+    """Return times in the reader's ticks, prompt and output tokens of the first `limit` rows.
 
     None, with the file at its start, where a row is no plain request.
     """
@@ -50,12 +47,11 @@ def plain_columns(
             [make(block[str(header.index(name))]) for make, name in zip(MAKERS, names, strict=True)]
             for block in _blocks(_rows(source.stream), dtype, delimiter, limit)
         ]
-        ticks, *lengths = map(np.concatenate, zip(*blocks, strict=True))
-        _require(np.ptp(ticks) < MOST_TICKS)
+        ticks, prompts, outputs = map(np.concatenate, zip(*blocks, strict=True))
     except ValueError:
         source.stream.seek(0)
         return None
-    return [(ticks - ticks[0]) / reader.ticks_per_s, *lengths]
+    return ticks, prompts, outputs
 
 
 def _rows(stream: Iterable[str]) -> Iterator[str]:

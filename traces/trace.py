@@ -218,7 +218,7 @@ def read_trace(
     columns = Columns(reader.ticks_per_s, reader.block_tokens, keep_text, skip)
     plain = None if bounds or skip else plain_columns(source, reader, limit)
     if plain is not None:
-        columns.take(plain)
+        columns.take(*plain)
     else:
         for row in reader.rows(source):
             columns.add(row, bounds)
@@ -302,6 +302,11 @@ MOST_EXACT = 2**53
 """The whole number beyond which floats leave some out, as nanoseconds since 1970 are."""
 
 
+def origin_of(first: int | float) -> int | float:
+    """Return from when on ticks are counted: 0, or the first where floats are too coarse."""
+    return first if abs(first) > MOST_EXACT else 0
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Columns:
     """The rows read so far, 8 bytes a value. Times are ticks since `origin`."""
@@ -321,13 +326,12 @@ class Columns:
     max_new: list[int | None] = field(default_factory=list)
     priority: array[int] = field(default_factory=lambda: array("q"))
 
-    def take(self, plain: Sequence[NDArray[Any]]) -> None:
+    def take(self, ticks: NDArray[Any], prompts: Ints, outputs: Ints) -> None:
         """Keep all rows of a plain file, as `plain_columns` found them."""
-        arrival_s, prompt_tokens, output_tokens = (values.tobytes() for values in plain)
-        self.arrival_s.frombytes(arrival_s)
-        self.prompt_tokens.frombytes(prompt_tokens)
-        self.output_tokens.frombytes(output_tokens)
-        self.first_tick, self.rows_read = 0, len(self.arrival_s)
+        self.rows_read, self.origin = len(ticks), origin_of(ticks[0].item())
+        self.ticks.frombytes((ticks - self.origin).astype(np.float64).tobytes())
+        self.prompt_tokens.frombytes(prompts.tobytes())
+        self.output_tokens.frombytes(outputs.tobytes())
 
     def add(self, row: Row, bounds: LengthFilter | None) -> None:
         """Keep a row, or count why it is dropped."""
@@ -352,7 +356,7 @@ class Columns:
             self.blocks.append(blocks)
         if time is not None:
             if self.origin is None:
-                self.origin = time if abs(time) > MOST_EXACT else 0
+                self.origin = origin_of(time)
             self.ticks.append(time - self.origin)
 
     def prefixes(self) -> tuple[list[Prefix], list[str]]:

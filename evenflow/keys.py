@@ -70,8 +70,7 @@ class Keys(BaseModel):
         unknown = [key for key in given if key not in cls.model_fields]
         found: list[InitErrorDetails] = []
         for key in unknown:
-            place = _elsewhere(cls, str(key))
-            hint = f'did you mean "{place}"?' if place else instead_of(key, cls.model_fields)
+            hint = cls._hint(str(key))
             context = {"key": key, "hint": hint}
             kind = PydanticCustomError("unknown_key", "{hint}", context)
             found.append({"type": kind, "input": key})
@@ -86,6 +85,12 @@ class Keys(BaseModel):
         if found:
             raise ValidationError.from_exception_data(cls.__name__, found)
         return checked
+
+    @classmethod
+    def _hint(cls, key: str) -> str:
+        """Return what to write instead of an unknown key."""
+        place = _elsewhere(cls, key)
+        return f'did you mean "{place}"?' if place else instead_of(key, cls.model_fields)
 
 
 def _again(cls: type[Keys], detail: ErrorDetails) -> InitErrorDetails:

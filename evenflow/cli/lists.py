@@ -159,11 +159,11 @@ def links_command() -> None:
     from evenflow.report.tables import print_numbers
     from evenflow.specs.gpu import links
 
-    rows = [
-        (spec.name, f"{spec.bandwidth_gb_s:g}", f"{spec.latency_us:g}", spec.source)
-        for spec in links()
-    ]
-    print_numbers(("link", "GB/s", "us", "from"), rows)
+    rows = []
+    for spec in links():
+        numbers = (f"{spec.bandwidth_gb_s:g}", f"{spec.latency_us:g}")
+        rows.append((spec.name, *numbers, spec.all_reduce, spec.source))
+    print_numbers(("link", "GB/s", "us", "all-reduces", "from"), rows)
 
 
 def systems_command() -> None:

@@ -150,9 +150,7 @@ class RooflineCosts(Keys):
     tile_tokens: Count = 128
     """Tokens that matrix products are padded to a multiple of."""
     all_reduce: NameOrAllReduce | None = None
-    """The link between the tensor-parallel GPUs of a stage; null: that of the GPU's host, or
-    `link`.
-    """
+    """The link between the tensor-parallel GPUs of a stage; null: `link`, or the machine's."""
     expert_imbalance: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     """The load of the busiest expert-parallel GPU over the mean, a ratio."""
 

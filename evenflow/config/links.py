@@ -35,6 +35,12 @@ class LinkKeys(Keys):
     between stages queue for it; null: the name's, or 1.
     """
 
+    @classmethod
+    def _hint(cls, key: str) -> str:
+        if re.search(r"gbit|gbps", key, re.IGNORECASE):
+            return '"bandwidth_gb_s" is right, in gigabytes a second: Gbit/s divided by 8'
+        return super()._hint(key)
+
     @model_validator(mode="after")
     def _something_is_known(self) -> Self:
         if not self.says_which_link and getattr(self, "points", None) is None:
@@ -53,8 +59,18 @@ def link_spec(given: str | LinkKeys) -> LinkSpec:
             raise UsageError(f'link "{given}": {words}')
         return link(given)
     keys = {"latency_us": 0.0} if given.name is None else {}
+    if given.latency_us is not None:
+        keys["low_latency_us"] = 0.0
     known = {"name", "bandwidth_gb_s", "latency_us", "shared_by"}
     return link(keys | given.model_dump(include=known, exclude_none=True))
+
+
+def for_steps(given: str | LinkKeys) -> str | LinkKeys:
+    """Return the link of the steps of all-reduces and all-to-alls over a link, same changes."""
+    name = link_spec(given).all_reduce
+    if not name:
+        return given
+    return name if isinstance(given, str) else given.model_copy(update={"name": name})
 
 
 TOPOLOGY = {
@@ -73,7 +89,11 @@ def topology_words(name: str) -> str | None:
 
 
 class LinkConfig(LinkKeys):
-    """The link between neighbouring stages."""
+    """The link between neighbouring stages, and within each.
+
+    All-reduces and all-to-alls over PCIe take the bandwidth and the latency that were measured of
+    them, another row of `evenflow links`; numbers of your own hold for both.
+    """
 
     KEY = "link"
     shared: bool = False
@@ -122,7 +142,7 @@ class NodesConfig(Keys):
             raise UsageError(
                 f"nodes: {ranks} tensor-parallel GPUs do not fill nodes of {self.gpus} evenly"
             )
-        across = link_spec(self.link)
+        across = link_spec(for_steps(self.link))
         if self.all_reduce == "ring":
             return Ring(across)
         wide = replace(across, bandwidth_gb_s=across.bandwidth_gb_s * self.adapters)
@@ -149,7 +169,7 @@ class MachineConfig(Keys):
     network: NameOrLink | None = None
     """Between machines, through one adapter."""
     all_reduce: NameOrLink | None = None
-    """Between the GPUs of a stage within a machine; null: `link`."""
+    """Between the GPUs of a stage within a machine; null: what `link` has for all-reduces."""
     adapters: Count | None = None
     """Number of network adapters of a machine: an all-reduce between machines uses all; null: 1."""
 
@@ -206,15 +226,20 @@ class Wires(NamedTuple):
             )
         return cls(keys["link"], nodes, keys.get("all_reduce") or None)
 
+    @property
+    def reduced(self) -> str | LinkKeys | None:
+        """The link of the all-reduces within a machine; None if no link is known."""
+        own = self.all_reduce
+        if own is None or (isinstance(own, LinkKeys) and not own.says_which_link):
+            own = self.link
+        return None if own is None else for_steps(own)
+
     def fabric(self, ranks: int) -> Fabric | None:
         """Return what connects the `ranks` GPUs of a stage; None if no link is known."""
         points = self.all_reduce.points if isinstance(self.all_reduce, AllReduceConfig) else None
-        within: str | LinkKeys | None = self.all_reduce
-        if within is None or (isinstance(within, LinkKeys) and not within.says_which_link):
-            within = self.link
         fabric: Fabric | None = None
-        if within is not None:
-            spec = link_spec(within)
+        if self.reduced is not None:
+            spec = link_spec(self.reduced)
             spans = self.nodes is not None and ranks > self.nodes.gpus
             fabric = self.nodes.fabric(spec, ranks) if self.nodes and spans else Ring(spec)
         if points is None:

@@ -115,8 +115,8 @@ class RunConfig(Keys):
     """Whether the GPUs of a stage divide a model's experts instead of splitting each
     (enable_expert_parallel, ep)."""
     link: links.NameOrLink | None = None
-    """Between neighbouring stages: a name of `evenflow links`, or a mapping; null: that of the
-    machine.
+    """Between neighbouring stages, and between the GPUs of each (`costs.all_reduce` replaces it
+    there): a name of `evenflow links`, or a mapping; null: that of the machine.
     """
     nodes: links.NodesConfig | None = None
     """Machines, where GPUs are in several; null: one machine where `link` is given, else `machine`.
@@ -437,11 +437,8 @@ class RunConfig(Keys):
             yield f"{self.unnamed_links} (default)"
         if self.stage_gpus > 1 and self.costs.kind in ("roofline", *MEASURED_COSTS):
             given = getattr(self.costs, "all_reduce", None)
-            words = (
-                "over the same"
-                if all_reduce is None
-                else links.link_words(all_reduce) or "as given"
-            )
+            over = all_reduce or self.wires.reduced
+            words = "over the same" if over == link else links.link_words(over or "") or "as given"
             measured = given is None and self.costs.kind in MEASURED_COSTS
             default = " (default)" if given is None else ""
             yield f"all-reduce {'as measured' if measured else words}{default}"

@@ -127,6 +127,10 @@ class LinkSpec:
     source: str = "given"
     direct: bool = False
     shared_by: Count = 1
+    low_latency_us: NonNegative = 0.0
+    """Latency at half of the bandwidth, a flag beside each word (NCCL's LL); 0: no such way."""
+    all_reduce: str = ""
+    """The link that the steps of an all-reduce over this one are like; empty: this one."""
 
     def __post_init__(self) -> None:
         require_declared(self.name, self)
@@ -136,9 +140,15 @@ class LinkSpec:
         return self.latency_us * 1e-6
 
     def transfer_s(self, size_bytes: float, senders: int = 1) -> float:
-        """Return the seconds of `size_bytes` from each of the senders: latency + bytes / share."""
+        """Return the seconds of `size_bytes` from each of the senders: latency + bytes / share.
+
+        The faster of both ways where there is one of a low latency at half of the bandwidth.
+        """
         share_gb_s = self.bandwidth_gb_s / min(senders, self.shared_by)
-        return self.latency_s + size_bytes / (share_gb_s * 1e9)
+        bytes_s = size_bytes / (share_gb_s * 1e9)
+        if not self.low_latency_us:
+            return self.latency_s + bytes_s
+        return min(self.latency_s + bytes_s, self.low_latency_us * 1e-6 + 2 * bytes_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +163,7 @@ class MachineSpec:
     network: str
     """Between machines, through one adapter."""
     all_reduce: str = ""
-    """Between the GPUs of a stage within a machine; empty: `link`."""
+    """Between the GPUs of a stage within a machine; empty: as the links table has for `link`."""
     adapters: int = 1
     """Network adapters of a machine: an all-reduce between machines uses all of them."""
     source: str = "given"

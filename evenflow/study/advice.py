@@ -187,7 +187,8 @@ def faster_links(config: RunConfig) -> Iterator[tuple[str, Patch]]:
         if given is None:
             continue
         least = FASTER * link_spec(given).bandwidth_gb_s
-        faster = [each for each in links() if each.bandwidth_gb_s >= least]
+        known = [each for each in links() if key != "link" or not each.low_latency_us]
+        faster = [each for each in known if each.bandwidth_gb_s >= least]
         faster.sort(key=lambda each: each.bandwidth_gb_s)
         for each in dict.fromkeys([*faster[:1], *faster[-1:]]):
             yield f"{key}: {each.name} ({each.bandwidth_gb_s:g} GB/s)", {key: each.name}

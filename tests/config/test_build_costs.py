@@ -49,7 +49,18 @@ def ring_s(spec: Any, ranks: int) -> float:
 
 
 def test_ranks_reduce_over_their_own_link_or_that_of_the_stages_or_as_measured() -> None:
-    assert roofline(**TP4).all_reduce_s(100) == pytest.approx(ring_s(link("pcie-l20"), 4))
+    """Six steps of 256 kB, twice a layer; over PCIe 5 us and 14.7 GB/s each, or what was given."""
+    assert roofline(**TP4).all_reduce_s(100) == pytest.approx(12 * (5e-6 + 256e3 / 14.7e9))
+    faster = {"name": "pcie-l20", "bandwidth_gb_s": 25.6}
+    assert roofline(**TP4, link=faster).all_reduce_s(100) == pytest.approx(12 * (5e-6 + 1e-5))
+    slower = {"name": "pcie-l20", "latency_us": 100}
+    assert roofline(**TP4, link=slower).all_reduce_s(1) > 12 * 100e-6
+    given = {"bandwidth_gb_s": 25.6, "latency_us": 7}
+    assert roofline(**TP4, link=given).all_reduce_s(100) == pytest.approx(12 * (7e-6 + 1e-5))
+    over = {"kind": "roofline", "all_reduce": "pcie-l20"}
+    assert roofline(**TP4 | {"link": given}, costs=over).all_reduce_s(100) == pytest.approx(
+        12 * (5e-6 + 256e3 / 14.7e9)
+    )
     own = {"kind": "roofline", "all_reduce": "allreduce-l20"}
     own_s = roofline(**TP4, costs=own).all_reduce_s(100)
     assert own_s == pytest.approx(ring_s(link("allreduce-l20"), 4))
@@ -63,7 +74,7 @@ def test_a_stage_that_spans_nodes_reduces_over_the_link_between_them() -> None:
     assert one_ring_s == pytest.approx(ring_s(link("socket-73g"), 4))
     levels = roofline(**TP4, nodes=nodes | {"all_reduce": "hierarchical"}).all_reduce_s(100)
     between = 2 * 2 * link("socket-73g").transfer_s(SIZE_BYTES / 2)
-    within = 2 * 2 * link("pcie-l20").transfer_s(SIZE_BYTES / 2)
+    within = 2 * 2 * (5e-6 + 512e3 / 14.7e9)
     assert levels == pytest.approx(within + between)
     whole = nodes | {"gpus": 4}
     assert roofline(**TP4, nodes=whole).all_reduce_s(100) == roofline(**TP4).all_reduce_s(100)

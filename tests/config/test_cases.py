@@ -138,7 +138,10 @@ def test_each_stage_has_the_time_and_the_memory_of_its_gpu() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ([], "gpu: RTX-4090 and L40S are sold in machines of their own; give the link between"),
+        (
+            ["gpu=[RTX-4090, RTX-PRO-6000]"],
+            "gpu: RTX-4090 and RTX-PRO-6000 are sold in machines of their own; give the link",
+        ),
         (["gpu=[L40S]"], 'a pipeline of 2 stages needs the key "gpu" with one GPU, or with a list'),
         (["gpu=[]"], 'a pipeline of 2 stages needs the key "gpu" with one GPU, or with a list'),
         (["gpu=[L40S, 7]"], "gpu.1: should be a text, not 7"),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.config.build import build
-from evenflow.config.links import link_spec
+from evenflow.config.links import Wires, link_spec
 from evenflow.config.run import configured, load_config
 from evenflow.config.yaml_file import Document
 from evenflow.costs import AllReduceTimes, Fabric, Ring, TwoLevel
@@ -91,6 +91,29 @@ def test_all_reduces_over_nvlink_are_near_those_measured(system: str, name: str)
     assert 0.8 < np.median(ratios) < 1.4
     assert np.quantile(ratios, 0.05) > 0.4
     assert np.quantile(ratios, 0.95) < 2
+
+
+@pytest.mark.parametrize(
+    ("name", "system", "most_bytes"),
+    [("pcie-gen5", "rtx_pro_6000_server", 2**26), ("pcie-gen4", "l40s", 2**15)],
+)
+def test_all_reduces_over_pcie_are_near_those_measured(
+    name: str, system: str, most_bytes: int
+) -> None:
+    """From 4 ranks of one GPU and engine to all; L40S's larger ones differ by the host."""
+    pytest.importorskip("aiconfigurator_core")
+    fabric = Wires(link=name).fabric(2)
+    assert fabric is not None
+    ratios = [
+        fabric.all_reduce_s(size, ranks) / seconds
+        for framework in ("vllm", "sglang", "trtllm")
+        for ranks, points in load_tables(system, framework).all_reduce.items()
+        for size, seconds in points.items()
+        if size <= most_bytes
+    ]
+    assert 0.85 < np.median(ratios) < 1.15
+    assert np.quantile(ratios, 0.05) > 0.5
+    assert np.quantile(ratios, 0.95) < 1.6
 
 
 @pytest.mark.parametrize(

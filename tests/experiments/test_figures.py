@@ -86,15 +86,20 @@ def test_a_run_that_names_no_link_has_those_of_its_host_and_says_so() -> None:
     def run(**more: Any) -> RunConfig:
         return configured(Document("run", {**keys, **rest, **more}, {}))
 
-    assert run().wires == ("pcie-l20", None, "allreduce-l20")
+    assert run().wires == ("pcie-l20", None, None)
+    assert run(machine="tdpipe-l20").wires == ("pcie-l20", None, "allreduce-l20")
     assert run(link="socket-73g").wires == ("socket-73g", None, None)
     assert run(costs={"kind": "affine", "base_s": 1, "per_token_s": 0}).wires == (None,) * 3
     assert run().setup() == (
         "simulated: Qwen2.5-32B on 4 x L20, PP2 x TP2, machine pcie-l20 (default), link pcie-l20, "
-        "all-reduce allreduce-l20 (default), CPU time ideal (default), costs roofline (default)"
+        "all-reduce allreduce-pcie-gen4 (default), CPU time ideal (default), "
+        "costs roofline (default)"
     )
     named = with_(run(), {"link": {"name": "pcie-l20", "latency_us": 5}, "runtime": "vllm"})
-    assert "link pcie-l20 5 us, all-reduce over the same (default), CPU time vllm," in named.setup()
+    assert (
+        "link pcie-l20 5 us, all-reduce allreduce-pcie-gen4 5 us (default), CPU time vllm,"
+        in named.setup()
+    )
     assert with_(run(), {"gpu": "H100"}).wires.link == "nvlink-h100"
 
 
@@ -475,7 +480,7 @@ study.requests=-1 | study.requests=-1: should be
 kv.pages=-1 | kv.pages=-1
 stages=0 | stages: should be a whole number of at least 1
 study.pairs=[[L20]] | is none; write [GPU, model] or [GPU, model, machine]
-study.pairs=[L20] | should be a list that is not empty, like [[L20, Qwen2.5-14B]
+study.pairs=[L20] | should be a list that is not empty, like [[L20, Qwen2.5-14B, tdpipe-l20]
 scheduler.nope=3 | none of gLLM, vLLM, vLLM V0, SGLang has it
 scheduler=vllm | give --set systems.LABEL=NAME
 workload.requests=9 | give --set study.requests=..., in place of 4000

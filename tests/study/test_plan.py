@@ -20,7 +20,7 @@ from evenflow.config.yaml_file import Document
 from evenflow.errors import UsageError
 from evenflow.specs.model import model, models
 from evenflow.study import plan_prepare, plan_search
-from evenflow.study.advice import BOUNDS, Advice, advise
+from evenflow.study.advice import BOUNDS, Advice, advise, faster_links
 from evenflow.study.deployments import launch_lines, layouts, most_tokens, pairs_of, parse_gpus
 from evenflow.study.plan import Planned, answered, facts, rows, sentences
 from evenflow.study.plan_prepare import prepare
@@ -459,3 +459,9 @@ def test_random_plans_are_checked_with_the_shapes_of_their_models(tmp_path: Path
     found = list(plans(((number, Random(number)) for number in seeds), 4))
     assert len(found) == 4
     assert all(sum(each["layers"]) == each["config"]["num_hidden_layers"] for each in found)
+
+
+def test_a_faster_link_between_stages_is_no_row_of_all_reduces() -> None:
+    """28.3 GB/s is what all-reduces over PCIe 5 reach; the next faster wire has 50."""
+    config = configured(Document("run", {**RUN, "link": {"bandwidth_gb_s": 22}}, {}))
+    assert next(faster_links(config))[0] == "link: ib-ndr (50 GB/s)"

@@ -1,8 +1,9 @@
 """Leave points out of the silicon tables, estimate them from the rest, and say how far off it is.
 
-`python -m tools.silicon_errors` prints the table of docs/costs-errors.md, `python -m
-tools.silicon_errors experts` how far the roofline's experts are off measured layers. Needs the
-extra `silicon`. Tables are compared as costs use them, read from memory, and as they were measured.
+`python -m tools.silicon_errors` prints the table of docs/costs-errors.md, with `experts` and
+`attention` how far the roofline's are off measured ones, with `links` how far all-reduces are in
+each GPU's machine. Needs the extra `silicon`. Tables are compared as costs use them, read from
+memory, and as they were measured.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from evenflow.config.links import Wires
 from evenflow.costs.launches import DENSE_KERNELS, expert_kernels
-from evenflow.costs.roofline import Rates, experts_s
+from evenflow.costs.roofline import AttentionRates, Rates, experts_s
+from evenflow.costs.silicon.cost import GPUS as SOURCES
 from evenflow.costs.silicon.cost import shape_of, silicon_source
 from evenflow.costs.silicon.points import (
     Peak,
@@ -25,7 +28,14 @@ from evenflow.costs.silicon.points import (
     prompt_times,
     step_times,
 )
-from evenflow.costs.silicon.tables import Heads, SiliconTables, load_tables
+from evenflow.costs.silicon.tables import (
+    TABLES,
+    Heads,
+    SiliconTables,
+    all_reduce_times,
+    data_folder,
+    load_tables,
+)
 from evenflow.errors import UsageError
 from evenflow.report.tables import markdown_table
 from evenflow.specs.deployment import Deployment
@@ -49,6 +59,16 @@ MIXTURES = (
 )
 TOKENS = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384)
 """Where the bins of tokens end."""
+
+
+BYTES = {0: "", 2**13: "to 8 KB", 2**17: "to 128 KB", 2**20: "to 1 MB", 2**26: "to 64 MB"}
+"""Where the bins of messages end."""
+
+PROMPTS = (0, 256, 1024, 4096, 16384)
+"""Where the bins of a prompt's tokens end."""
+
+OTHER_HOSTS = {"L40S": ("0.5.12",), "RTX-PRO-6000": ("0.19.0", "0.5.10", "1.3.0rc10")}
+"""Versions of engines whose all-reduces are of another host, as their bandwidths show."""
 
 
 class Errors(NamedTuple):
@@ -175,6 +195,57 @@ def print_experts() -> None:
     print(f"{len(table):,} points: median off {off.median():.1%}, P90 {off.quantile(0.9):.1%}")
 
 
+def attention_ratios(name: str, system: str) -> Iterator[tuple[int, float]]:
+    """Yield a prompt's tokens, and the roofline of its attention over what was measured."""
+    rates, gap_s = Rates.of(gpu(name)), gpu(name).per_layer_overhead_s / DENSE_KERNELS
+    flops, moved = 4 * HEAD_DIM / rates.flops_per_s, 4 * HEAD_DIM / rates.bytes_per_s
+    for framework in FRAMEWORKS:
+        for (heads, kv_heads), times in load_tables(system, framework).context.items():
+            keys = kv_heads or heads
+            of = AttentionRates(heads * flops, keys * moved, heads * moved, 0.0)
+            for tokens, seconds in times.items() if heads >= MIN_HEADS else ():
+                yield tokens, (of.prefill_s(0, tokens) + gap_s) / seconds
+
+
+def print_attention() -> None:
+    """Print predicted over measured attention of prompts by tokens: medians of three engines."""
+    rows, labels = [], [f"to {most:,}" for most in PROMPTS[1:]]
+    for name, system in {source.on: source.system for source in SOURCES.values()}.items():
+        found = pd.DataFrame(attention_ratios(name, system), columns=["tokens", "ratio"])
+        bins = pd.cut(found["tokens"], PROMPTS, labels=labels)
+        medians = found.groupby(bins, observed=True)["ratio"].median()
+        rows.append([name, *(f"{medians[each]:.2f}" for each in labels)])
+    print(markdown_table(["GPU", *labels], rows), end="")
+
+
+def reduce_ratios(name: str, system: str) -> Iterator[tuple[str, int, float, float]]:
+    """Yield version, ranks, bytes, predicted over measured all-reduces in a GPU's machine."""
+    tables = TABLES["all_reduce"].format(framework="*", version="*")
+    for path in sorted((data_folder() / system).glob(tables)):
+        for ranks, points in all_reduce_times(path).items():
+            fabric = Wires.of(gpu(name).machine, ranks).fabric(ranks)
+            assert fabric is not None
+            for size_bytes, seconds in points.items():
+                ratio = fabric.all_reduce_s(size_bytes, ranks) / seconds
+                yield path.parent.name, ranks, size_bytes, ratio
+
+
+def print_links() -> None:
+    """Print predicted over measured all-reduces by GPU, host and bytes: median, P5 to P95."""
+    rows, columns = [], ["version", "ranks", "bytes", "ratio"]
+    for name, system in {source.on: source.system for source in SOURCES.values()}.items():
+        found = pd.DataFrame(reduce_ratios(name, system), columns=columns)
+        found["host"] = np.where(found["version"].isin(OTHER_HOSTS.get(name, ())), "another", "")
+        found["bin"] = pd.cut(found["bytes"], list(BYTES), labels=list(BYTES.values())[1:])
+        for (host, ranks), part in found.groupby(["host", "ranks"]):
+            by_bytes = part.groupby("bin", observed=True)["ratio"]
+            low, mid, high = (by_bytes.quantile(share) for share in (0.05, 0.5, 0.95))
+            cells = [f"{mid[each]:.2f} ({low[each]:.2f}-{high[each]:.2f})" for each in mid.index]
+            rows.append([name, str(host), str(ranks), *cells])
+    heads = ["GPU", "host", "ranks", *list(BYTES.values())[1:]]
+    print(markdown_table(heads, rows), end="")
+
+
 def main() -> None:
     """Print the table: GPU, framework, kind of operator, errors."""
     heads = (
@@ -203,5 +274,9 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["experts"]:
         print_experts()
+    elif sys.argv[1:] == ["attention"]:
+        print_attention()
+    elif sys.argv[1:] == ["links"]:
+        print_links()
     else:
         main()

@@ -163,7 +163,7 @@ def load_tables(
         products[DTYPE],
         _context(files["context"], head_dim, prompts, kv_dtype, window),
         _generation(files["generation"], head_dim, kv_dtype, window),
-        _all_reduce(files["all_reduce"]),
+        all_reduce_times(files["all_reduce"]),
         quantized,
         rotates=framework == "trtllm",  # its operator of attention does both
     )
@@ -383,7 +383,7 @@ def _generation(
     return {each: calm_steps(times) for each, times in table.items()}
 
 
-def _all_reduce(path: Path) -> dict[int, dict[int, float]]:
+def all_reduce_times(path: Path) -> dict[int, dict[int, float]]:
     """Read device times: of kernels in a CUDA graph where both kinds were measured."""
     rows = list(rows_of(path, "num_gpus", "message_size", "latency", kernel_source=""))
     graphs = [row for row in rows if "graph" in str(row[3])]

@@ -5,8 +5,6 @@ Knows a step's seconds, given with it; no cost model, no sockets.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,22 +20,8 @@ VOCABULARY = 32_000
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
-    """Faults injected into one stage.
-
-    It computes `slow_factor` times as long. It kills itself before micro-batch number `dies_after`
-    (counted from 0). Its messages arrive `link_delay_s` seconds later.
-    """
-
-    slow_factor: float = 1.0
-    dies_after: int | None = None
-    link_delay_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class EmulatedSettings:
     latency_s: float = 0.0
-    faults: Faults = Faults()
 
     def make(self, place: Place) -> EmulatedWorker:
         return EmulatedWorker(place, self)
@@ -62,19 +46,16 @@ class EmulatedWorker:
     def __init__(self, place: Place, settings: EmulatedSettings) -> None:
         self._stage = place.stage
         self._latency_s = settings.latency_s
-        self._faults = settings.faults
         self._table = PageTable(place.page_tokens, place.total_pages)
         self._free_s = 0.0
         self._link_free_s = 0.0
-        self._executed = 0
 
     def prepare(self, step: Step) -> Prepared:
         """Bring the page table up to date; runs while the previous micro-batch computes."""
         rows = self._table.apply(step)
         hop_s = step.hops_s[self._stage - 1] if self._stage else 0.0
         tokens = [emulated_token(row.request_id, row.stop) for row in rows if row.last]
-        work_s = step.work_s[self._stage] * self._faults.slow_factor
-        return Prepared(work_s, hop_s, step.activation_bytes, tokens)
+        return Prepared(step.work_s[self._stage], hop_s, step.activation_bytes, tokens)
 
     def fetch(self, activation: Activation) -> None:
         """Do nothing: an emulated activation has no data."""
@@ -83,9 +64,6 @@ class EmulatedWorker:
         self, prepared: Prepared, activation: Activation | None, received_s: float
     ) -> Executed:
         """Wait until the micro-batch would be computed."""
-        if self._executed == self._faults.dies_after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self._executed += 1
         available_s = self._available_s(prepared, activation, received_s)
         start_s = max(available_s, self._free_s)
         wait_until(start_s + prepared.work_s)
@@ -99,8 +77,7 @@ class EmulatedWorker:
         if activation is None:
             return received_s
         self._link_free_s = max(self._link_free_s, activation.times[-1]) + prepared.hop_s
-        arrived_s = self._link_free_s + self._latency_s + self._faults.link_delay_s
-        return max(received_s, arrived_s)
+        return max(received_s, self._link_free_s + self._latency_s)
 
 
 def emulated_token(request_id: int, position: int) -> int:

@@ -59,22 +59,13 @@ def workers_of(config: RunConfig, built: Built, beside: Path, first: int = 0) ->
 
 
 def _emulated(workers: EmulatedWorkers, world: World) -> Workers:
-    from evenflow.runtime.emulated import EmulatedSettings, Faults
+    from evenflow.runtime.emulated import EmulatedSettings
 
-    faults = [Faults()] * world.depth
-    for fault in workers.faults or ():
-        if fault.stage >= world.depth:
-            raise UsageError(
-                f"workers.faults: stage {fault.stage} is none of the {world.depth}, "
-                f"0 to {world.depth - 1}"
-            )
-        faults[fault.stage] = Faults(fault.slow_factor, fault.dies_after, fault.link_delay_s)
-    latencies_s = (
-        [0.0, *(hop.latency_s for hop in world.hops)] if world.hops else [0.0] * world.depth
-    )
-    settings = [EmulatedSettings(*both) for both in zip(latencies_s, faults, strict=True)]
+    latencies_s = [hop.latency_s for hop in world.hops or ()] or [0.0] * (world.depth - 1)
     return Workers(
-        settings, start_limit_s=workers.start_limit_s, coupled=workers.metadata != "ahead"
+        [EmulatedSettings(latency_s) for latency_s in (0.0, *latencies_s)],
+        start_limit_s=workers.start_limit_s,
+        coupled=workers.metadata != "ahead",
     )
 
 

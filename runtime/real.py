@@ -123,7 +123,6 @@ def workers_by_pipeline(job: Job, built: Built) -> dict[str, Workers]:
     """Return each pipeline's workers by name, "" for the only one; UsageError if impossible."""
     config, workers = job.config, job.config.workers
     several = [
-        ("workers.faults", bool(getattr(workers, "faults", None)), "null"),
         ("workers.device", getattr(workers, "device", "cpu") != "cpu", "cpu"),
     ]
     if built.pools:

@@ -59,3 +59,41 @@ class _Preparing(EmulatedWorker):
     def prepare(self, step: Step) -> Prepared:
         time.sleep(PREPARE_S)
         return super().prepare(step)
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Settings of an emulated worker that computes a micro-batch for `work_s` seconds."""
+
+    work_s: float
+
+    def make(self, place: Place) -> EmulatedWorker:
+        return _Slow(place, self.work_s)
+
+
+class _Slow(EmulatedWorker):
+    def __init__(self, place: Place, work_s: float) -> None:
+        super().__init__(place, EmulatedSettings())
+        self._work_s = work_s
+
+    def prepare(self, step: Step) -> Prepared:
+        return super().prepare(step)._replace(work_s=self._work_s)
+
+
+class OneDies(EmulatedSettings):
+    """Settings of emulated workers of which stage 1 is killed before its 21st micro-batch."""
+
+    def make(self, place: Place) -> EmulatedWorker:
+        return _Dying(place, self) if place.stage == 1 else super().make(place)
+
+
+class _Dying(EmulatedWorker):
+    executed = 0
+
+    def execute(
+        self, prepared: Prepared, activation: Activation | None, received_s: float
+    ) -> Executed:
+        if self.executed == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.executed += 1
+        return super().execute(prepared, activation, received_s)

@@ -1,4 +1,4 @@
-"""The schema of the workers of a real run, and of the faults injected there."""
+"""The schema of the workers of a real run."""
 
 from typing import Annotated, Literal
 
@@ -7,19 +7,6 @@ from pydantic import Discriminator, Field
 from evenflow.keys import Count, Keys, NonNegative, Positive, Share, short_form
 
 Index = Annotated[int, Field(ge=0)]
-
-
-class FaultConfig(Keys):
-    """A fault of one stage, on purpose."""
-
-    stage: Index = Field(examples=[0])
-    """Which stage, from 0."""
-    slow_factor: Positive = 1.0
-    """The ratio by which it computes longer."""
-    dies_after: Index | None = None
-    """It is killed before it computes the micro-batch of this number."""
-    link_delay_s: NonNegative = 0.0
-    """Seconds by which what it is sent comes late."""
 
 
 class _Stages(Keys):
@@ -37,8 +24,6 @@ class EmulatedWorkers(_Stages):
     kind: Literal["emulated"]
     start_limit_s: Positive = 60.0
     """Seconds until all have to be ready."""
-    faults: list[FaultConfig] | None = None
-    """What goes wrong on purpose; null: nothing."""
 
     @property
     def words(self) -> str:

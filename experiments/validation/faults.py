@@ -32,7 +32,7 @@ class SignalledWorker:
         self.is_stopped = False
 
     def slow(self, factor: float) -> None:
-        raise ValueError(f"slow({factor:g}): a worker's speed is its own; workers.faults slows one")
+        raise ValueError(f"slow({factor:g}): a worker computes for as long as costs says")
 
     def stop(self, *, finish: bool = False) -> None:
         if not finish:

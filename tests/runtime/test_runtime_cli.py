@@ -23,6 +23,7 @@ from evenflow.results.recorder import read_blocks
 from evenflow.runtime import real
 from evenflow.runtime.real import job_of
 from tests.command_line import SOON, START_S, complaint, evenflow, gone, spawn
+from tests.failing_workers import OneDies
 
 VALIDATION_FILES = {
     "validation.json",
@@ -33,7 +34,7 @@ VALIDATION_FILES = {
     "wall_clock.json",
 }
 END_LIMIT_S = 60.0  # a test that waits so long has found a hang
-SLOW = "workers={kind: emulated, faults: [{stage: 1, slow_factor: 20}]}"
+SLOW = "costs.base_s=0.1"
 FILES = {
     "summary.json",
     "manifest.json",
@@ -146,7 +147,7 @@ def test_ctrl_c_once_saves_what_is_done(run: Path) -> None:
 
 def test_ctrl_c_twice_ends_at_once_and_saves_what_is_done(run: Path) -> None:
     out = run.parent / "out"
-    stuck = SLOW.replace("20", "40000")
+    stuck = "costs.base_s=200"
     process = start(run, "--set", stuck)
     os.killpg(process.pid, signal.SIGINT)
     time.sleep(0.5)
@@ -185,18 +186,19 @@ def test_workers_outlive_no_driver(number: signal.Signals, run: Path) -> None:
     assert gone(process)
 
 
-def test_a_worker_that_dies_is_one_line_and_status_1(run: Path) -> None:
+def test_a_worker_that_dies_is_one_line_and_status_1(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evenflow.runtime.emulated.EmulatedSettings", OneDies)
     out = run.parent / "out"
-    faults = "workers={kind: emulated, faults: [{stage: 1, dies_after: 5}]}"
-    one_by_one = "workload.arrivals={kind: closed, concurrency: 1}"
-    settings = ("--set", faults, "--set", one_by_one)
+    settings = ("--set", "workload.arrivals={kind: closed, concurrency: 1}")
     status, _, errors = evenflow("run", str(run), "--out", str(out), *settings)
     assert status == 1
     assert errors.startswith("ended early: stage 1 (process ")
-    assert errors.endswith("was killed by signal 9; 2 of 20 requests are done and saved\n")
-    assert len((out / "requests.csv").read_text().splitlines()) == 3
+    assert errors.endswith("was killed by signal 9; 7 of 20 requests are done and saved\n")
+    assert len((out / "requests.csv").read_text().splitlines()) == 8
     assert evenflow("replay", str(out))[0] == 0
-    line = complaint("validate", run, "--runs", "1", "--calibrate", "0", "--set", faults)
+    line = complaint("validate", run, "--runs", "1", "--calibrate", "0")
     assert line.startswith("run 1 of 1 did not finish: stage 1 (process ")
 
 

@@ -26,14 +26,14 @@ from evenflow.engines.rules import EngineRules
 from evenflow.errors import UsageError, WorkerError
 from evenflow.results.bubbles import attribute
 from evenflow.runtime.driver import Driver
-from evenflow.runtime.emulated import EmulatedSettings, Faults, emulated_token, wait_until
+from evenflow.runtime.emulated import EmulatedSettings, emulated_token, wait_until
 from evenflow.runtime.pipeline import WorkerPipeline
 from evenflow.runtime.serve import ServeOptions, Workers, serve
 from evenflow.runtime.wire import Failed, driver_address, encode, open_socket
 from evenflow.runtime.worker import WorkerSettings
 from evenflow.sim import World
 from evenflow.types import Request
-from tests.failing_workers import PREPARE_S, Failing, SlowToPrepare
+from tests.failing_workers import PREPARE_S, Failing, OneDies, Slow, SlowToPrepare
 from tests.worlds import check_integrity, small_world
 
 PAGES, DEPTH = 24, 4
@@ -62,9 +62,9 @@ def driver_of(
     return Driver(world, [owner or world.batcher()], workers, **more)
 
 
-def pipeline(*faults: tuple[int, WorkerSettings], **more: float) -> WorkerPipeline:
+def pipeline(*others: tuple[int, WorkerSettings], **more: float) -> WorkerPipeline:
     settings: list[WorkerSettings] = [EmulatedSettings()] * DEPTH
-    for stage, other in faults:
+    for stage, other in others:
         settings[stage] = other
     return WorkerPipeline(settings, 16, PAGES, **more)
 
@@ -174,7 +174,7 @@ def run_and_fail(
 
 
 def test_a_worker_that_dies_leaves_what_is_finished() -> None:
-    driver = run_and_fail(pipeline((2, EmulatedSettings(faults=Faults(dies_after=20)))))
+    driver = run_and_fail(pipeline((1, OneDies())))
     result = driver.result()
     assert 0 < len(result.status) == driver.num_done < len(REQUESTS)
     assert 15 <= len(result.scheduled_s) <= 20
@@ -189,8 +189,7 @@ def test_a_worker_that_is_stopped_is_named_and_one_that_computes_for_as_long_is_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Within seconds, whatever the patience, as its beats end."""
-    faults = Faults(slow_factor=2.0 / COSTS.base_s)
-    with pipeline((2, EmulatedSettings(faults=faults))) as workers:
+    with pipeline((2, Slow(2.0))) as workers:
         monkeypatch.setattr("evenflow.runtime.pipeline.SILENT_LIMIT_S", 1.7)
         driver = driver_of(workers, world_of(requests=[Request(0, 0.0, 20, 1)]))
         driver.run()
@@ -294,13 +293,11 @@ def test_stop_lets_what_is_in_the_pipeline_come_back() -> None:
     assert 0 < driver.num_done < len(REQUESTS)
 
 
-def test_slow_stages_and_links_slow_only_themselves() -> None:
-    faults = Faults(slow_factor=3.0, link_delay_s=0.02)
-    with pipeline((1, EmulatedSettings(latency_s=0.01, faults=faults))) as workers:
+def test_slow_links_slow_only_themselves() -> None:
+    with pipeline((1, EmulatedSettings(latency_s=0.03))) as workers:
         driver = driver_of(workers, world_of(requests=REQUESTS[:3]))
         driver.run()
     result = driver.result()
-    assert ((result.end_s - result.start_s)[:, 1] >= 2.99 * COSTS.base_s).all()
     hops_s = result.available_s[:, 1:] - result.end_s[:, :-1]
     assert (hops_s[:, 0] >= 0.0299).all()
     assert (hops_s[:, 1:].min(axis=0) < 0.0299).all()

@@ -264,11 +264,6 @@ CUDA = ["workers={kind: torch, device: cuda}", "model=Llama-3.1-8B"]
 @pytest.mark.parametrize(
     ("command", "settings", "message"),
     [
-        (
-            "run",
-            [TWO, "workers={kind: emulated, faults: [{stage: 0}]}"],
-            "workers.faults: with replicas, null is right",
-        ),
         ("validate", [TWO, *CUDA], "workers.device: with replicas, cpu is right"),
         ("serve", [TWO], "replicas: for clients, null is right"),
         ("run", [POOLS, *CUDA], "workers.device: with pools, cpu is right"),

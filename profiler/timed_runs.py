@@ -163,10 +163,10 @@ class TimedRun(NamedTuple):
     disturbed: bool = False
 
 
-def undisturbed(runs: Sequence[TimedRun], at_least: int = 3) -> Sequence[TimedRun]:
-    """Return the runs that were not disturbed, or all where fewer than `at_least` remain."""
+def undisturbed(runs: Sequence[TimedRun]) -> Sequence[TimedRun]:
+    """Return the runs that were not disturbed, or all where fewer than three were not."""
     quiet = [run for run in runs if not run.disturbed]
-    return quiet if len(quiet) >= at_least else runs
+    return quiet if len(quiet) >= 3 else runs
 
 
 FIRST = b'{"facts": '

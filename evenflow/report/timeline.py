@@ -41,6 +41,9 @@ WHOLE: Window = (0.0, math.inf)
 BLOCK = 10_000
 """Micro-batches, idle slices or samples whose events are made at a time."""
 
+REQUESTS_SHOWN = 2000
+"""Requests with a slice per phase."""
+
 Piece = str | NDArray[Any]
 """A part of the text of some events: the same in all, or numbers or words, one for each."""
 
@@ -49,14 +52,13 @@ def write_timeline(
     path: str | Path,
     result: RunResult,
     bubbles: Bubbles | None = None,
-    requests_limit: int | None = 2000,
     window: Window = WHOLE,
 ) -> None:
     """Write `result` to `path` as a gzipped Chrome trace; equal runs give equal bytes.
 
     It has a slice per stage and micro-batch, arrows that follow a micro-batch through the stages,
-    and counters. Idle slices are named by cause (with `bubbles`). The first `requests_limit`
-    requests (None: all) have a slice per phase. Only what is there at some time of the `window`,
+    and counters. Idle slices are named by cause (with `bubbles`). The first
+    REQUESTS_SHOWN requests have a slice per phase. Only what is there at some time of the `window`,
     seconds of the run. The name of the pipeline then says which. Times in microseconds.
     """
     batches, name = slice(0, len(result.scheduled_s)), "pipeline"
@@ -75,7 +77,7 @@ def write_timeline(
             _idle_slices(bubbles) if bubbles is not None else (),
             _counters(result),
             _marks(result, window),
-            _request_slices(result, requests_limit),
+            _request_slices(result),
         ]
         for events in filter(None, chain(*parts)):
             text.write(separator + ",\n".join(events))
@@ -233,8 +235,9 @@ def _level(enter_s: Floats, leave_s: Floats) -> tuple[Ints, Ints]:
     return instants, present(enter, leave, instants)
 
 
-def _request_slices(result: RunResult, limit: int | None) -> Iterator[list[str]]:
-    ids, place = result.request_id[:limit], (REQUESTS, "0")
+def _request_slices(result: RunResult) -> Iterator[list[str]]:
+    limit, place = REQUESTS_SHOWN, (REQUESTS, "0")
+    ids = result.request_id[:limit]
     own = _joined(',"id":', ids, ',"cat":"request"')
     arrival, first, last = (
         _nanoseconds(np.nan_to_num(times_s[:limit], nan=-1.0))

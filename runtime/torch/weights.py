@@ -44,8 +44,8 @@ ROPE_KINDS: Mapping[str, tuple[str, ...]] = {
 """Kind of RoPE scaling -> the keys it needs."""
 
 
-def random_weights(dtype: torch.dtype, device: torch.device, seed: int = 0) -> Source:
-    """Return a source of random tensors that depend on `seed` and their name alone.
+def random_weights(dtype: torch.dtype, device: torch.device) -> Source:
+    """Return a source of random tensors, each of which depends on its name alone.
 
     Matrices are normal with the standard deviation of a fresh model (0.02). A model drawn stage by
     stage, or in parts, is the model drawn whole. Vectors are ones for norms and zeros for biases.
@@ -56,7 +56,7 @@ def random_weights(dtype: torch.dtype, device: torch.device, seed: int = 0) -> S
             fill = 0.0 if name.endswith("bias") else 1.0
             return torch.full(shape, fill, dtype=dtype, device=device)[part]
         generator = torch.Generator(device=device)
-        generator.manual_seed(zlib.crc32(name.encode()) + seed)
+        generator.manual_seed(zlib.crc32(name.encode()))
         weights = torch.empty(shape, dtype=dtype, device=device)
         whole = weights.normal_(0.0, 0.02, generator=generator)
         return whole if whole[part].shape == whole.shape else whole[part].clone()
@@ -225,13 +225,12 @@ def random_stage(
     dtype: str = "float32",
     device: str = "cpu",
     ranks: Ranks = ALONE,
-    seed: int = 0,
 ) -> Stage:
     """Return layers [start, stop) with random weights, as one of `ranks` holds them.
 
     UsageError when they do not fit into the device's memory.
     """
-    weights = random_weights(dtype_of(dtype), torch.device(device), seed)
+    weights = random_weights(dtype_of(dtype), torch.device(device))
     try:
         return Stage(spec, rope, start, stop, weights, ranks=ranks)
     except torch.OutOfMemoryError:

@@ -133,8 +133,11 @@ def test_counters_end_with_nothing_in_flight_and_nobody_waiting(result, events) 
     assert levels["tokens per micro-batch"][0].keys() == {"prefill", "decode"}
 
 
-def test_the_limit_holds_for_requests(result, tmp_path: Path) -> None:
-    write_timeline(tmp_path / "few", result, requests_limit=3)
+def test_the_limit_holds_for_requests(
+    result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evenflow.report.timeline.REQUESTS_SHOWN", 3)
+    write_timeline(tmp_path / "few", result)
     mine = [event for event in read(tmp_path / "few") if event["pid"] == REQUESTS]
     assert {event["id"] for event in mine if "id" in event} == {0, 1, 2}
 

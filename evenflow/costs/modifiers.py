@@ -15,7 +15,7 @@ from evenflow.sums import plain_sum
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Modified:
-    """Wrapper of `costs` that changes the seconds in `times`; stages and bytes stay."""
+    """Wrapper of `costs` that changes seconds in `times`, and neither stages nor bytes."""
 
     costs: StageCost
 
@@ -123,7 +123,7 @@ def step_of(draft: StageCost) -> Callable[[int, int], float]:
 
 
 class _Joined(Work):
-    """Work of groups that step together, with a part for each."""
+    """Work of data-parallel groups in one step; `parts`: of each group."""
 
     parts: Sequence[Work] = ()
 
@@ -173,12 +173,11 @@ class SwapCost(Modified):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RanksCost(Modified):
-    """`costs` of the slowest of `ranks` groups of GPUs that step together, and what they share.
+    """Costs of data-parallel attention: of the slowest of `ranks` groups, and of shared experts.
 
-    Each part of a micro-batch (`parts`, a group's each) is computed apart. `experts`, if there are
-    any, serve the tokens of all. A micro-batch without `parts` is one group's; the others are taken
-    to have an equal one. Known error: the slowest group is that of a whole stage. Where layers are
-    of several kinds, another group may be the slowest in each.
+    `parts` of a micro-batch, one a group, take `costs` each; `experts`, if any, take the tokens of
+    all. Without `parts` every group is assumed to have an equal micro-batch. Known error: the
+    slowest group is that of a whole stage, though layers of each kind may have another.
     """
 
     ranks: int

@@ -17,19 +17,19 @@ from evenflow.sums import plain_sum
 
 
 class Estimate(NamedTuple):
-    """Seconds, and how many of them rest on no measurement (extrapolated or filled in)."""
+    """Predicted seconds, and the part of them without a measurement (extrapolated, filled in)."""
 
     seconds: float
     unmeasured_s: float
 
 
 class Curve:
-    """Seconds against one size, exact at the measured sizes.
+    """Piecewise function from one size to seconds, exact at the measured `sizes`.
 
-    Between two of them inside one tile of `tile` units the seconds follow a straight line. So they
-    do for a `tile` of 1. Where tile edges lie between, they step there, as a partly filled tile
-    takes as long as a full one. Beyond the last size they grow by the slope of the upper half of
-    the measured sizes. Below the first they are those of the first. At least one size, in order.
+    `sizes`: at least one, ascending. `tile`: a kernel's tile, in units of size; a partly filled
+    tile takes as long as a full one. Between two sizes the function is linear in whole tiles (in
+    units for a `tile` of 1). Below the first size it is constant. Above the last it has the slope
+    of the upper half of the sizes.
     """
 
     def __init__(self, sizes: Sequence[int], seconds: Sequence[float], tile: int = 1) -> None:
@@ -89,9 +89,9 @@ class Curve:
 
 
 class _Line:
-    """Seconds against context for one number of tokens, straight between points.
+    """Piecewise linear function from context to seconds, for one number of tokens.
 
-    `calm`: never falling.
+    `calm`: monotonic, by averaging neighbours that fall.
     """
 
     def __init__(self, points: Mapping[float, float], *, calm: bool) -> None:
@@ -117,11 +117,10 @@ class _Line:
 
 
 class Surface:
-    """Seconds of attention against (tokens, context), never falling when the context grows.
+    """Function from (tokens, context) to seconds of attention, interpolated in measured points.
 
-    Exact at the measured points, save where measured times fall with the context. Those are
-    averaged, unless they are to be kept (`calm` false). The measured contexts may differ from one
-    number of tokens to the next.
+    `calm`: monotonic in the context, measured times that fall are averaged; otherwise exact at all
+    points. Each number of tokens may be measured at contexts of its own.
     """
 
     def __init__(
@@ -187,7 +186,7 @@ class Surface:
 
 
 def never_falling(values: Sequence[float]) -> list[float]:
-    """Return the nearest sequence that never falls: neighbours that do are averaged (isotonic)."""
+    """Return the isotonic regression of values: falling neighbours are averaged."""
     blocks: list[tuple[float, int]] = []
     for value in values:
         total, count = value, 1
@@ -206,10 +205,9 @@ Attention = Callable[[int, int], tuple[float, bool]]
 
 
 class Attending(NamedTuple):
-    """Attention in one layer, on one rank: of a chunk, and of all decoding rows together.
+    """Attention of a micro-batch in one layer on one rank: of each chunk, and of all decodes.
 
-    `launch_s`: the seconds that all chunks of a micro-batch spend once, where one kernel attends to
-    all of them.
+    `launch_s`: seconds that one kernel for all chunks of a micro-batch spends once.
     """
 
     prefill: Attention
@@ -235,11 +233,10 @@ class Attending(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """Layers of one kind: their number on each stage, and what one takes.
+    """Layers of one kind: their number on each stage, and the seconds of one.
 
-    Its attention is apart from the rest, which has the all-reduces and goes by the tokens.
-
-    `alone`: what one takes in a micro-batch of decodes alone, where that differs.
+    Those of attention follow from chunks and contexts. The others, all-reduces included, follow
+    from tokens. `alone`: the others in a micro-batch of decodes alone; None: the same.
     """
 
     layer: BySize
@@ -249,7 +246,7 @@ class Layers(NamedTuple):
 
 
 def unmeasured(seconds_at: Callable[[int], float]) -> BySize:
-    """Return a formula as a part; all of its seconds count as unmeasured."""
+    """Return a size's estimates by a formula, all of whose seconds count as unmeasured."""
 
     def estimate(size: int) -> Estimate:
         seconds = seconds_at(size)
@@ -259,7 +256,7 @@ def unmeasured(seconds_at: Callable[[int], float]) -> BySize:
 
 
 def added(parts: Sequence[BySize]) -> BySize:
-    """Return the sum of parts that follow from the same size."""
+    """Return the sum of functions from the same size to estimates."""
     if len(parts) == 1:
         return parts[0]
 
@@ -274,7 +271,7 @@ def added(parts: Sequence[BySize]) -> BySize:
 
 
 def beside(one: BySize, other: BySize, most: int) -> BySize:
-    """Return two parts that run at the same time up to a size, and one after the other beyond."""
+    """Return estimates of two operators that overlap up to size `most`, and are added beyond."""
     both = added([one, other])
 
     def estimate(size: int) -> Estimate:
@@ -284,9 +281,9 @@ def beside(one: BySize, other: BySize, most: int) -> BySize:
 
 
 def all_reduces(model: ModelSpec, once: BySize, count: int, *, attention: bool = True) -> BySize:
-    """Return `count` all-reduces of hidden states against tokens; `once` is one against bytes.
+    """Return estimates by tokens of `count` all-reduces of hidden states; `once`: one, by bytes.
 
-    With `attention` also that of the norms of queries and keys, where they are over all heads.
+    `attention`: also the all-reduce of norms of queries and keys over all heads, if there are any.
     """
     bytes_per_token = model.hidden_size * model.dtype_bytes
 
@@ -301,10 +298,10 @@ def all_reduces(model: ModelSpec, once: BySize, count: int, *, attention: bool =
 
 
 class TableCost:
-    """Add up operators; what follows from a number of tokens alone is looked up once and kept.
+    """Stage costs as sums of operators in tables; functions of tokens alone are cached.
 
-    `embedding` from the tokens, `head` (with sampling) from the rows. `transfer_bytes_per_token`
-    crosses from stage to stage. Kinds of layers with the same attention look it up once.
+    `embedding`: by tokens. `head`, with sampling: by sampled rows. `transfer_bytes_per_token`:
+    bytes from stage to stage. Kinds of layers with the same attention look it up once.
     """
 
     def __init__(
@@ -334,7 +331,7 @@ class TableCost:
 
     @property
     def extrapolated_share(self) -> float:
-        """Share of all the seconds predicted so far that no measurement surrounds."""
+        """Share of all predicted seconds so far that are outside of the measured points."""
         return self._unmeasured_s / self._predicted_s if self._predicted_s else 0.0
 
     def times(self, batch: BatchShape) -> list[float]:
@@ -359,7 +356,7 @@ class TableCost:
         return times
 
     def _without_attention(self, tokens: int, *, alone: bool) -> tuple[list[float], float]:
-        """Return what follows from the tokens: seconds of each stage, and those unmeasured."""
+        """Return the seconds of each stage that follow from tokens, and the unmeasured part."""
         embedding = self._embedding(tokens)
         times, unmeasured_s = [0.0] * self.depth, embedding.unmeasured_s
         for kind in self._kinds:
@@ -375,11 +372,11 @@ class TableCost:
 
 
 class LayerParts(Protocol):
-    """Seconds of a layer of one kind and of the ends, from any source."""
+    """Estimates for a layer of one kind, the embedding and the LM head, from any source."""
 
     def layer(self) -> BySize: ...
     def alone(self) -> BySize | None:
-        """Return a layer in a micro-batch of decodes alone, where that takes another time."""
+        """Return a layer without attention in a micro-batch of decodes alone; None: as `layer`."""
         return None
 
     def attending(self) -> Attending: ...

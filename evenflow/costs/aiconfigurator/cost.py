@@ -52,9 +52,9 @@ ARCHITECTURES = {
 
 
 def config_of(model: ModelSpec) -> dict[str, Any]:
-    """Return the config.json of a model of several kinds of layers: the user's, or the package's.
+    """Return the user's config.json of a model with several kinds of layers, or the package's.
 
-    UsageError where there is neither.
+    UsageError if both are missing.
     """
     folder = package_folder() / "model_configs"
     name = model.source.replace("/", "--")
@@ -89,7 +89,7 @@ def first_layers(config: Mapping[str, Any], layers: int, count: int) -> dict[str
 
 
 def _first(value: Any, layers: int, count: int) -> Any:
-    """Return the part of a value by layer, layers of further tokens included."""
+    """Return the first `count` entries of a value with an entry a layer; others unchanged."""
     by_layer = isinstance(value, list | str) and layers <= len(value) <= layers + 8
     return value[:count] if by_layer and layers > 1 else value
 
@@ -191,7 +191,7 @@ def engine_cost(
 def question(
     deployment: Deployment, kind: ModelSpec, system: str, framework: str, wanted: str | None
 ) -> LayerQuestion:
-    """Return what the engine is asked of a layer of one kind."""
+    """Return the question to the package's engine about a layer of one kind."""
     model, ranks = deployment.model, deployment.tensor_parallel
     # Its mixtures have experts in all layers: of a dense one the MLP's products are asked for.
     dense = bool(model.num_experts) and not kind.num_experts and model.family not in READERS
@@ -218,9 +218,9 @@ def question(
 def _configs(
     model: ModelSpec, kind: ModelSpec
 ) -> tuple[dict[str, Any], dict[str, Any] | None] | None:
-    """Return the files of a model up to a layer of a kind, and up to the one before.
+    """Return two config.json: of the model up to a layer of a kind, and up to the layer before.
 
-    A module that predicts further tokens is like the last layer. None where layers are alike.
+    None where all layers are alike. A module that predicts further tokens is like the last layer.
     """
     if kind.is_mtp:
         model = _as_read(model)
@@ -262,7 +262,7 @@ def formats(
 
 
 def _as_read(model: ModelSpec) -> ModelSpec:
-    """Return the whole model as its file states it."""
+    """Return the model with all layers and formats of its config.json."""
     path = Path(model.source)
     if path.is_file():
         return ModelSpec.from_config_json(path)

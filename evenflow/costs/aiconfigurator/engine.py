@@ -61,11 +61,12 @@ context, and seconds of attention: `prompts`, `steps`; and whether these were mo
 
 @dataclass(frozen=True, slots=True)
 class LayerQuestion:
-    """One layer on one rank: `config` is a model of the layers up to it, `less` without it.
+    """Question about one layer on one rank, as the difference of two models.
 
-    `less` is "" where it is the only one. `experts` are the slices of each expert, and the ranks
-    that experts are spread over. `formats` are the engine's names of formats. `products` are
-    matrices (inputs, outputs) that the engine's layer lacks; `dense` leaves its experts out.
+    `config`: config.json of the model up to that layer; `less`: up to the layer before, "" for the
+    first. `experts`: slices of each expert, and ranks that experts are spread over. `formats`: the
+    engine's names. `products`: matrices (inputs, outputs) that the engine's layer lacks. `dense`
+    leaves experts out.
     """
 
     system: str
@@ -81,14 +82,14 @@ class LayerQuestion:
     dense: bool = False
 
     def key(self) -> str:
-        """Return the hash under which the answer is kept: of the package's version, too."""
+        """Return the key in the cache: a hash of the question and the package's version."""
         parts = [FORM, version("aiconfigurator-core"), asdict(self)]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 @lru_cache(maxsize=64)
 def answer(question: LayerQuestion) -> Answer:
-    """Return the answer to a question, from the kept ones where it is there.
+    """Return the answer to a question, from the cache of answers if it is there.
 
     UsageError where the package is missing, or has no such model, version or measurement.
     """
@@ -118,7 +119,7 @@ def _sampled(question: LayerQuestion) -> Answer:
 
 
 class LayerSteps:
-    """Times of one layer from the engine: a model with the layer, less the model without it."""
+    """Seconds of one layer by the engine: of a model with it, less those of one without it."""
 
     def __init__(self, question: LayerQuestion) -> None:
         self.question = question
@@ -153,7 +154,7 @@ class LayerSteps:
             )
 
     def _made(self) -> str:
-        """Return the products that the engine's layer lacks, as it reads operators; "" for none."""
+        """Return the products that the engine's layer lacks, in its JSON; "" for none."""
         from aiconfigurator_core.sdk import common, operations
         from aiconfigurator_core.sdk.engine import build_ops_json
 

@@ -59,7 +59,7 @@ def linears(kind: ModelSpec) -> tuple[str, ...]:
 
 
 def operators(kind: ModelSpec) -> tuple[str, ...]:
-    """Return what a layer runs besides attention, each operator as often as it does."""
+    """Return the operators of a layer without attention, each as often as the layer runs it."""
     mlp = ("activation",) if kind.shared_columns else ()
     experts = ("experts",) if kind.num_experts else ()
     return (*linears(kind), "norm", "norm", "rope", *mlp, "kv_write", *experts)
@@ -151,9 +151,9 @@ def host_of(profile: Profile) -> RuntimeOverheads:
 
 
 def _line(points: Sequence[ProfilePoint]) -> tuple[float, float]:
-    """Return the seconds, and the seconds a unit of size, of the line nearest to points.
+    """Return intercept (s) and slope (s per unit) of the line with the least relative errors.
 
-    It goes through their means, which a median is not where some repeats take much longer.
+    It fits the points' means, as a median leaves out repeats that take much longer.
     """
     sizes = np.array([point.size_bytes or point.tokens or 0 for point in points], dtype=float)
     seconds = np.array([point.mean_s for point in points])
@@ -258,7 +258,7 @@ def check_device(profile: Profile, gpu_name: str, name: str) -> None:
 
 
 class StageParts(LayerParts):
-    """Parts of a layer and of the ends, from the file or from the fill."""
+    """Estimates for a layer, embedding and LM head, from the profile or from `fill`."""
 
     def __init__(
         self,
@@ -291,7 +291,7 @@ class StageParts(LayerParts):
         return self._curve(operator).estimate
 
     def summed(self, operators: Sequence[str]) -> list[BySize]:
-        """Return operators to add up: those measured at the same tokens as one."""
+        """Return estimates by tokens to add up, with those of the same measured tokens summed."""
         alike: dict[tuple[int, ...], list[Curve]] = {}
         filled = []
         for operator in operators:
@@ -312,7 +312,7 @@ class StageParts(LayerParts):
         return Curve(sizes, [point.mean_s for point in points], tile)
 
     def attention(self, operator: str) -> Attention:
-        """Return attention against (tokens, context); contexts beyond a window are all alike."""
+        """Return attention by (tokens, context); contexts above a window's count as the window."""
         points = self.profile.of(operator, self.ranks)
         decoding = operator.startswith("attention_decode")
         windowed = operator.endswith("_window")
@@ -345,7 +345,7 @@ class StageParts(LayerParts):
         return self.by_tokens("all_reduce")
 
     def layer(self) -> BySize:
-        """Return a layer without attention: its operators, and what it takes beyond them."""
+        """Return a layer without attention: its operators, and the rest of a measured layer."""
         known = self.profile.of
         if known("model_prefill", self.ranks) and not known("linear_qkv", self.ranks):
             return self.whole_layer()

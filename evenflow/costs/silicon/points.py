@@ -63,9 +63,10 @@ class Peak(NamedTuple):
 
 
 def memory_bytes_per_s(gemm: Products) -> float:
-    """Return the bandwidth at which memory is read: the best of the largest twentieth of matrices.
+    """Return the memory bandwidth that products reach, in bytes/s.
 
-    At the fewest rows, where the matrix is nearly all that is moved. No cache holds those matrices.
+    The best of the largest twentieth of matrices, which no cache holds, at the fewest rows, where
+    nearly all bytes moved are the matrix's.
     """
     columns = [(n * k, by_m) for n, by_k in gemm.items() for k, by_m in by_k.items()]
     columns.sort(key=lambda column: -column[0])
@@ -76,11 +77,11 @@ def memory_bytes_per_s(gemm: Products) -> float:
 def from_memory(
     tables: SiliconTables, key_bytes: int, bits: float = 16, window: int = 0
 ) -> SiliconTables:
-    """Return products and decode steps as a model meets them: read from memory, not from a cache.
+    """Return tables in which products and decode steps take at least their reads from memory.
 
-    A cache holds what a benchmark repeats (docs/costs-errors.md). So no operator takes less than
-    its matrix, keys and values do at `memory_bytes_per_s`. `bits` are of a value of the quantised
-    matrices. `key_bytes` a token keeps for a KV head, in a window at most.
+    A benchmark repeats an operator, so its matrix, keys and values lie in the cache
+    (docs/costs-errors.md); a model's are read at `memory_bytes_per_s`. `bits`: of a value of the
+    quantised matrices. `key_bytes`: KV bytes of a token for a KV head. `window`: tokens, 0: all.
     """
     per_byte_s = 1 / memory_bytes_per_s(tables.gemm)
 
@@ -209,9 +210,10 @@ def _completed(
     *,
     grows: bool,
 ) -> dict[Key, float]:
-    """Return `times` with the points that other numbers of heads (`lines`) have besides.
+    """Return point -> seconds: `times`, and points measured only with other numbers of heads.
 
-    Each is the median of what `estimates_of` makes of `times`, and of the times over the heads.
+    `lines`: the times of those. An added point is the median of `estimates_of(times, point)` and of
+    the interpolation over heads.
     """
     points = set(times).union(*(line for _, line in lines))
     completed = dict(times)
@@ -248,9 +250,9 @@ def _decode_estimates(
 def _prompt_lines(
     context: Mapping[Heads, Mapping[int, float]], heads: Heads
 ) -> list[tuple[int, Mapping[int, float]]]:
-    """Return (heads, times) of the other configurations to interpolate over, in order.
+    """Return (heads, times) of the configurations to interpolate prompts over, by heads.
 
-    These have the same (or nearest) KV heads or, for as many KV heads as heads, as many too.
+    They have the same or the nearest KV heads; without grouped queries, KV heads equal heads.
     """
     count, kv_heads = heads
     chosen = [pair for pair in context if pair[0] == pair[1]]
@@ -352,11 +354,11 @@ def experts_of(
 
 
 def counted(power: ExpertLayer, even: ExpertLayer) -> ExpertLayer:
-    """Return the times of `power`, at least those of reading the active experts of the busiest of 8
-    ranks.
+    """Return `power` with the weights of AWAKE's active experts read on the busiest of 8 ranks.
 
-    `even` gives the seconds by active experts: there each further token activates one more on a
-    rank. Splits other than 8 ranks of whole experts stay as in `power`.
+    Tokens -> seconds on 8 ranks of whole experts are at least those of that many active experts;
+    other splits stay as in `power`. `even` has the seconds by active experts, as each token of a
+    balanced load activates one more on a rank.
     """
     sizes = sorted(even.times[1, 8])
     awake = np.interp(sizes, list(AWAKE), list(AWAKE.values()))
@@ -481,10 +483,11 @@ def _less_products(heads: int, product: Callable[[int, int], ByTokens]) -> ByTok
 
 
 def uncut(times: Mapping[int, float]) -> dict[int, float]:
-    """Return tokens -> seconds of prompts without a longest one that the benchmark cut short.
+    """Return tokens -> seconds of prompts, without the longest if the benchmark truncated it.
 
-    In attention each token takes longer than the one before. Prompts of 32,768 tokens of these
-    tables take as long as those of 16,384. It is so for all GPUs, engines and heads looked at.
+    The longest is truncated if its seconds per token are below those of the one before, as causal
+    attention takes longer with each token. Source: prompts of 32,768 tokens take as long as those
+    of 16,384 in these tables, for all GPUs, engines and heads looked at.
     """
     *_, before, last = sorted(times)
     cut = times[last] / last < times[before] / before
@@ -495,7 +498,7 @@ def uncut(times: Mapping[int, float]) -> dict[int, float]:
 
 
 def _around(values: Iterable[int], wanted: int) -> list[int]:
-    """Return the value itself, or the two on either side of it, or the nearest end."""
+    """Return the values to interpolate `wanted` from: itself, both neighbours, or an end."""
     ordered = sorted(values)
     at = bisect_left(ordered, wanted)
     if at < len(ordered) and ordered[at] == wanted:

@@ -183,10 +183,10 @@ def each_product(
 
 
 def without_host(blocks: Products, plain: Products) -> Products:
-    """Return FP8 products with a scale a block, without those measured while waiting for the host.
+    """Return block-scaled FP8 products without those bound by the launches of the host.
 
-    The smallest may take more than twice the smallest with a scale a matrix. Then what takes less
-    than twice as long counts as the product with a scale a matrix (docs/costs-errors.md).
+    At m rows they are bound where the fastest takes more than twice the fastest per-tensor one
+    (`plain`). Products within twice that fastest then count as per-tensor (docs/costs-errors.md).
     """
     ends = (_least(blocks), _least(plain))
     waits_s = {m: 2 * s for m, s in ends[0].items() if s > 2 * ends[1].get(m, s)}
@@ -200,10 +200,10 @@ def without_host(blocks: Products, plain: Products) -> Products:
 def without_scales(
     plain: Products, scales: Mapping[int, Mapping[int, float]]
 ) -> dict[int, dict[int, dict[int, float]]]:
-    """Return FP8 products whose inputs' scale is known, as a checkpoint has it (NVIDIA's).
+    """Return FP8 products with static input scales, as NVIDIA's checkpoints have them.
 
-    The measured ones find the scale in the inputs first, which takes `scales[k][m]` seconds. What
-    is left is a quarter or more: the two were measured apart.
+    Measured products compute the scale of their inputs [m, k] first, in `scales[k][m]` seconds,
+    which are subtracted. At least a quarter is left, as both were measured separately.
     """
     return each_product(plain, lambda n, k, m, s: max(s - scales.get(k, {}).get(m, 0.0), s / 4))
 
@@ -228,9 +228,9 @@ def _least(gemm: Products) -> dict[int, float]:
 def table_files(
     base: Path, pattern: str, framework: str, version: str | None, *, or_newest: bool = False
 ) -> list[Path]:
-    """Return the tables to look into, in turn: of the version, for None the newest before others.
+    """Return the paths of an operator's tables by version; `version` None: the newest first.
 
-    UsageError lists the versions where that one is missing, unless `or_newest`.
+    UsageError lists the versions if the wanted one is missing, unless `or_newest`.
     """
     found = {
         path.parent.name: path
@@ -248,7 +248,7 @@ def table_files(
 
 
 def _ordered(version: str) -> list[int]:
-    """Return a version's numbers; a release comes after its candidates, which have one more."""
+    """Return the numbers of a version, to sort by; a release comes after its candidates."""
     numbers = [int(number) for number in re.findall(r"\d+", version)]
     return [*numbers, *([] if re.search(r"rc|dev", version) else [10**9])]
 
@@ -256,10 +256,10 @@ def _ordered(version: str) -> list[int]:
 def rows_of(
     path: Path, *names: str, where: Any = None, **otherwise: object
 ) -> Iterator[tuple[Any, ...]]:
-    """Return an iterator over a table's rows: the values of the columns `names`, in their order.
+    """Yield each row of a Parquet table as a tuple of the columns `names`, then `otherwise`.
 
-    Then those of the columns `otherwise`, with the value given there if the table lacks the column.
-    `where` are pyarrow's filters.
+    `where`: filters of pyarrow. `otherwise`: column -> value of all rows where the table lacks the
+    column. UsageError for a missing column of `names`.
     """
     from pyarrow import parquet
 
@@ -292,10 +292,10 @@ def nested(rows: Iterable[tuple[Any, ...]], *, first: bool = False) -> dict[Any,
 
 
 def calm(times: Mapping[int, float]) -> dict[int, float]:
-    """Return size -> seconds without hiccups of the benchmark.
+    """Return size -> seconds without outliers of the benchmark.
 
-    A size that takes more than twice as long as both its neighbours is one: 2,200 of 4.6 million
-    points. It counts as the longer of the two.
+    An outlier takes more than twice as long as both its neighbours (2,200 of 4.6 million points);
+    it is replaced by the longer of the two.
     """
     sizes = sorted(times)
     around = zip(sizes[:1] + sizes[:-1], sizes, sizes[1:] + sizes[-1:], strict=True)
@@ -308,7 +308,7 @@ def calm(times: Mapping[int, float]) -> dict[int, float]:
 
 
 def calm_steps(points: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """Return (rows, context) -> seconds without hiccups, each number of rows by itself."""
+    """Return (rows, context) -> seconds without outliers along the context (`calm`)."""
     lines: dict[int, dict[int, float]] = {}
     for (rows, context), seconds in points.items():
         lines.setdefault(rows, {})[context] = seconds
@@ -324,12 +324,11 @@ def _gemm(path: Path, wanted: set[str]) -> dict[str, dict[int, dict[int, dict[in
 
 
 def calm_products(table: dict[int, dict[int, dict[int, float]]]) -> None:
-    """Take hiccups of the benchmark out of products, `table[n][k][m]`, in place.
+    """Replace outliers of the benchmark in products, seconds `table[n][k][m]`, in place.
 
-    A point is one if it takes more than 1.5 times as long as the same product of more rows. It must
-    also do so beside one of as many rows, with a matrix that is no smaller either way. It counts as
-    the longer of the two. Of 3 million points of 13 GPUs 0.6 % are, of vLLM's FP8 products on B200
-    7 %.
+    An outlier takes more than 1.5 times as long as two products with no less work: the same matrix
+    with more rows m, and as many rows with a matrix no smaller in n and k. It is replaced by the
+    longer of the two. Of 3 million points of 13 GPUs 0.6 % are, of vLLM's FP8 products on B200 7 %.
     """
     most_wide: dict[int, dict[int, float]] = {}  # k -> m -> seconds of the wider ones
     for n in sorted(table, reverse=True):
@@ -349,9 +348,9 @@ def calm_products(table: dict[int, dict[int, dict[int, float]]]) -> None:
 def _attention_rows(
     path: Path, head_dim: int, dtypes: Iterable[str], kv_dtype: str, window: int = 0
 ) -> list[tuple[int, int, int, int, int, float]]:
-    """Return (heads, KV heads, batch, tokens, step, milliseconds), of attention to a window.
+    """Return (heads, KV heads, batch, tokens, step, milliseconds) of attention to a window.
 
-    Of the `dtypes` that it is computed in, the first that was measured.
+    Computed in the first of `dtypes` that was measured.
     """
     keys = ("attn_dtype", "kv_cache_dtype", "head_dim")
     sizes = ("num_heads", "num_key_value_heads", "batch_size", "isl", "step", "latency")
@@ -384,7 +383,7 @@ def _generation(
 
 
 def all_reduce_times(path: Path) -> dict[int, dict[int, float]]:
-    """Read device times: of kernels in a CUDA graph where both kinds were measured."""
+    """Return ranks -> bytes -> seconds of all-reduces, in a CUDA graph where measured so."""
     rows = list(rows_of(path, "num_gpus", "message_size", "latency", kernel_source=""))
     graphs = [row for row in rows if "graph" in str(row[3])]
     table = nested((ranks, 2 * elements, ms) for ranks, elements, ms, _ in graphs or rows)
@@ -399,9 +398,9 @@ LATENT_PRODUCTS = "mla_bmm/{framework}/{version}/mla_bmm_perf.parquet"
 
 
 def latent_files(base: Path, framework: str, version: str | None) -> tuple[list[Path], Path | None]:
-    """Return the tables of prompts and of decode steps, and the products that they leave out.
+    """Return the tables of latent attention (prompts, decode steps), and that of its products.
 
-    Tables of whole modules, where there are any, leave nothing out.
+    None for products where the tables are of whole modules, which include them.
     """
     known = LATENT_MODULES.replace("KIND", "context").format(
         framework=framework, version=version or "*"
@@ -418,9 +417,10 @@ def latent_files(base: Path, framework: str, version: str | None) -> tuple[list[
 def latent_steps(
     path: Path, dtypes: tuple[str, Sequence[str]], size: str
 ) -> tuple[dict[int, dict[tuple[int, int], float]], str]:
-    """Return heads -> points of attention by rows and the column `size`, and the products' format.
+    """Return heads -> (rows, column `size`) -> seconds of latent attention, and a format.
 
-    `dtypes`: that of keys and values, and those of products, of which the first one counts.
+    The format is that of the module's products. `dtypes`: the KV cache's, and those acceptable for
+    products, the first measured one of which is taken. NotMeasuredError where none was.
     """
     kv_dtype, wanted = dtypes
     names = ("num_heads", "batch_size", size, "latency")
@@ -434,9 +434,10 @@ def latent_steps(
 
 
 def latent_products(path: Path, quantization: str) -> dict[int, dict[int, float]]:
-    """Return heads -> seconds of both products of a decode step's queries and outputs, by rows.
+    """Return heads -> rows -> seconds of the absorbed products of a decode step.
 
-    Engines have their matrix in FP8 where the checkpoint has it so, with scales of any kind.
+    They are of queries and of outputs, together; in FP8 where the checkpoint's matrix is, whatever
+    its scales.
     """
     wanted = "fp8" if quantization.startswith("fp8") else DTYPE
     names = ("num_heads", "num_tokens", "op_name", "latency")
@@ -464,10 +465,9 @@ NAMES = {
 
 
 class Wanted(NamedTuple):
-    """A selection of expert measurements: a format, a load, and part of a kernel's name.
+    """A selection of MoE measurements: format, load, and part of a kernel's name.
 
-    Where a kernel is named, the newest tables that have it count. Of the weight-only formats of
-    four bits any does.
+    A kernel is looked for in the newest tables first, in any weight-only format of four bits.
     """
 
     quantization: str
@@ -482,9 +482,10 @@ WEIGHT_ONLY = ("w4a16_mxfp4", "int4_wo")
 def read_experts(
     base: Path, framework: str, version: str | None, shape: ExpertShape, wanted: Wanted
 ) -> ExpertLayer:
-    """Read the experts nearest to a shape, of the format, load and kernel that are wanted.
+    """Return the measured MoE layer nearest to a shape, with the format, load and kernel wanted.
 
-    Where none has the format, those of 16 bits. UsageError where no kernel is named so.
+    16-bit experts where the format was not measured. Nearest: the least sum of |log| of the ratios
+    of sizes. UsageError where no kernel's name has that part.
     """
     quantization, load, kernel = wanted
     names = NAMES.get(quantization, (quantization,) * bool(quantization))

@@ -120,7 +120,7 @@ class Surface:
     """Function from (tokens, context) to seconds of attention, interpolated in measured points.
 
     `calm`: monotonic in the context, measured times that fall are averaged; otherwise exact at all
-    points. Each number of tokens may be measured at contexts of its own.
+    points. Numbers of tokens may differ in their measured contexts.
     """
 
     def __init__(

@@ -85,12 +85,11 @@ class Hardware(NamedTuple):
 
 
 class MadeCosts(NamedTuple):
-    """A cost model; for tables, also the tables unwrapped and their source.
+    """A cost model; of tables, also the tables without wrappers, and their source.
 
-    `hop`: seconds, and seconds a byte, from stage to stage. `host`: the CPU time around a
-    micro-batch. Both are there where they were measured, too. `experts`: the costs shared by groups
-    of GPUs with separate requests, which are then not in `cost`. `prompt_scale` multiplies
-    micro-batches with prompts.
+    Measured with the costs, else None: `hop`, seconds and seconds a byte from stage to stage, and
+    `host`, the CPU time around a micro-batch. `experts`: costs that data-parallel groups share,
+    which `cost` then lacks. `prompt_scale`: factor on micro-batches with prompts.
     """
 
     cost: StageCost
@@ -109,7 +108,7 @@ class MadeCosts(NamedTuple):
         return self._replace(cost=ScaledCost(self.cost, factor), experts=experts)
 
     def on_ranks(self, cost: StageCost, ranks: int) -> StageCost:
-        """Return the costs of `ranks` groups that step together, from the costs of one."""
+        """Return the costs of a step of `ranks` data-parallel groups, from those of one group."""
         together = cost if ranks == 1 else RanksCost(cost, ranks, self.experts)
         return together if self.prompt_scale == 1 else PromptsCost(together, self.prompt_scale)
 
@@ -331,7 +330,7 @@ Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class SpeculativeConfig(Keys):
-    """Tokens are proposed and, in turn, accepted; one of the two costs of a proposal is given."""
+    """Speculative decoding: proposed tokens, their acceptance, and one of two costs of drafts."""
 
     k: Instances = Field(examples=[3])
     """Tokens proposed a step."""

@@ -37,7 +37,7 @@ class TransferLinkConfig(LinkKeys):
 
 
 class PoolConfig(Keys):
-    """One pool. What is null is as in the rest of the run, or the pool's share of it."""
+    """One pool; null keys are the run's, or the pool's share of them."""
 
     stages: Annotated[
         int | list[int] | None,
@@ -178,7 +178,7 @@ class _Share(NamedTuple):
 
 
 def runs_of_pools(config: RunConfig, given: DistServeConfig) -> dict[str, RunConfig]:
-    """Return each pool's run on its GPUs: as given, the GPUs left over divided evenly.
+    """Return each pool's run on its GPUs; pools without a size share the other GPUs evenly.
 
     UsageError unless the pools use exactly the GPUs that any other scheduler would.
     """

@@ -489,9 +489,9 @@ def configured(document: yaml_file.Document, overrides: Sequence[str] = ()) -> R
 
 
 def engine_of_all(configs: Sequence[RunConfig]) -> yaml_file.Patch:
-    """Return the patch by which compared runs count pages and CPU time as one engine.
+    """Return the patch with which all compared runs count pages and CPU time as one engine.
 
-    That is where one of them does, and none says which.
+    It has a key where the runs that leave it out would differ.
     """
     pages = {str(each.memory) for each in configs if each.kv.pages == "auto" and not each.kv.like}
     times = {str(each.cpu_time) for each in configs if each.runtime is None}

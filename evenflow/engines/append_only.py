@@ -47,7 +47,7 @@ class TwinPage(CachedPage):
 
 
 class AppendOnlyCache(PrefixCache):
-    """A prefix cache in which the same content may be there several times."""
+    """A prefix cache in which several pages may hold the same content."""
 
     def find(self, chain: list[CachedPage], prefix: Prefix, tokens: int) -> int:
         """Find the cached full pages of the first `tokens` anew; return how many."""

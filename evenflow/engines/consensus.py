@@ -21,7 +21,7 @@ time.
 
 
 class RingLoop(EngineLoop):
-    """A loop whose stages agree on requests round a ring; it polls while KV is on its way.
+    """Loop of stages that agree on requests by messages round a ring, and poll KV transfers.
 
     Turns without a micro-batch take no time, but look up prompts in the prefix cache. After
     `VAIN_ROUNDS` of them in all slots the loop waits for the next event, as in the recordings.
@@ -94,7 +94,7 @@ class PrefillLoop(RingLoop):
         return super()._has_work or bool(under_way)
 
     def _fill_place(self, now_s: float) -> bool:
-        """Begin a round with what is ready, then ask."""
+        """Begin a round with the requests that are ready, then call the policy."""
         ready: list[Request | Sequence] = [*self._came]
         self._came.clear()
         while self._sent and self._sent[0][0] <= now_s:
@@ -156,7 +156,7 @@ class DecodeLoop(RingLoop):
         self._seen_by: dict[Sequence, int] = {}  # slot, of retracted requests
 
     def _fill_place(self, now_s: float) -> bool:
-        """Begin a round, then ask; what ends with its first token is over."""
+        """Begin a round, then call the policy; requests that end with their first token leave."""
         self._rounds.append(self._listed(now_s))
         more = super()._fill_place(now_s)
         if self._queues.ended:
@@ -165,7 +165,7 @@ class DecodeLoop(RingLoop):
         return more
 
     def _listed(self, now_s: float) -> Agreed:
-        """Return what rank 0 lists in the turn of the next slot."""
+        """Return the ids that rank 0 lists in the turn of the next slot."""
         queues = self._queues
         slot = (queues.slot + 1) % len(queues.slots)
         retracted = [seq for seq in queues.waiting if seq.epoch]

@@ -218,7 +218,7 @@ class PooledWorld:
 
     @property
     def pools(self) -> tuple[World, ...]:
-        """The pools there are."""
+        """The pools, in order."""
         return (self.prefill, self.decode) + (() if self.mixed is None else (self.mixed,))
 
 
@@ -261,7 +261,7 @@ def whole(
 def recovered(
     blocks: Blocks, pools: abc.Mapping[str, RunResult], bytes_per_token: float | None
 ) -> RunResult:
-    """Return the result of a system, of what `Pools.flush` had put into `blocks`."""
+    """Return the result of a system from the `blocks` that `Pools.flush` wrote."""
     requests = Recorder(1, blocks)
     names = (name for name, column in TRANSFERS.items() if column.path is not None)
     columns = {name: requests.column(CROSSED + name) for name in names}
@@ -319,7 +319,7 @@ class Pools:
         return whole(self._requests, parts, self.transfers.columns())
 
     def flush(self, now_s: float) -> None:
-        """Put what the clients have, and what has crossed, where the recorder keeps it."""
+        """Write the clients' tokens and the completed transfers to the recorder's blocks."""
         columns = {f"{CROSSED}{name}": column for name, column in self.transfers.news().items()}
         self._requests.flush((), (), {**columns, "flushed_s": np.array([now_s])})
 

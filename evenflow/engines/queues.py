@@ -34,7 +34,7 @@ def _priority(seq: Sequence) -> tuple[int, float]:
 
 
 class Sent(Notes):
-    """Notes on a micro-batch in flight: its late tokens.
+    """Notes on a micro-batch in flight: tokens that are still to be recorded.
 
     `ahead`: sequences that get a token where decodes run ahead, by request id, and how many tokens
     they then have. `last` of them get their last allowed one. `preempted`: sequences that were
@@ -48,7 +48,7 @@ class Sent(Notes):
 
 
 def ahead_of(batch: MicroBatch) -> dict[int, tuple[Sequence, int]] | None:
-    """Return the late tokens of a micro-batch; None where decodes do not run ahead."""
+    """Return the tokens to record of a micro-batch; None where decodes do not run ahead."""
     return batch.notes.ahead if isinstance(batch.notes, Sent) else None
 
 
@@ -123,7 +123,7 @@ class EngineQueues(Queues):
     # -- the four hooks -------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Count a question; move to the next slot, and ready the decodes that rested enough."""
+        """Count a call of the policy; move to the next slot, and make rested decodes ready."""
         self.asked += 1
         self.idles += not self.live and not self.in_flight
         for seq in self._unpublished:
@@ -454,7 +454,7 @@ class EngineQueues(Queues):
         return finished
 
     def is_lost(self, seq: Sequence, tokens: int = 1) -> bool:
-        """Say whether tokens that come now are computed again, as pages to fetch would be gone."""
+        """Say whether last tokens are computed again, as the KV for another engine was freed."""
         is_last = seq.generated + tokens >= seq.request.output_tokens
         return is_last and self.keeps_pages and not seq.pages
 

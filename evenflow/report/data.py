@@ -19,9 +19,9 @@ from evenflow.results.run import Floats, Ints, RunResult
 
 
 def replicas(runs: Mapping[str, Outcome], most: int | None = None) -> dict[str, Outcome]:
-    """Return the runs, one of several replicas replaced by the runs of all of them.
+    """Return the runs by name, each run with replicas replaced by its replicas' runs.
 
-    With `most`: of the first of them that got work. Empty where no run has several.
+    `most`: only the first replicas with work, at most. Empty if no run has several replicas.
     """
     several = any(len(run.parts) > 1 for run in runs.values())
     found: dict[str, Outcome] = {}
@@ -33,10 +33,7 @@ def replicas(runs: Mapping[str, Outcome], most: int | None = None) -> dict[str, 
 
 
 def pipelines(runs: Mapping[str, Outcome]) -> dict[str, Outcome]:
-    """Return the runs, a system's replaced by the runs of its pools, for figures by stage.
-
-    Pools that got no work are left out.
-    """
+    """Return the runs by name, each system of pools replaced by the runs of pools with work."""
     found: dict[str, Outcome] = {}
     for name, run in runs.items():
         parts = {f"{name}: {pool}": part for pool, part in run.pools.items()}
@@ -182,7 +179,7 @@ def packed(values: Any, kind: str) -> str:
 def timeline_data(
     run: Outcome, most: int, prompts: Sequence[Sequence[int]] | None = None
 ) -> dict[str, Any]:
-    """Return what the stages do: `most` micro-batches one by one, the whole run in BINS parts.
+    """Return the timeline of stages: `most` micro-batches one by one, the whole run in BINS parts.
 
     The micro-batches are all, or those around the middle of the steady state. Lengths are whole
     microseconds, kinds are 0 (computing) or 1 + the index of a cause. `prompts`: which requests'
@@ -212,9 +209,9 @@ def timeline_data(
 
 
 def _segments(run: Outcome, stage: int, rows: slice) -> Mapping[str, Any]:
-    """Return where a stage's row begins (s), and the length (us) and kind of all that follows.
+    """Return when a stage's row begins (s), and the lengths (us) and kinds of its segments.
 
-    The row ends at the next micro-batch there.
+    The row ends at the stage's next micro-batch.
     """
     result, idle = run.result, run.idle
     own = np.asarray(idle.stage) == stage

@@ -59,7 +59,7 @@ Summary = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Summaries of a run: as it is, with each change and without each cause of bubbles, by words.
+    """Summaries by words: of a run, with each change, and without each cause of bubbles.
 
     `changed` has the best first, by `metric`; `failed` counts the impossible changes, such as a
     layout that does not fit.
@@ -145,7 +145,7 @@ def advise(job: Job, outcome: Outcome, how: How) -> Advice:
 
 
 def changes(document: Document, beside: Path) -> Iterator[Variant]:
-    """Yield the changes: where the layers are, the policy and its budget, links."""
+    """Yield the changes to try: division of layers, policies and budgets, links."""
     config = configured(document)
     found = [*_layouts(document, config, beside), *_policies(config), *faster_links(config)]
     for words, patch in found:

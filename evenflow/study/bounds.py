@@ -32,7 +32,7 @@ class Least(NamedTuple):
 
 
 def least(cost: StageCost) -> Least:
-    """Return the least that a pipeline takes, by its costs, which may not fall with tokens.
+    """Return the least seconds a token of a pipeline, by costs that do not fall with tokens.
 
     A micro-batch of m tokens takes a stage t(m) seconds or more, of a prompt or of decodes in CUDA
     graphs. Attention and rows that are sampled come on top. So a step takes the sum of the stages'

@@ -344,7 +344,7 @@ def capacity_of(
 
 
 def _case(config: RunConfig, start: float, replication: int, rate: float) -> Variant:
-    """Return one replication at `rate` requests/s; its own rate is `start`."""
+    """Return one replication at `rate` requests/s, from `start`, the rate of its workload."""
     workload = {f"workload.{key}": getattr(config.workload, key) for key in ("seed", "skip")}
     patch = {**workload, **rates.rate_patch(config.workload.arrivals, rate, start)}
     return Variant({"replication": replication, "rate": rate}, patch)
@@ -420,7 +420,7 @@ def _write(folder: Path, capacity: Capacity) -> None:
 
 
 def facts(capacity: Capacity) -> dict[str, Any]:
-    """Return the content of capacity.json but where it comes from."""
+    """Return the content of capacity.json without its provenance."""
     question, searches = capacity.question, capacity.searches
     rate = capacity.rate
     told: dict[str, Any] = {

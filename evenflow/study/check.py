@@ -83,7 +83,7 @@ def read_baseline(path: Path) -> dict[str, Benchmark]:
 
 @dataclass(frozen=True, repr=False)
 class Checked(Shown):
-    """Runs, beside the numbers of a baseline if there is one, and the bounds on both."""
+    """Runs with the numbers of a baseline, None without one, and bounds on both."""
 
     outcomes: Sequence[Outcome]
     baseline: dict[str, Benchmark]
@@ -156,7 +156,7 @@ class Checked(Shown):
         return cast("float", self.table.at[(run, metric), column])
 
     def _unlike(self) -> Iterator[str]:
-        """Yield what the baseline has of another configuration, or of no run."""
+        """Yield the baseline's numbers of another configuration, or without a run here."""
         for run in self.outcomes:
             of_run = (
                 now for name, now in self.benchmarks.items() if name.startswith(f"{run.label}: ")

@@ -365,7 +365,7 @@ class Difference(Shown):
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences on what makes the comparison unfair, or weak."""
+        """Sentences on what makes the comparison unfair or weak evidence."""
         runs = (self.a, self.b)
         lost = refusals({run.name: Served.of(run.summary) for run in runs})
         told = [line.removeprefix(NOT_FAIR) for line in lost if line.startswith(NOT_FAIR)]

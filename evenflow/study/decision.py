@@ -92,7 +92,7 @@ class Margin:
 
 
 class Basis(NamedTuple):
-    """A part of what an answer rests on, and how that is known: measured, fitted or guessed."""
+    """An input of an answer, and its evidence: measured, fitted or guessed."""
 
     part: str
     what: str
@@ -169,7 +169,7 @@ def margins(
 def _breaking(
     condition: Condition, probes: Sequence[Probe]
 ) -> tuple[float | None, float | None, float | None]:
-    """Return up to which rate one limit is kept, from which it is missed, and its value there.
+    """Return the highest rate that keeps a limit, the lowest that misses it, and its value there.
 
     A run that ended early says nothing of other limits than the one that it missed.
     """

@@ -40,7 +40,7 @@ class Allowed(NamedTuple):
 
 
 def most_beyond(percent: float, requests: int) -> int:
-    """Return how many of some requests may be beyond a limit on a percentile, at most.
+    """Return the largest number of `requests` that may be beyond a limit on a percentile.
 
     The percentile of n numbers lies between the numbers of two ranks (linear, as NumPy's). With one
     more beyond the limit, the lower of the two is beyond it. It is no more for fewer requests.
@@ -49,10 +49,10 @@ def most_beyond(percent: float, requests: int) -> int:
 
 
 class EarlyEnd:
-    """Watch of a run: raises MissedError once more requests are beyond a limit than are allowed.
+    """Watch of a run: raises MissedError once more requests are beyond a limit than `allowed`.
 
-    Now and then it counts those, too, that are served still and cannot keep the limit any more. No
-    harm is in one that is given up later, as a run that serves fewer requests keeps no SLO.
+    Unfinished requests that already exceed the limit are counted at times, too. One of them may
+    still be aborted, but a run that serves fewer requests keeps no SLO either.
     """
 
     def __init__(self, limits: Iterable[Allowed]) -> None:
@@ -81,9 +81,9 @@ def _count(sequences: Iterable[Served], limit: Allowed, now_s: float) -> int:
 
 
 def latency_s(seq: Served, name: str, now_s: float) -> float:
-    """Return a latency of a request, as in `request_metrics`; NaN where it has none.
+    """Return a latency of a request in ms, as in `request_metrics`; NaN where it has none.
 
-    Of one that is served still, what it would be if it ended now: it will be no shorter.
+    Of an unfinished request: its latency if it ended now, a lower bound.
     """
     request = seq.request
     first_s = seq.first_scheduled_s if name == "queue" else seq.first_token_s

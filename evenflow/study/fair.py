@@ -51,7 +51,7 @@ TOLD_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over `n` replications; it is uncertain by `half_width` both ways, NaN where n is 1."""
+    """A mean over `n` replications, and the half-width of its interval; NaN for n = 1."""
 
     mean: float
     half_width: float
@@ -157,7 +157,7 @@ def alone(name: str, side: Side) -> list[str]:
 
 
 def weak(name: str, side: Side) -> list[str]:
-    """Return what makes one run weak, whatever it is compared with."""
+    """Return sentences on why one run is weak evidence: few requests, extrapolated costs."""
     return [line for rule in (_few, _extrapolated) for line in rule({name: side})]
 
 
@@ -243,7 +243,7 @@ def _saturated(sides: Sides) -> Iterator[str]:
 
 
 def _waits(side: Side) -> bool:
-    """Say whether half of the requests wait for longer than a step: decodes keep stages busy."""
+    """Say whether the median request waits for longer than a step, as decodes fill the stages."""
     return bool(side.summary.get("median_queue_ms", 0.0) > side.summary.get("mean_itl_ms", 0.0))
 
 
@@ -277,7 +277,7 @@ def version_of(provenance: Mapping[str, Any]) -> str:
 
 
 def runs_told(outcomes: Sequence[Outcome]) -> Iterator[str | Table]:
-    """Yield what was refused, what runs on what, the runs side by side, what makes it unfair."""
+    """Yield refusals, the set-up, the runs as a table, and what makes their comparison unfair."""
     yield from refusals({run.label: run.served for run in outcomes})
     yield from dict.fromkeys(run.result.provenance["setup"] for run in outcomes)
     yield from _side_by_side({run.label: run.summary for run in outcomes})

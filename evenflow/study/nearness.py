@@ -80,16 +80,16 @@ def measured_sets() -> DataFrame:
 
 
 def alike(sets: DataFrame, like: Likeness, kept: Sequence[str]) -> Series[bool]:
-    """Say of each set whether it has the facts `kept` of a run."""
+    """Return a mask [sets]: whether a set equals a run in the facts `kept`."""
     return (sets[list(kept)] == [getattr(like, name) for name in kept]).all(axis=1)
 
 
 def deviation(like: Likeness, metric: str, sets: DataFrame | None = None) -> Deviation | None:
-    """Return how far a latency of a run may be off, by the nearest sets that were measured.
+    """Return the expected error of a latency of a run, from the nearest measured sets of runs.
 
-    Of one set with its facts, Student's interval of a further run. Else the sets nearest to it are
-    draws of one kind. It has the variance within their runs, and between all sets at this distance.
-    None for a metric that was not measured.
+    With a set of the same facts: Student's prediction interval of one more run. Otherwise the
+    nearest sets count as draws of one distribution, with the variance within their runs and that
+    between all sets at this distance. None for a metric that was not measured.
     """
     known = measured_sets() if sets is None else sets
     known = known[known["metric"] == metric]

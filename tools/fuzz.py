@@ -21,16 +21,11 @@ import re
 import resource
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +38,7 @@ from evenflow.report.echo import STEERS
 from evenflow.study import points
 from evenflow.study.sweep_file import SweepConfig
 from tests.quick import Inline
+from tools.fuzz_http import RUN, flipped, http
 from tools.fuzz_worlds import drawn_world, pairs_of, world_of, write_trace, wrong_tables
 
 ROOT = Path(__file__).parent.parent
@@ -164,13 +160,6 @@ def _properties(part: Any, known: Mapping[str, Any], above: str, depth: int) -> 
 
 # -- odd files ------------------------------------------------------------------------------------
 
-RUN = """\
-stages: 2
-costs: {kind: affine, base_s: 0.005, per_token_s: 2.0e-5}
-kv: {pages: 200}
-scheduler: sarathi
-workload: {trace: t.csv, arrivals: replay}
-"""
 TRACE = "arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,5\n1,20,3\n"
 TALKS = '[{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]'
 MOONCAKE = '{"timestamp": 0, "input_length": 9, "output_length": 5, "hash_ids": [0]}\n'
@@ -233,13 +222,6 @@ def _is(change: Callable[[bytes, random.Random], bytes]) -> Callable[..., None]:
     return make
 
 
-def _flipped(whole: bytes, rng: random.Random) -> bytes:
-    changed = bytearray(whole)
-    for _ in range(rng.randint(1, 8)):
-        changed[rng.randrange(len(whole))] = rng.randrange(256)
-    return bytes(changed)
-
-
 def _shuffled(whole: bytes, rng: random.Random) -> bytes:
     parts = re.split(rb"([,:\s{}\[\]])", whole)
     rng.shuffle(parts)
@@ -247,16 +229,8 @@ def _shuffled(whole: bytes, rng: random.Random) -> bytes:
 
 
 NUMBERS = (
-    b"-1",
-    b"1e999",
-    b"NaN",
-    b"Infinity",
-    b"null",
-    b"true",
-    b'"1"',
-    b"9" * 400,
-    b"0.5",
-    b"[]",
+    *(b"-1", b"1e999", b"NaN", b"Infinity", b"null"),
+    *(b"true", b'"1"', b"9" * 400, b"0.5", b"[]"),
 )
 
 ODDITIES: tuple[Callable[..., None], ...] = (
@@ -276,11 +250,11 @@ ODDITIES: tuple[Callable[..., None], ...] = (
     _is(lambda whole, rng: b'{"a":' * 10**4 + whole),
     _is(lambda whole, rng: b"\n" * 10**6 + whole),
     _is(lambda whole, rng: gzip.compress(whole)[: rng.randint(1, 60)]),
-    _is(lambda whole, rng: gzip.compress(_flipped(whole, rng))),
+    _is(lambda whole, rng: gzip.compress(flipped(whole, rng))),
     _is(lambda whole, rng: gzip.compress(gzip.compress(whole))),
     _is(lambda whole, rng: gzip.compress(whole + b"\n" + b"[" * 10**5 + b"\n")),
     _is(lambda whole, rng: re.sub(rb"\d+", lambda _: rng.choice(NUMBERS), whole)),
-    _is(_flipped),
+    _is(flipped),
     _is(_shuffled),
 )
 
@@ -480,114 +454,6 @@ def worlds(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[str, 
         yield f"{json.dumps(world)} on {rows}"[:3000], told
         shutil.rmtree(place)
     print(f"{runs} of {count} worlds ran, with {len(ran)} pairs of choices", file=sys.stderr)
-
-
-# -- odd clients ----------------------------------------------------------------------------------
-
-BODY = b'{"prompt": [1, 2], "max_tokens": 3}'
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
-
-
-def _asks(rng: random.Random) -> bytes:
-    """Return a well-formed request of something odd."""
-    odd: tuple[Any, ...] = (
-        None,
-        -1,
-        0,
-        1e308,
-        "x" * 1000,
-        [],
-        [[]],
-        [[1], "a"],
-        {},
-        True,
-        2**70,
-        "\ud800",
-    )
-    body: dict[str, Any] = {"prompt": [1], "max_tokens": 2, "stream": rng.random() < 0.5}
-    names = (
-        "prompt",
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "seed",
-        "stop",
-        "stream",
-        "model",
-    )
-    body[rng.choice(names)] = rng.choice(odd)
-    text = json.dumps(body).encode()
-    return HEAD + b"content-length: %d\r\n\r\n" % len(text) + text
-
-
-SENT: tuple[Callable[[random.Random], bytes], ...] = (
-    lambda rng: WHOLE,
-    lambda rng: WHOLE[: rng.randrange(len(WHOLE))],
-    lambda rng: _flipped(WHOLE, rng),
-    lambda rng: rng.randbytes(rng.randint(1, 3000)),
-    lambda rng: HEAD + b"content-length: %d\r\n\r\n" % rng.choice((0, -1, 10**30, 5)) + BODY,
-    lambda rng: HEAD + b"transfer-encoding: chunked\r\n\r\n" + rng.choice((b"zz\r\n", b"5\r\nab")),
-    lambda rng: HEAD + b"x: " + b"a" * rng.choice((10, 10**5, 10**6)) + b"\r\n\r\n",
-    lambda rng: (
-        b"GET /" + rng.choice((b"metrics", b"..//..", b"%00", b"v1/models")) + b" HTTP/1.1\r\n\r\n"
-    ),
-    _asks,
-)
-
-
-def http(rng: random.Random, count: int, folder: Path) -> Iterator[tuple[str, str | None]]:
-    """Yield clients of one server; at the end, it must answer, be whole and have lost nobody."""
-    (folder / "serve.yaml").write_text(RUN.replace("0.005", "0.001"))
-    command = [sys.executable, "-m", "evenflow", "serve", str(folder / "serve.yaml")]
-    with open(folder / "log", "w") as log:
-        server = subprocess.Popen(
-            [*command, "--port", "0", "--out", str(folder / "served")],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-    assert server.stdout is not None
-    url = server.stdout.readline().split(" on ")[1].split("/v1")[0]
-    port = int(url.rsplit(":", 1)[1])
-    for number in range(count):
-        sent = rng.choice(SENT)(rng)
-        answer = _answer(port, sent, rng)
-        crashed = answer.split(b" ")[1:2] == [b"500"]
-        yield f"client {number}: {sent[:100]!r}", answer[:200].decode("latin1") if crashed else None
-    yield "the server afterwards", _wrong_server(server, url, folder)
-
-
-def _answer(port: int, sent: bytes, rng: random.Random) -> bytes:
-    """Send something, in pieces or at once; read, or leave."""
-    answer = b""
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.3) as client:
-        middle = rng.randrange(len(sent) + 1)
-        for part in (sent[:middle], sent[middle:]):
-            client.sendall(part)
-        while rng.random() < 0.8 and (more := client.recv(4096)):
-            answer += more
-    return answer
-
-
-def _wrong_server(server: subprocess.Popen[str], url: str, folder: Path) -> str | None:
-    try:
-        limit_s = time.monotonic() + 60
-        while not re.search(
-            r"num_requests_running\S* 0\.0\n(.*\n)*.*pages_free\S* 200\.0\n",
-            urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode(),
-        ):
-            if time.monotonic() > limit_s:
-                return "requests or pages are still held after a minute"
-            time.sleep(0.2)
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.communicate(timeout=60)
-    log = (folder / "log").read_text()
-    if server.returncode or "Traceback" in log:
-        return f"status {server.returncode}: {log[-300:]!r}"
-    return None if (folder / "served" / "requests.csv").exists() else "no results"
 
 
 CLASSES = {each.__name__: each for each in (keys, files, options, figures, worlds, http)}

@@ -134,28 +134,10 @@ def written(model: ModelSpec) -> dict[str, Any]:
 SYSTEMS = {name: source.system for name, source in GPUS.items() if name == source.on}
 """The package's names of the GPUs that it has measurements of."""
 
-PRODUCTS = {
-    "": "bfloat16",
-    "fp8": "fp8_static",
-    "fp8_block": "fp8_block",
-    "int8": "sq",
-    "int8_wo": "int8_wo",
-    "int4_wo": "int4_wo",
-    "int4_wo_32": "int4_wo",
-    "nvfp4": "nvfp4",
-    "nvfp4_wo": "nvfp4_wo",
-}
-EXPERTS = {
-    "": "bfloat16",
-    "fp8": "fp8",
-    "fp8_block": "fp8_block",
-    "int4_wo": "int4_wo",
-    "int4_wo_32": "int4_wo",
-    "nvfp4": "nvfp4",
-    "nvfp4_wo": "nvfp4_wo",
-    "mxfp4": "w4a16_mxfp4",
-    "mxfp4_wo": "w4a16_mxfp4",
-}
+SAME = {name: name for name in ("fp8_block", "int4_wo", "nvfp4", "nvfp4_wo")}
+SAME |= {"": "bfloat16", "int4_wo_32": "int4_wo"}
+PRODUCTS = SAME | {"fp8": "fp8_static", "int8": "sq", "int8_wo": "int8_wo"}
+EXPERTS = SAME | {"fp8": "fp8", "mxfp4": "w4a16_mxfp4", "mxfp4_wo": "w4a16_mxfp4"}
 """Formats -> the engine's names of them, of products and of experts."""
 
 FOUR_BITS = {

@@ -266,7 +266,7 @@ def main() -> None:
     given = parser.parse_args()
     require("sglang", VERSION, "test-sglang")
     stand_in()
-    from tools.sglang_scheduler import MODEL
+    from tools.sglang_settings import MODEL
 
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as name, given.out.open("w", newline="") as file:

@@ -158,8 +158,7 @@ def record(
 ) -> list[Event]:
     """Serve requests with the settings of `config` and return the journal."""
     with tempfile.TemporaryDirectory() as model:
-        args = recorder.server_args(config, Path(model))
-        journal = recorder.RecordedScheduler(config, args, requests, prompts).serve()
+        journal = recorder.RecordedScheduler(config, Path(model), requests, prompts).serve()
     return [config, *journal]
 
 

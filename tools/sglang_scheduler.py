@@ -8,7 +8,6 @@ reports, the stages behind the first (the first decides), and the profile of dyn
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,6 @@ import torch
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.disaggregation.decode import DecodeReqToTokenPool
 from sglang.srt.disaggregation.utils import DisaggregationMode
-from sglang.srt.environ import envs
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.dynamic_chunk_sizer import DynamicChunkSizer
@@ -39,43 +37,21 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.model_executor.forward_batch_info import PPProxyTensors
 from sglang.srt.runtime_context import (
-    SpawnRanks,
     get_context,
     get_disagg,
     get_parallel,
     get_schedule,
-    publish,
 )
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+from tools.sglang_settings import END_TOKEN, server_args
 from tools.sglang_transfers import BootstrapQueue, KvOnHost, PreallocQueue, TransferQueue
 
 Event = dict[str, Any]
-END_TOKEN, TOKEN = 2, 7
+TOKEN = 7
 MOST_BATCHES = 50_000
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 65536,
-    "vocab_size": 512,
-    "eos_token_id": END_TOKEN,
-}
-
-
-SETTINGS = (
-    *("page_size", "max_running_requests", "max_prefill_tokens", "prefill_max_requests"),
-    *("pp_async_batch_depth", "pp_max_micro_batch_size", "schedule_policy"),
-    *("schedule_conservativeness", "prefill_decode_interval", "prefill_decode_interval_min_bs"),
-    "scheduler_recv_interval",
-)
-"""What a journal's `config` calls as the server does."""
 
 
 class Drained(Exception):  # noqa: N818
@@ -103,58 +79,6 @@ class Silent:
         """Nothing."""
 
 
-def server_args(config: Event, model: Path) -> ServerArgs:
-    """Publish the settings of a journal's `config` as the server's."""
-    (model / "config.json").write_text(json.dumps(MODEL))
-    args = ServerArgs(
-        model_path=str(model),
-        load_format="dummy",
-        device="cpu",
-        attention_backend="torch_native",
-        skip_tokenizer_init=True,
-        context_length=config["context"],
-        max_total_tokens=config["tokens"],
-        chunked_prefill_size=config["chunked_prefill_size"] or -1,
-        enable_mixed_chunk=config["mixed_chunk"],
-        enable_dynamic_chunking=config["dynamic_chunking"] is not None,
-        pp_size=config["pp"],
-        disable_overlap_schedule=not config["overlap"],
-        disable_radix_cache=not config["radix"],
-        **_speculation(config, model),
-        **_disaggregation(config),
-        **{name: config[name] for name in SETTINGS if name in config},
-    )
-    publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0))
-    return args
-
-
-def _disaggregation(config: Event) -> Event:
-    """Return the server's settings of a decode server, which keeps retracted KV on the host."""
-    if config.get("disaggregation_mode") != "decode":
-        return {}
-    return {
-        "disaggregation_mode": "decode",
-        "disaggregation_transfer_backend": "fake",
-        "disaggregation_decode_retraction_backup": "cpu_tensor",
-        "num_reserved_decode_tokens": config["num_reserved_decode_tokens"],
-    }
-
-
-def _speculation(config: Event, model: Path) -> Event:
-    """Return the server's settings of speculation, and let it go on pipelines."""
-    spec = config.get("speculative")
-    envs.SGLANG_ENABLE_PP_SPEC.set(spec is not None)
-    if spec is None:
-        return {}
-    return {
-        "speculative_algorithm": "EAGLE",
-        "speculative_draft_model_path": str(model),
-        "speculative_num_steps": spec["k"],
-        "speculative_eagle_topk": 1,
-        "speculative_num_draft_tokens": spec["k"] + 1,
-    }
-
-
 def _assign_slots(rows: Any, table: Any, starts: Any, stops: Any, slots: Any, *_: object) -> None:
     """Write the slots of new tokens into the table of requests, as the package's kernel does."""
     done = 0
@@ -169,8 +93,8 @@ allocation.assign_req_to_token_pool_func = _assign_slots
 class RecordedScheduler(Scheduler):  # type: ignore[misc]
     """Serves the requests of a journal's `add` lines; `journal` has a line an event.
 
-    `requests` have `id`, `at` (s), `prompt` (tokens), `output`, `max_new`, `ignore_eos`; `prompts`
-    the tokens of those that may share some.
+    `model`: a folder for its config.json. `requests` have `id`, `at` (s), `prompt` (tokens),
+    `output`, `max_new`, `ignore_eos`; `prompts` the tokens of those that may share some.
     """
 
     # What a server has only where it is asked to.
@@ -192,10 +116,11 @@ class RecordedScheduler(Scheduler):  # type: ignore[misc]
     def __init__(
         self,
         config: Event,
-        args: ServerArgs,
+        model: Path,
         requests: Sequence[Event],
         prompts: Mapping[int, Sequence[int]],
     ) -> None:
+        args = server_args(config, model)
         self.coming = deque(sorted(requests, key=lambda request: request["at"]))
         self.prompts = prompts
         self.outputs = {str(request["id"]): request["output"] for request in requests}

@@ -109,7 +109,7 @@ class Journal:
         self._lines.close()
 
 
-GONE = ("cuda_graph_sizes", "graph_layer_overhead_s")
+GONE = ("cuda_graph_sizes", "faults", "graph_layer_overhead_s")
 """Keys that older journals have, and that change no decision."""
 
 

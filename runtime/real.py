@@ -122,9 +122,7 @@ def _reading(job: Job, workers: Workers) -> Workers:
 def workers_by_pipeline(job: Job, built: Built) -> dict[str, Workers]:
     """Return each pipeline's workers by name, "" for the only one; UsageError if impossible."""
     config, workers = job.config, job.config.workers
-    several = [
-        ("workers.device", getattr(workers, "device", "cpu") != "cpu", "cpu"),
-    ]
+    several = [("workers.device", getattr(workers, "device", "cpu") != "cpu", "cpu")]
     if built.pools:
         own = runs_of_pools(config, system(config.scheduler))
         computes, ranks = workers.kind != "emulated", {run.tensor_parallel for run in own.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import time
 import zlib
@@ -212,6 +213,16 @@ def test_blocks_that_a_disk_has_no_room_for_stay_in_memory(tmp_path: Path) -> No
 
 def _has_a_line(start: bytes) -> bool:
     return b"\n" in zlib.decompressobj(wbits=31).decompress(start)
+
+
+def test_a_journal_with_keys_that_are_gone_replays(scratch: Path) -> None:
+    path = scratch / NAME
+    text = gzip.decompress(path.read_bytes()).decode()
+    assert text.count('"metadata":') == 1
+    path.write_bytes(
+        gzip.compress(text.replace('"metadata":', '"faults":null,"metadata":').encode())
+    )
+    assert replay_folder(scratch) == (None, None)
 
 
 def test_a_journal_cut_anywhere_replays_as_far_as_it_goes(scratch: Path) -> None:

@@ -109,13 +109,13 @@ def compare(
     """
     from evenflow.config.files import inputs_of
     from evenflow.config.run import configured
-    from evenflow.config.systems import parse_systems
+    from evenflow.config.systems import systems_of
     from evenflow.report.tables import check_format
     from evenflow.study.compare import line_up, run_all
 
     check_format(format)
     policies = inputs.policies_of(schedulers)
-    published = parse_systems(systems if isinstance(systems, str) else ",".join(systems))
+    published = systems_of(inputs.names_in(systems))
     document, file = inputs.document_of(run)
     first = None if "scheduler" in document.data or not policies else policies[0]
     config = configured(inputs.changed(document, set, getattr(first, "entry", first)))
@@ -305,7 +305,7 @@ def plan(
         gpus=parse_gpus(inputs.gpu_counts(gpus)),
         rate=None if rate is None else str(rate),
         price=price,
-        schedulers=inputs.names_in(schedulers) if isinstance(schedulers, str) else schedulers,
+        schedulers=None if schedulers is None else inputs.names_in(schedulers),
         budgets=parse_budgets(budgets) if isinstance(budgets, str) else budgets,
         joining=parse_with(with_),
         replications=replications,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenflow import options as given
 from evenflow.errors import UsageError
-from evenflow.options import AnyProcess, Changes, Policy
+from evenflow.options import AnyProcess, Changes, Names, Policy
 
 if TYPE_CHECKING:
     from evenflow.config.yaml_file import Document
@@ -78,8 +78,10 @@ def gpu_counts(gpus: int | str | Sequence[int]) -> str:
     return ",".join(map(str, gpus)) if isinstance(gpus, list) else str(gpus)
 
 
-def names_in(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+def names_in(given: Names) -> list[str]:
+    """Return the names of a list, or of a text that parts them by commas."""
+    parts = given.split(",") if isinstance(given, str) else given
+    return [name.strip() for name in parts if name.strip()]
 
 
 def job_of(

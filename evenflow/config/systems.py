@@ -6,6 +6,7 @@ deployment's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,14 +44,13 @@ def systems() -> tuple[PublishedSystem, ...]:
 
 def keys_of_system(name: str) -> dict[str, Any]:
     """Return the keys of a published system; UsageError with the known ones for another name."""
-    (system,) = parse_systems(name)
+    (system,) = systems_of([name])
     return system.patch()
 
 
-def parse_systems(text: str) -> list[PublishedSystem]:
-    """Return the systems of a comma-separated list; UsageError with the known ones for another."""
+def systems_of(names: Sequence[str]) -> list[PublishedSystem]:
+    """Return the systems of these names; UsageError with the known ones for another."""
     by_name = {system.name: system for system in systems()}
-    names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in by_name:
             raise UsageError(f"--systems {name}: no such system; {instead_of(name, by_name)}")

@@ -135,7 +135,7 @@ def workers_by_pipeline(job: Job, built: Built) -> dict[str, Workers]:
         refuse("with pools", *several)
         runs = {name: (run, built.pools[name]) for name, run in own.items()}
     else:
-        if config.replicas is not None and config.replicas.count > 1:
+        if config.num_replicas > 1:
             refuse("with replicas", *several)
         runs = dict.fromkeys(names_of(servable(built)), (config, built))
     made = dict[str, Workers]()

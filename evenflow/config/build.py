@@ -206,7 +206,7 @@ def _build_world(
         hop_links=hop_links,
         concurrency=config.workload.concurrency,
         decoding=ONE_TOKEN if speculative is None else speculative.make(),
-        replicas=1 if config.replicas is None else config.replicas.count,
+        replicas=config.num_replicas,
         router="round_robin" if config.replicas is None else config.replicas.router,
         prefix_cache=config.kv.prefix_cache,
         kv=SwapCache if config.kv.swap else KvCache,

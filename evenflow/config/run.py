@@ -323,6 +323,10 @@ class RunConfig(Keys):
         """GPUs of one pipeline, of all its stages."""
         return self.num_stages * self.stage_gpus
 
+    @property
+    def num_replicas(self) -> int:
+        return 1 if self.replicas is None else self.replicas.count
+
     def overheads(self, measured: RuntimeOverheads) -> RuntimeOverheads:
         """Return the CPU work beside the kernels: `measured`, of a named runtime, or as given."""
         named = self.cpu_time
@@ -407,7 +411,7 @@ class RunConfig(Keys):
         return f"{self.workers.words}: {', '.join(self._parts('of this machine'))}"
 
     def _parts(self, cpu_time: str) -> list[str]:
-        ranks, copies = self.tensor_parallel, 1 if self.replicas is None else self.replicas.count
+        ranks, copies = self.tensor_parallel, self.num_replicas
         counts = Counter(spec.name for spec in self.gpus) or {"GPU": self.num_stages}
         gpus = copies * self.stage_gpus
         devices = " + ".join(f"{count * gpus} x {name}" for name, count in counts.items())

@@ -21,7 +21,7 @@ from evenflow.errors import UsageError, instead_of
 from evenflow.files import require_file, require_writable, write_whole
 from evenflow.report.shown import Aside, Shown, Table
 from evenflow.report.tables import is_number, percent
-from evenflow.report.words import NOT_FAIR, metrics, refusals
+from evenflow.report.words import NOT_FAIR, metric_words, metrics, refusals
 from evenflow.results.outcome import Outcome
 from evenflow.study.fair import require_served
 from evenflow.study.runs import Job
@@ -139,13 +139,12 @@ class Checked(Shown):
         yield from self.failures or [f"ok: {len(self.outcomes)} runs, {len(self.fail_if)} limits"]
         yield from refusals({run.label: run.served for run in self.outcomes})
         yield from self._unlike()
-        words = {metric.key: metric.words for metric in metrics()}
         keys = dict.fromkeys([*(bound.metric for bound in self.fail_if), *ALWAYS])
         rows = [
             [run.label.replace("|", "\\|"), *(self._cell(run.label, key) for key in keys)]
             for run in self.outcomes
         ]
-        yield Table(["run", *(words[key] for key in keys)], rows, markdown=True)
+        yield Table(["run", *map(metric_words, keys)], rows, markdown=True)
 
     def _cell(self, run: str, key: str) -> str:
         value, before, change = (self._number(run, key, c) for c in ("value", "before", "change"))

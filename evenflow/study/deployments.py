@@ -290,7 +290,7 @@ def launch_lines(
         return []
     if isinstance(config.stages, list):
         layers = config.stages
-    count = 1 if config.replicas is None else config.replicas.count
+    count = config.num_replicas
     lines = []
     for engine in engines():
         if engine.own and config.scheduler.name not in engine.policies:

@@ -353,4 +353,4 @@ def num_gpus(config: RunConfig) -> int:
     if config.scheduler.name in POOLED:
         runs = runs_of_pools(config, system(config.scheduler)).values()
         return sum(run.pipeline_gpus for run in runs)
-    return config.pipeline_gpus * (1 if config.replicas is None else config.replicas.count)
+    return config.pipeline_gpus * config.num_replicas

@@ -62,7 +62,7 @@ class Heard(NamedTuple):
 
 
 class _Steps:
-    """The pipeline as the loop sees it: micro-batches go out as steps, and come back in order.
+    """Pipeline of the loop: micro-batches are sent as steps, and return in order.
 
     `driver_s` has the seconds of `clock` that the driver spent on each, from when it was `asked_s`.
     """
@@ -104,7 +104,7 @@ class _Steps:
         self.asked_s = done_s
 
     def lose(self, writer: StepWriter) -> None:
-        """Forget what is on its way; `writer` writes the steps from now on."""
+        """Drop the micro-batches in flight; `writer` writes the steps from now on."""
         self.sent.clear()
         self.stage0_free = True
         self._writer = writer
@@ -135,7 +135,7 @@ class System:
 
     @property
     def next_s(self) -> float:
-        """Time at which the next thing is due that no driver knows of."""
+        """Time (s) of the next event that no driver knows of; infinite: none."""
         return float("inf")
 
     @property
@@ -173,7 +173,7 @@ class System:
             self.flush()
 
     def _turn(self) -> float:
-        """Wait for what comes or is due next; serve that instant, and return its time."""
+        """Wait for the next message or event; serve that instant, and return its time (s)."""
         drivers = first, *others = self.drivers
         due_s = min(self.next_s, *(driver.next_s for driver in drivers))
         idle_s = min(LOOK_S, max(0.0, due_s - self.now_s))
@@ -336,7 +336,7 @@ class Driver(System):
 
     @property
     def next_s(self) -> float:
-        """Time at which the next thing beside listening is due, as far as is known."""
+        """Time (s) of the next known arrival or wake-up; infinite: none."""
         times = (self._front.next_s, self._wake_at_s)
         return min((at_s for at_s in times if at_s is not None), default=float("inf"))
 

@@ -37,10 +37,10 @@ class Prepared(NamedTuple):
 
 
 class EmulatedWorker:
-    """Waits from when its input is there and it is free, to a deadline, so that no delay adds up.
+    """Worker that waits as long as a micro-batch would take, up to a deadline.
 
-    A device with a queue does the same. Its next kernel starts when the last one ends, whenever the
-    CPU looks.
+    The deadline is counted from the input's arrival or the end of the micro-batch before, so delays
+    of the CPU do not add up. On a device with a queue of kernels they do not either.
     """
 
     def __init__(self, place: Place, settings: EmulatedSettings) -> None:
@@ -63,7 +63,7 @@ class EmulatedWorker:
     def execute(
         self, prepared: Prepared, activation: Activation | None, received_s: float
     ) -> Executed:
-        """Wait until the micro-batch would be computed."""
+        """Wait for the seconds of a micro-batch; return its times and tokens."""
         available_s = self._available_s(prepared, activation, received_s)
         start_s = max(available_s, self._free_s)
         wait_until(start_s + prepared.work_s)
@@ -73,7 +73,7 @@ class EmulatedWorker:
     def _available_s(
         self, prepared: Prepared, activation: Activation | None, received_s: float
     ) -> float:
-        """Return when the input is here: the link carries one micro-batch after the other."""
+        """Return when (s) the input arrives, by a link with one micro-batch at a time."""
         if activation is None:
             return received_s
         self._link_free_s = max(self._link_free_s, activation.times[-1]) + prepared.hop_s

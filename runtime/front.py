@@ -13,7 +13,7 @@ from evenflow.types import Request
 
 
 class Front:
-    """The source of a driver's requests, noting what becomes of them. True while more may come."""
+    """Source of a driver's requests, which gets their tokens and ends; true while more may come."""
 
     @property
     def next_s(self) -> float | None:

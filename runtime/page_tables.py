@@ -172,7 +172,7 @@ class PageTable:
         return len(self._rows)
 
     def apply(self, step: Step) -> list[Piece]:
-        """Take over a step's differences; return its rows, pieces of prompts first."""
+        """Apply a step's changes of rows and pages; return its rows, chunks of prompts first."""
         if step.batch_id == 0:
             self._rows.clear()
             self._owners.clear()

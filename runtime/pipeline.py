@@ -150,7 +150,7 @@ class WorkerPipeline:
 
     @property
     def kv_layers(self) -> list[KvLayers]:
-        """Place of the keys and values; empty for emulated workers."""
+        """Addresses and layers of the workers' KV; empty for emulated workers."""
         return [
             KvLayers(worker, worker % self.ranks, stage.start, stage.stop, address)
             for worker, stage in enumerate(self.settings)
@@ -227,7 +227,7 @@ class WorkerPipeline:
                     missing.discard(message.worker)
 
     def _take_in(self, timeout_s: float) -> list[wire.Message]:
-        """Return what has come, once something has; take note of the first failure."""
+        """Return the messages received, after at most `timeout_s` s; keep the first failure."""
         messages: list[wire.Message] = []
         self.results.poll(int(timeout_s * 1000))
         while self.results.poll(0):

@@ -56,7 +56,7 @@ class Timed:
 
 
 class Counted:
-    """All that a server of `model` counts; `finished` are requests, by their reason."""
+    """Metrics of a server of `model`, as vLLM names them; `finished`: requests by reason."""
 
     def __init__(self, model: str) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -102,7 +102,7 @@ class Counted:
         self._of["vllm:request_generation_tokens"].observe(request.tokens)
 
     def gauges(self, values: Mapping[str, float]) -> None:
-        """Take over what the driver counts."""
+        """Set the gauges, and the counter of preemptions, to the driver's values."""
         grown = values[PREEMPTIONS] - self._preemptions
         self._preemptions += grown
         self._of[PREEMPTIONS].inc(grown)

@@ -79,7 +79,7 @@ class Clients(Front):
         return self._open
 
     def due(self, now_s: float) -> Request | None:
-        """Tell the news of this instant; return a request that has come, if there is one."""
+        """Send this instant's messages to the HTTP server; return a new request, if any."""
         if (gauges := self._gauges()) != self._measured or self._words:
             self._measured = gauges
             self.tell("gauges", gauges)
@@ -105,12 +105,12 @@ class Clients(Front):
             yield request_id
 
     def close(self, why: str) -> None:
-        """Let no more requests in; a signal handler may call it."""
+        """Refuse new requests; a signal handler may call it."""
         self._open = False
         self._news.put([("close", why)])
 
     def tell(self, *word: Any) -> None:
-        """Send the HTTP server all words so far, and this one."""
+        """Send the HTTP server all messages so far, and this one."""
         self._news.put([*self._words, word])
         self._words.clear()
 
@@ -204,7 +204,7 @@ class LiveServer:
         self._clients.close(STOPPING)
 
     def ended(self, failure: str | None) -> str | None:
-        """Say to clients that nothing more comes; return `failure`, or why clients are gone."""
+        """End the answers to clients; return `failure`, or the failure of the HTTP server."""
         failure = failure or self._broken
         self._failure = failure or STOPPING
         self._driver.abandon(self._failure)

@@ -25,7 +25,7 @@ UNFINISHED = "\ufffd"
 
 
 class Codec:
-    """Both ways between text and tokens, by the tokenizer.json at `path`.
+    """Encoder and decoder of text, by the tokenizer.json at `path`.
 
     Without one, and for `made_up` tokens, however prompts are read, a token is written as its
     number and a space. Most clients time a token by its text, and random tokens have none, or half

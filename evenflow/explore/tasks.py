@@ -62,13 +62,11 @@ def simulate(given: Given, question: Question, tell: Tell, side: int) -> None:
     """Simulate one of the schedulers: send a first stretch, progress, and the whole."""
     job = job_of(given, settled(given, question), side)
     count, config = len(job.workload.requests), job.config
-    if count > 2 * FIRST:
-        outcome, prompts = simulated(_stretch(job), lambda _: tell({}))
-        run = picture(outcome, prompts, config, given.slo, MOST_BATCHES)
-        tell({"run": run | {"side": side, "of": count}})
-    outcome, prompts = simulated(job, _watch(tell, {"side": side, "of": count}))
-    run = picture(outcome, prompts, config, given.slo, MOST_BATCHES)
-    tell({"run": run | {"side": side, "of": count}})
+    about = {"side": side, "of": count}
+    parts = [(_stretch(job), lambda _: tell({}))] if count > 2 * FIRST else []
+    for part, on_done in [*parts, (job, _watch(tell, about))]:
+        outcome, prompts = simulated(part, on_done)
+        tell({"run": picture(outcome, prompts, config, given.slo, MOST_BATCHES) | about})
 
 
 def try_value(given: Given, question: Question, tell: Tell, key: str, value: Any) -> None:
@@ -119,7 +117,7 @@ def labels(configs: Sequence[RunConfig]) -> list[str]:
 
 
 def _watch(tell: Tell, about: dict[str, Any]) -> Callable[[int], None]:
-    """Return what says how many requests are done, now and then."""
+    """Return a callback that sends the number of requests done, every TOLD_S at most."""
     last_s = time.monotonic()
 
     def on_done(done: int) -> None:

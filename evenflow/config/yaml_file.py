@@ -156,6 +156,17 @@ def value_of(text: str, name: str) -> Any:
     return _parsed(text, name, in_lines=False)[0]
 
 
+def in_blocks(data: Any) -> str:
+    """Return data as YAML, with a line for each of the innermost mappings and lists."""
+    return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
+
+
+def in_a_line(value: Any) -> str:
+    """Return a value as YAML in one line."""
+    text = yaml.safe_dump(value, sort_keys=False, default_flow_style=True, width=10**6)
+    return text.removesuffix("...\n").strip()
+
+
 def _parsed(text: str, name: str, *, in_lines: bool) -> tuple[Any, dict[KeyPath, int]]:
     """Return what a text holds, and the line of each value."""
 

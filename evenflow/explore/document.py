@@ -210,7 +210,7 @@ def edited(text: str, dotted: str, value: Any) -> str:
         with suppress(yaml.YAMLError):
             if yaml.load(changed, yaml_file.Loader) == wanted:
                 return changed
-    return yaml.safe_dump(wanted, sort_keys=False, default_flow_style=None, width=100)
+    return yaml_file.in_blocks(wanted)
 
 
 def _changes(text: str, keys: Sequence[str], value: Any) -> Iterator[str]:
@@ -227,14 +227,14 @@ def _changes(text: str, keys: Sequence[str], value: Any) -> Iterator[str]:
     end = start + len(text[start:end].rstrip())
     before = text[:start] + " " * (start == end)  # nothing is written there
     if not left:
-        yield before + _written(value) + text[end:]
+        yield before + yaml_file.in_a_line(value) + text[end:]
     elif isinstance(node, yaml.ScalarNode):
         known = (
             {yaml_file.SHORT_FORMS.get(keys[-len(left) - 1], ""): node.value} if node.value else {}
         )
-        yield before + _written(known | _nested(left, value)) + text[end:]
+        yield before + yaml_file.in_a_line(known | _nested(left, value)) + text[end:]
     elif isinstance(node, yaml.MappingNode):
-        entry = _written(_nested(left, value))[1:-1]
+        entry = yaml_file.in_a_line(_nested(left, value))[1:-1]
         if node.flow_style:
             yield f"{text[: end - 1].rstrip()}, {entry}{text[end - 1 :]}"
         else:
@@ -247,8 +247,3 @@ def _changes(text: str, keys: Sequence[str], value: Any) -> Iterator[str]:
 def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
     head, *rest = keys
     return {head: _nested(rest, value) if rest else value}
-
-
-def _written(value: Any) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6)
-    return text.removesuffix("...\n").strip()

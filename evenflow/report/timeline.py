@@ -22,6 +22,7 @@ from pydantic_core import to_json
 
 from evenflow.report.data import present
 from evenflow.results.bubbles import CAUSES, Bubbles
+from evenflow.results.metrics import blocks
 from evenflow.results.run import BATCHES, STAGES, Floats, Ints, RunResult
 from evenflow.results.run import REQUESTS as REQUEST_COLUMNS
 
@@ -144,10 +145,6 @@ def _cells(piece: Piece) -> Iterable[str]:
     return to_json(cells)[1:-1].decode().split(",")
 
 
-def _blocks(count: int) -> Iterator[slice]:
-    return (slice(start, start + BLOCK) for start in range(0, count, BLOCK))
-
-
 def _nanoseconds(times_s: Floats) -> Ints:
     """Whole nanoseconds: a slice that ends where the next starts still does so once rounded."""
     return np.rint(np.asarray(times_s) * 1e9).astype(np.int64)
@@ -169,7 +166,7 @@ def _named(kind: str, place: tuple[int, Piece], name: str, position: int) -> Ite
 
 def _stage_slices(result: RunResult, batches: Ints) -> Iterator[list[str]]:
     last = result.depth - 1
-    for block in _blocks(len(batches)):
+    for block in blocks(len(batches), BLOCK):
         prefill, decode = result.prefill_tokens[block], result.decode_tokens[block]
         names = np.where(decode == 0, "prefill", np.where(prefill == 0, "decode", "mixed"))
         tokens = ',"prefill_tokens":', prefill, ',"decode_tokens":', decode
@@ -190,7 +187,7 @@ def _slices(
 
 def _idle_slices(bubbles: Bubbles) -> Iterator[list[str]]:
     names = np.array(CAUSES)[bubbles.cause]
-    for block in _blocks(len(names)):
+    for block in blocks(len(names), BLOCK):
         at, stop = _nanoseconds(bubbles.start_s[block]), _nanoseconds(bubbles.end_s[block])
         place = PIPELINE, 2 * bubbles.stage[block] + 2
         args = ',"args":{"batch":', bubbles.batch[block], "}"
@@ -220,7 +217,7 @@ def _counters(result: RunResult) -> Iterator[list[str]]:
 
 
 def _counter(name: str, at_ns: Ints, **values: Ints) -> Iterator[list[str]]:
-    for block in _blocks(len(at_ns)):
+    for block in blocks(len(at_ns), BLOCK):
         args: list[Piece] = []
         for key, column in values.items():
             args += [f'{"," if args else ""}"{key}":', column[block]]

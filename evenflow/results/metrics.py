@@ -197,7 +197,7 @@ def _peaks(result: RunResult, tally: Tally) -> dict[str, float | int]:
 def _by_second(tally: Tally, start_s: float) -> Floats:
     """Return how many tokens came in each second since `start_s` in which any did."""
     parts = []
-    for block in _blocks(len(tally.returned_s)):
+    for block in blocks(len(tally.returned_s)):
         returned = np.floor(tally.returned_s[block] - start_s)
         counted = returned >= 0  # before are tokens of requests that were aborted
         parts.append(_summed(returned[counted], tally.sampled_rows[block][counted]))
@@ -257,7 +257,7 @@ def _at_ranks(values: Floats, counts: Ints, ranks: Floats) -> Floats:
     """
     edges = np.sort(values[:: 1 + len(values) // SAMPLED])
     held = np.zeros(len(edges) + 1)
-    for block in _blocks(len(values)):
+    for block in blocks(len(values)):
         between = np.searchsorted(edges, values[block])
         held += np.bincount(between, weights=counts[block], minlength=len(held))
     bounds, stops = np.concatenate([[-np.inf], edges, [np.inf]]), np.cumsum(held)
@@ -272,8 +272,9 @@ def _at_ranks(values: Floats, counts: Ints, ranks: Floats) -> Floats:
     return found
 
 
-def _blocks(count: int) -> Iterator[slice]:
-    return (slice(start, start + AT_ONCE) for start in range(0, count, AT_ONCE))
+def blocks(count: int, size: int = AT_ONCE) -> Iterator[slice]:
+    """Yield slices of at most `size` that cover range(count)."""
+    return (slice(start, start + size) for start in range(0, count, size))
 
 
 def _sum_ms(

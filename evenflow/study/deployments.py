@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from evenflow.config import yaml_file
 from evenflow.config.build import BUDGETS, Workload, build, model_of
 from evenflow.config.parts import SchedulerConfig, limits_of
 from evenflow.config.pools import defaults
@@ -239,8 +240,7 @@ class EngineCommand:
         if keys:
             values = {key: yaml.safe_load(value) for key, _, value in keys}
             settings = patched(Document("", {}, {}), values).data
-            said = yaml.safe_dump(settings, default_flow_style=True, sort_keys=False, width=10**6)
-            flags.append(self.file.format(settings=said.strip()))
+            flags.append(self.file.format(settings=yaml_file.in_a_line(settings)))
         return " ".join(flags)
 
 
@@ -253,7 +253,7 @@ def engines() -> tuple[EngineCommand, ...]:
 def run_yaml(document: Document, beside: Path, final: Path) -> str:
     """Return a run as YAML that runs from any place: its files are named relative to `final`."""
     data = _moved(document.data, beside, final)
-    return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
+    return yaml_file.in_blocks(data)
 
 
 def _moved(value: Any, beside: Path, final: Path) -> Any:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from tests.amounts import many
+from tests.places import SHARED
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=many(250))
 settings.register_profile("local", deadline=None, max_examples=many(250))
@@ -26,10 +27,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", ci))
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """Return the folder with the shared traces and profiles; skip where there is none."""
-    folder = Path(os.environ.get("EVENFLOW_SHARED", "../shared"))
-    if not folder.is_dir():
-        pytest.skip(f"no shared data at {folder}: set EVENFLOW_SHARED")
-    return folder
+    if not SHARED.is_dir():
+        pytest.skip(f"no shared data at {SHARED}: set EVENFLOW_SHARED")
+    return SHARED
 
 
 @pytest.fixture(scope="session", autouse=True)

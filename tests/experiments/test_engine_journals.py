@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,10 @@ from evenflow.experiments.recordings.journal import (
     world_of,
 )
 from tests.command_line import evenflow
+from tests.places import SHARED
 from tools import engines_table
 
-SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")) / "engines"
-VLLM = sorted((SHARED / "vllm-0.32.0").glob("*.jsonl.gz"))
+VLLM = sorted((SHARED / "engines" / "vllm-0.32.0").glob("*.jsonl.gz"))
 JOURNALS = [path for path in VLLM if "prompts" not in path.name]
 LOOPS = [path for path in JOURNALS if path.name.startswith("loop")]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,6 +35,7 @@ from evenflow.sim.tandem import Tandem
 from evenflow.types import Plan, Request
 from tests.amounts import many
 from tests.experiments.test_engine_journals import stem
+from tests.places import SHARED
 from tests.worlds import (
     AuditedBatcher,
     assert_same,
@@ -47,9 +47,9 @@ from tests.worlds import (
     small_world,
 )
 
-SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")) / "engines" / "sglang-0.5.23"
+RECORDED = SHARED / "engines" / "sglang-0.5.23"
 JOURNALS = [
-    path for path in sorted(SHARED.glob("*.jsonl.gz")) if sglang.FACTS.mark in first_line(path)
+    path for path in sorted(RECORDED.glob("*.jsonl.gz")) if sglang.FACTS.mark in first_line(path)
 ]
 
 

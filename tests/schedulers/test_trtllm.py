@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,10 @@ from tests.amounts import many
 from tests.command_line import refused
 from tests.experiments.test_engine_journals import stem
 from tests.oracle.plain_trtllm import PlainExecutor, SpinError
-from tests.places import ROOT
+from tests.places import ROOT, SHARED
 from tests.worlds import AuditedBatcher, assert_same, engine_of, require_idle, small_world
 
-SHARED = Path(os.environ.get("EVENFLOW_SHARED", "../shared")) / "engines" / "trtllm-1.2"
-JOURNALS = sorted(SHARED.glob("*.jsonl.gz"))
+JOURNALS = sorted((SHARED / "engines" / "trtllm-1.2").glob("*.jsonl.gz"))
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
 
 

@@ -31,6 +31,11 @@ def words_of(error: BaseException) -> str:
     return ": ".join(filter(None, (type(error).__name__, " ".join(shown(error, str).split()))))
 
 
+def reason_of(error: BaseException) -> str:
+    """Return what a UsageError says on a line; of any other error, its type first."""
+    return " ".join(str(error).split()) if isinstance(error, UsageError) else words_of(error)
+
+
 def shown(value: object, form: Callable[[object], str] = repr) -> str:
     """Return a value as text, or its type where its own code makes none."""
     try:

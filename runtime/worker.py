@@ -19,8 +19,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import zmq
 
 from evenflow.children import end_with_parent
-from evenflow.errors import UsageError, WorkerError
+from evenflow.errors import WorkerError
 from evenflow.runtime import wire
+from evenflow.user_code import reason_of
 
 LOOK_S = 0.25
 """How often a worker with nothing to do looks whether it shall end."""
@@ -292,8 +293,7 @@ def run_worker(place: Place, settings: WorkerSettings) -> None:
         if intake.failure is not None:
             raise intake.failure
     except Exception as error:
-        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
-        outlet.tell(wire.Failed(place.number, f"{kind}{error}"))
+        outlet.tell(wire.Failed(place.number, reason_of(error)))
     finally:
         outlet.close()
         context.term()

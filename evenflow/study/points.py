@@ -54,6 +54,7 @@ from evenflow.results.outcome import Outcome
 from evenflow.study.early import MISSED, Allowed, EarlyEnd, MissedError
 from evenflow.study.runs import Job, run_job
 from evenflow.study.slo import service_levels
+from evenflow.user_code import reason_of
 
 CODE = (
     *("*.py", "core/*", "engines/*", "schedulers/*", "costs/**/*", "specs/*", "results/*"),
@@ -146,8 +147,7 @@ def simulate_point(point: Point) -> Record:
     except MissedError as error:
         return Record(point.key, {MISSED: error.metric, "done": error.done})
     except Exception as error:  # whatever it is, the other points go on
-        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
-        return Record(point.key, {}, kind + " ".join(str(error).split()))
+        return Record(point.key, {}, reason_of(error))
 
 
 class Store:

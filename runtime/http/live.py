@@ -28,6 +28,7 @@ from evenflow.runtime.http import FAILED_S, Serving
 from evenflow.runtime.pipeline import WorkerPipeline, ended_error
 from evenflow.runtime.tokens import Text
 from evenflow.types import Prefix, Request
+from evenflow.user_code import words_of
 
 Word = tuple[Any, ...]
 
@@ -257,5 +258,5 @@ def _serve_clients(serving: Serving, bound: socket.socket, channel: Connection) 
 
         asyncio.run(HttpServer(serving, channel).serve([bound]))
     except Exception as error:
-        channel.send(("broken", f"{type(error).__name__}: {error}"))
+        channel.send(("broken", words_of(error)))
         raise SystemExit(1) from None

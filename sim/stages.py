@@ -234,8 +234,9 @@ class StageProcesses:
         env = self._clock.env
         while True:
             stage, travel = yield hop.get()
-            link = self._world.hops[stage]
-            yield from self.links[stage].work(link.per_token_s * travel.batch.num_tokens)
+            link, batch = self._world.hops[stage], travel.batch
+            tokens = batch.num_tokens if link.shared else batch.crossing_tokens
+            yield from self.links[stage].work(link.per_token_s * tokens)
             if travel.start == self._starts:
                 env.process(self._deliver(stage + 1, travel, link.latency_s))
 

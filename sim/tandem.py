@@ -110,7 +110,7 @@ class Tandem:
             if hops and stage < self._last:
                 link = hops[stage]
                 departed_s = max(end_s, self._link_free_s[stage])
-                departed_s += link.per_token_s * batch.num_tokens
+                departed_s += link.per_token_s * batch.crossing_tokens
                 self._link_free_s[stage] = departed_s
                 at_s = departed_s + link.latency_s
         self._started_s = stages[0].start_s

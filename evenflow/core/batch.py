@@ -102,3 +102,8 @@ class MicroBatch:
         """Tokens that are computed, padding included."""
         charged = self.charged or self
         return charged.prefill_tokens + charged.decode_tokens
+
+    @property
+    def crossing_tokens(self) -> int:
+        """Tokens of it that a GPU passes on to the next stage."""
+        return self.num_tokens

@@ -172,3 +172,8 @@ class JoinedBatch(MicroBatch):
             kv_tokens=sum(part.kv_tokens for part in parts),
         )
         self.parts = parts
+
+    @property
+    def crossing_tokens(self) -> int:
+        """Tokens of the largest part: each group has GPUs, and links, of its own."""
+        return max([part.num_tokens for part in self.parts])

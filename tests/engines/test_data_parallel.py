@@ -18,7 +18,7 @@ from evenflow.engines.lock_step import LockStep, PromptWait
 from evenflow.engines.loop import EngineLoop
 from evenflow.experiments.figures.schema import load_plan
 from evenflow.runtimes import RuntimeOverheads
-from evenflow.sim import simulate
+from evenflow.sim import Link, Pipeline, simulate
 from evenflow.specs.deployment import Deployment
 from evenflow.specs.gpu import gpu, link
 from evenflow.specs.model import model
@@ -45,6 +45,19 @@ def test_a_step_is_as_slow_as_its_slowest_group_and_experts_serve_the_tokens_of_
     assert list(result.prefill_tokens) == [40, 0]
     assert list(result.decode_tokens) == [0, 2]
     assert costs.times(Work((), 5)) == pytest.approx([1.5 + 10 * 0.01])  # the like in each group
+
+
+@pytest.mark.parametrize("pipeline", ["recurrence", "processes"])
+@pytest.mark.parametrize(("shared", "tokens"), [(False, 30), (True, 40)])
+def test_groups_pass_their_tokens_on_over_links_of_their_own(
+    pipeline: Pipeline, shared: bool, tokens: int
+) -> None:
+    """Prompts of 30 and 10 tokens, each in a group: the longer one is all that a link carries."""
+    asked = [Request(0, 0.0, 30, 1), Request(1, 0.0, 10, 1)]
+    hop = Link(0.5, 0.0, shared=shared)
+    world = small_world(asked, depth=2, total_pages=100, link=hop, **TOGETHER)
+    result = simulate(world, pipeline="processes" if shared else pipeline)
+    assert result.available_s[0, 1] == pytest.approx(1 + 0.5 * tokens)
 
 
 def test_a_group_without_requests_takes_part() -> None:

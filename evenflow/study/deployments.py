@@ -27,9 +27,13 @@ from evenflow.config.run import RunConfig, configured, with_
 from evenflow.config.systems import keys_of_system, systems
 from evenflow.config.yaml_file import Document, Patch, find, long_form, patched
 from evenflow.core.world import World
-from evenflow.errors import MOST_RUNS, UsageError
+from evenflow.errors import MOST_RUNS, UsageError, is_count
+from evenflow.report.words import listed
 from evenflow.specs.deployment import split_layers
 from evenflow.specs.model import models
+
+REQUEST_LIMITS = ("max_num_seqs", "max_batch_size", "max_running_requests")
+"""What policies call the most requests that run at a time."""
 
 LAUNCHED = ("vllm_v1", "sglang", "token_throttling")
 """The policies of engines of today, tried beside the run's own: vLLM, SGLang, gLLM."""
@@ -195,7 +199,11 @@ def _tried(layout: Layout, document: Document, workload: Workload, beside: Path)
 
 def budget_key(params: Collection[str]) -> str | None:
     """Return the parameter that limits tokens, or prompt tokens, of a micro-batch; None without."""
-    return next((each for each in BUDGETS if each in params), None)
+    return _first(BUDGETS, params)
+
+
+def _first(names: Sequence[str], params: Collection[str]) -> str | None:
+    return next((each for each in names if each in params), None)
 
 
 def policies_to_try(named: Sequence[str] | None, config: RunConfig) -> list[str]:
@@ -223,15 +231,15 @@ class EngineCommand:
     words: Mapping[str, str]
     policies: Mapping[str, Mapping[str, str]]
     layers: str
+    turns_off: Mapping[str, str] = field(default_factory=dict)
     per_node: str = ""
     file: str = ""
     own: bool = False
 
     def says(self, fact: str, value: Any) -> str | None:
         """Return the words for a fact of a run; None where there are none."""
-        if flag := self.words.get(fact):
-            return f"{flag} {value}"
-        return self.words.get(f"{fact}={value}")
+        flag = self.words.get(fact)
+        return self.words.get(f"{fact}={value}", flag and f"{flag} {value}")
 
     def line(self, words: Sequence[str]) -> str:
         """Return a command of words; what is no flag goes into the engine's file."""
@@ -284,14 +292,16 @@ def launch_lines(
 ) -> list[str]:
     """Return how to start a run's deployment: for each engine its command, and what it leaves out.
 
-    `layers` of each stage are said where they are not even; `length` is what `most_tokens` returns.
+    A first line says which defaults of the engines the commands turn off. `layers` of each stage
+    are said where they are not even; `length` is what `most_tokens` returns.
     """
     if config.model is None:
         return []
     if isinstance(config.stages, list):
         layers = config.stages
     count = config.num_replicas
-    lines = []
+    lines: list[str] = []
+    off: dict[str, None] = {}
     for engine in engines():
         if engine.own and config.scheduler.name not in engine.policies:
             continue
@@ -299,6 +309,11 @@ def launch_lines(
         times = "" if count == 1 else f" x {count}"
         lines.append(f"{engine.name}{times}: {command}")
         lines += [f"  not said: {each}" for each in left_out]
+        off |= {words: None for flag, words in engine.turns_off.items() if f" {flag}" in command}
+    if off:
+        lines.insert(
+            0, f"These commands turn off engines' defaults, as simulated: {listed([*off])}."
+        )
     if count > 1:
         router = "round_robin" if config.replicas is None else config.replicas.router
         lines.append(f"  and a router in front of the {count} of them: {router}")
@@ -385,9 +400,8 @@ def _policy(engine: EngineCommand, config: RunConfig) -> tuple[list[str], list[s
     given = {**defaults(name), **waits, **config.params}
     left_out = []
     if name not in engine.policies:
-        left_out.append(f"the policy {name}; this is {engine.name}'s own with the same budget")
-        theirs, ours = budget_key(given), budget_key(engine.policies[own])
-        same = SchedulerConfig(name=own, params={str(ours): given[theirs]} if theirs else {})
+        left_out.append(f"the policy {name}; this is {engine.name}'s own with the same limits")
+        same = SchedulerConfig(name=own, params=_same_limits(given, engine.policies[own]))
         given = {**defaults(own), **limits_of(same, config.gpus), **same.params}
         name = own
     flags = [(*key.partition("=")[::2], flag) for key, flag in engine.policies[name].items()]
@@ -401,3 +415,14 @@ def _policy(engine: EngineCommand, config: RunConfig) -> tuple[list[str], list[s
         if flag.startswith("-") or key in config.scheduler.params
     ]
     return words, left_out
+
+
+def _same_limits(given: Mapping[str, Any], theirs: Collection[str]) -> dict[str, Any]:
+    """Return a policy's limits on tokens and requests of a step in another policy's parameters.
+
+    No more requests than tokens, which vLLM refuses (0.33, config/scheduler.py).
+    """
+    found = [(_first(names, given), _first(names, theirs)) for names in (BUDGETS, REQUEST_LIMITS)]
+    limits = {own: given[key] for key, own in found if key and own and is_count(given[key])}
+    most = next(iter(limits.values()), 0)
+    return {own: min(value, most) for own, value in limits.items()}

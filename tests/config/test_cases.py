@@ -67,7 +67,7 @@ def test_a_launch_line_allows_no_longer_request_than_the_pool(case: Callable[[st
     config = load_config(folder / "run.yaml")
     most = most_tokens(config, folder)
     assert most == 150272
-    assert f"--max-model-len {most} " in launch_lines(config, (), most)[0]
+    assert f"--max-model-len {most} " in launch_lines(config, (), most)[1]
 
 
 def test_two_groups_are_refused_with_what_stands_in(built: Facts) -> None:
@@ -130,7 +130,7 @@ def test_each_stage_has_the_time_and_the_memory_of_its_gpu() -> None:
     assert halves[0].total_pages < halves[1].total_pages
     assert config.setup().startswith("simulated: Qwen3-30B-A3B on 1 x RTX-4090 + 1 x L40S, PP2,")
     lines = launch_lines(config)
-    assert lines[0].startswith("vLLM: VLLM_PP_LAYER_PARTITION=16,32 vllm serve")
+    assert lines[1].startswith("vLLM: VLLM_PP_LAYER_PARTITION=16,32 vllm serve")
     assert "  not said: the GPU of each stage: RTX-4090, L40S" in lines
     assert unlike(link, "gpu=[L40S, L40S]")[1].world.total_pages == large.world.total_pages
 

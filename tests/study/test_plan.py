@@ -224,12 +224,12 @@ def test_numbers_of_gpus_are_said_in_one_way() -> None:
 
 def test_launch_lines_say_what_an_engine_can_express() -> None:
     lines = launched().splitlines()
-    vllm, sglang, gllm, trtllm = (line for line in lines if not line.startswith(" "))
+    _, vllm, sglang, gllm, trtllm = (line for line in lines if not line.startswith(" "))
     for name in ("Qwen3-32B", "Qwen/Qwen3-32B"):  # the repository once
         assert "vllm serve Qwen/Qwen3-32B --tensor" in launched(model=name)
     assert vllm == (
         "vLLM x 3: vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 1 "
-        "--pipeline-parallel-size 1 --gpu-memory-utilization 0.9 --block-size 16 "
+        "--pipeline-parallel-size 1 --gpu-memory-utilization 0.9 "
         "--max-model-len 8192 --no-enable-prefix-caching --max-num-batched-tokens 512 "
         "--max-num-seqs 256 --no-async-scheduling"
     )
@@ -246,13 +246,41 @@ def test_launch_lines_say_what_an_engine_can_express() -> None:
         assert ("--disable-ep" in line) is said
     cached = launched(kv={"prefix_cache": True})
     assert cached.count("prefix") == 1
+    assert "--block-size 32 " in launched(kv={"page_tokens": 32})
     assert "--enable-prefix-caching" in cached
     assert trtllm == (
         "TensorRT-LLM x 3: trtllm-serve meta-llama/Llama-3.1-8B --tp_size 1 --pp_size 1 "
-        "--max_seq_len 8192 --max_batch_size 2048 --max_num_tokens 512 --extra_llm_api_options "
+        "--max_seq_len 8192 --max_batch_size 256 --max_num_tokens 512 --extra_llm_api_options "
         "<(echo '{kv_cache_config: {tokens_per_block: 16, enable_block_reuse: false}}')"
     )
     assert "a router in front of the 3 of them: round_robin" in lines[-1]
+
+
+def test_launch_lines_say_first_which_defaults_they_turn_off() -> None:
+    words = "These commands turn off engines' defaults, as simulated: "
+    first = launched(scheduler="vllm_v1").splitlines()[0]
+    assert first == f"{words}the prefix cache (kv.prefix_cache)."
+    eager = launched(scheduler="vllm_v1", enforce_eager=True, dispatch="stage0").splitlines()[0]
+    assert eager == (
+        f"{words}the prefix cache (kv.prefix_cache), asynchronous scheduling and CUDA graphs "
+        "(enforce_eager)."
+    )
+    kept = launched(scheduler="vllm_v1", kv={"prefix_cache": True})
+    assert kept.startswith("vLLM x 3: ")
+
+
+def test_another_engine_gets_the_same_limits() -> None:
+    scheduler = {"name": "vllm_v1", "max_num_batched_tokens": 1024, "max_num_seqs": 300}
+    lines = launched(scheduler=scheduler)
+    for flags in (
+        "--max-num-batched-tokens 1024 --max-num-seqs 300",
+        "--chunked-prefill-size 1024 --max-prefill-tokens 16384 --max-running-requests 300",
+        "--maxp 1024 --maxd 300",
+        "--max_batch_size 300 --max_num_tokens 1024",
+    ):
+        assert flags in lines
+    scheduler = {"name": "sglang", "chunked_prefill_size": 64, "max_running_requests": 300}
+    assert "--max-num-batched-tokens 64 --max-num-seqs 64" in launched(scheduler=scheduler)
 
 
 def test_launch_lines_say_what_they_leave_out() -> None:
@@ -330,7 +358,7 @@ def test_no_longer_request_is_allowed_than_the_pool_holds(keys: Any, length: int
     config = configured(Document("a.yaml", {**RUN, **keys}, {}))
     assert most_tokens(config, Path()) == length
     flag = "--max-model-len" if length is None else f"--max-model-len {length} "
-    assert (flag in launch_lines(config, (), length)[0]) == (length is not None)
+    assert (flag in launch_lines(config, (), length)[1]) == (length is not None)
 
 
 def test_advice_is_the_best_change_of_each_kind_simulated(tmp_path: Path) -> None:

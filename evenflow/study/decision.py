@@ -5,7 +5,7 @@ The JSON and the page hold the same. Knows trials and limits; no search and no H
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -99,7 +99,7 @@ class Basis(NamedTuple):
     how: str
 
 
-ALTERNATIVES, NEAREST = "The nearest alternatives", "What misses least"
+ALTERNATIVES, NEAREST = "The nearest alternatives", "What is nearest"
 CHANGES, OTHER_RATES = "With one change", "At other rates"
 """Headings of a decision's tables."""
 
@@ -277,8 +277,10 @@ def _cpu_time(config: RunConfig) -> Basis:
     return Basis("CPU time", f"{named}: {runtimes()[named].source}", how)
 
 
-def launch(config: RunConfig, beside: Path, layers: Sequence[int] = ()) -> list[str]:
+def launch(
+    config: RunConfig, beside: Path, layers: Sequence[int] = (), missed: Collection[str] = ()
+) -> list[str]:
     """Return how to start a deployment; nothing for systems of pools and without a model."""
     if config.scheduler.name in POOLED or config.model is None:
         return []
-    return launch_lines(config, layers, most_tokens(config, beside))
+    return launch_lines(config, layers, most_tokens(config, beside), missed)

@@ -288,12 +288,16 @@ def most_tokens(config: RunConfig, beside: Path) -> int | None:
 
 
 def launch_lines(
-    config: RunConfig, layers: Sequence[int] = (), length: int | None = None
+    config: RunConfig,
+    layers: Sequence[int] = (),
+    length: int | None = None,
+    missed: Collection[str] = (),
 ) -> list[str]:
     """Return how to start a run's deployment: for each engine its command, and what it leaves out.
 
     A first line says which defaults of the engines the commands turn off. `layers` of each stage
     are said where they are not even; `length` is what `most_tokens` returns.
+    An engine whose policy is in `missed` has no command: with it the deployment misses its SLO.
     """
     if config.model is None:
         return []
@@ -304,6 +308,10 @@ def launch_lines(
     off: dict[str, None] = {}
     for engine in engines():
         if engine.own and config.scheduler.name not in engine.policies:
+            continue
+        own = next(iter(engine.policies))
+        if own in missed and config.scheduler.name not in engine.policies:
+            lines.append(f"{engine.name}: no command, as {own} misses the SLO here")
             continue
         command, left_out = _command(engine, config, layers, length)
         times = "" if count == 1 else f" x {count}"

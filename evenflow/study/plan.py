@@ -33,7 +33,14 @@ from evenflow.study.deployments import run_yaml
 from evenflow.study.fair import interval, require_served
 from evenflow.study.plan_prepare import prepare
 from evenflow.study.plan_question import CHANGE, Ask, PlanQuestion, name_of
-from evenflow.study.plan_search import climb, nearest, ranked, remedies, search
+from evenflow.study.plan_search import (
+    climb,
+    less_traffic,
+    nearest,
+    ranked,
+    remedies,
+    search,
+)
 from evenflow.study.rates import Probe, RateFound, TriedRate, bracket, rate_found
 from evenflow.study.slo import Condition, completed_per_s, costs, levels_of, service_levels
 from evenflow.study.trials import How, Simulator, Study, Trial, run, table, unfair
@@ -69,8 +76,14 @@ class Planned(Shown):
 
     @property
     def best(self) -> Trial:
-        """The best point that keeps the SLO, or else the one that misses least."""
+        """The best point that keeps the SLO, or else the nearest."""
         return (*self.kept, *self.misses)[0]
+
+    @property
+    def own(self) -> Trial | None:
+        """The best point of the run's own scheduler; None where none is known to keep the SLO."""
+        ours = self.question.of_own_scheduler.settings
+        return next((each for each in self.kept if each.labels["setting"] in ours), None)
 
     @property
     def spare(self) -> int | None:
@@ -173,6 +186,7 @@ class Planned(Shown):
 def plan(document: Document, beside: Path, ask: Ask, how: How) -> Planned:
     """Find the cheapest deployment that keeps the SLO; where there is none, what is nearest to it.
 
+    Nearest is what holds the highest rate, or where none is held, what misses least.
     `beside` is the folder of the run's file. UsageError naming what is wrong with the run or
     `ask`, before the first long run.
     """
@@ -213,14 +227,22 @@ def answered(question: PlanQuestion, who: Simulator) -> Planned:
         misses = sorted((each for each in missed if not each.errors), key=question.excess)
         if not misses:
             raise UsageError(f"no point can be simulated: {missed[0].errors[0]}")
+        less = run(study, who, less_traffic(question, misses))
+        rates = Planned(question, (*missed, *less)).rates
+        misses.sort(key=lambda each: -rates.get(name_of(each), 0.0))
         tried = run(study, who, remedies(question, misses))
-        every = (*trials, *missed, *tried)
+        every = (*trials, *missed, *less, *tried)
         changed = [each for each in tried if CHANGE in each.labels and not each.errors]
         changed.sort(key=lambda each: (question.excess(each), each.labels["gpus"]))
         return Planned(question, every, (), misses, changed)
     more = run(study, who, climb(question, trials))
     climbed = list({str(each.labels): each for each in [*trials, *more]}.values())
     found = Planned(question, climbed, ranked(question, climbed))
+    ours, own = question.of_own_scheduler, found.own
+    if ours.settings and (own is None or own.labels["gpus"] > found.best.labels["gpus"]):
+        of_own = run(study, who, search(ours))
+        every = list({str(each.labels): each for each in [*climbed, *of_own]}.values())
+        found = Planned(question, every, ranked(question, every))
     highest = sorted(found.kept, key=lambda each: -found.rates.get(name_of(each), 0.0))
     return replace(found, kept=sorted(highest, key=lambda each: each.labels["gpus"]))
 
@@ -265,7 +287,7 @@ def _write(folder: Path, planned: Planned, final: Path) -> None:
     lines = [*first_lines(planned), *launch(planned)]
     write = partial(Path.write_text, encoding="utf-8", errors="backslashreplace")
     write(folder / "plan.txt", "\n".join(lines) + "\n")
-    how = "found" if planned.kept else "misses least with"
+    how = "found" if planned.kept else "found nearest"
     head = f"# The deployment that evenflow plan {how} for {question.document.name}.\n"
     text = head + run_yaml(planned.winner, question.beside, final)
     write(folder / "plan.yaml", text)
@@ -297,9 +319,16 @@ def launch(planned: Planned) -> list[str]:
     """Return how to start the winner with vLLM, SGLang and gLLM; nothing where there is none."""
     if not planned.kept:
         return []
-    setting, _ = planned.question.point(planned.best)
+    question = planned.question
+    setting, count = question.point(planned.best)
     config, layers = planned.config, setting.candidate.layout.layers
-    return decision.launch(config, planned.question.beside, layers)
+    verdicts: dict[str, list[bool]] = defaultdict(list)
+    for trial in filter(question.is_planned, planned.trials):
+        other, replicas = question.point(trial)
+        if (other.candidate.layout, replicas) == (setting.candidate.layout, count):
+            verdicts[other.candidate.scheduler].append(question.keeps(trial))
+    missed = [name for name, keeps in verdicts.items() if not any(keeps)]
+    return decision.launch(config, question.beside, layers, missed)
 
 
 def facts(planned: Planned) -> dict[str, Any]:
@@ -370,7 +399,8 @@ def sentences(planned: Planned, *, timed: bool = True) -> list[str]:
 
     `timed`: in how many seconds, too.
     """
-    told = [*refusals({"": planned.best.served}), _what(planned), _how_near(planned)]
+    told = [*refusals({"": planned.best.served}), _what(planned), *_beaten(planned)]
+    told.append(_how_near(planned))
     first = {name_of(trial): trial for trial in planned.kept[:2]}
     told += [] if planned.calm is None else [_spare(planned, planned.calm)]
     told += [] if planned.kept else [_what_would(planned)]
@@ -390,12 +420,29 @@ def _what(planned: Planned) -> str:
     name = f"{name_of(trial)}{each}: {_gpus(gpus)}"
     if not planned.kept:
         most = question.ask.gpus[-1]
-        return f"Nothing with up to {_gpus(most)} keeps the SLO. Nearest is {name}."
+        by = "the rate that it holds" if name_of(trial) in planned.rates else "its misses"
+        return f"Nothing with up to {_gpus(most)} keeps the SLO. Nearest, by {by}, is {name}."
     if question.ask.price is None:
         return f"Launch {name}."
     told = facts_of(planned, trial)
     dollars, tokens = told["dollars_per_hour"], told["dollars_per_million_tokens"]
     return f"Launch {name}, ${dollars:,.2f} an hour, ${number(tokens, 3)} for a million tokens."
+
+
+def _beaten(planned: Planned) -> Iterator[str]:
+    """Say that another scheduler than the run's own is better, and what is the best of that one."""
+    question, own = planned.question, planned.own
+    ours = question.of_own_scheduler.settings
+    if not planned.kept or not ours or planned.best.labels["setting"] in ours:
+        return
+    setting, _ = question.point(planned.best)
+    best = (
+        f"whose best is {name_of(own)} on {_gpus(own.labels['gpus'])}"
+        if own
+        else (f"which keeps the SLO with none of up to {_gpus(question.ask.gpus[-1])}")
+    )
+    name = question.config.scheduler.name
+    yield f"{setting.candidate.scheduler} beats the run's own {name}, {best}."
 
 
 def _how_near(planned: Planned) -> str:

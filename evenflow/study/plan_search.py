@@ -319,7 +319,7 @@ def nearest(question: PlanQuestion, trials: Sequence[Trial]) -> Search:
 
 
 def remedies(question: PlanQuestion, misses: Sequence[Trial]) -> Search:
-    """Simulate what may make the nearest points keep the SLO: other GPUs or more, less traffic."""
+    """Simulate what may make the nearest points keep the SLO: other GPUs, or more of them."""
     best = misses[:CONTENDERS]
     cases = [_changed(question, each, "", {}, times) for each in best for times in TIMES]
     config = question.config
@@ -334,9 +334,13 @@ def remedies(question: PlanQuestion, misses: Sequence[Trial]) -> Search:
         ]
     cases += [_changed(question, best[0], *change) for change in faster_links(config)]
     yield cases
+
+
+def less_traffic(question: PlanQuestion, misses: Sequence[Trial]) -> Search:
+    """Find which lower rate the nearest points hold; nothing without a rate."""
     if question.rate is not None:
         start = rounded(question.rate / TIMES[0])
-        cases_of = [partial(question.case, *question.point(each), None) for each in best]
+        cases_of = [partial(question.case, *question.point(each), None) for each in misses]
         yield from side_by_side([bisect(start, ROUGHLY, of, question.tried) for of in cases_of])
 
 

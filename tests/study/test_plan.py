@@ -22,7 +22,7 @@ from evenflow.specs.model import model, models
 from evenflow.study import plan_prepare, plan_search
 from evenflow.study.advice import BOUNDS, Advice, advise, faster_links
 from evenflow.study.deployments import launch_lines, layouts, most_tokens, pairs_of, parse_gpus
-from evenflow.study.plan import Planned, answered, facts, rows, sentences
+from evenflow.study.plan import Planned, answered, facts, launch, rows, sentences
 from evenflow.study.plan_prepare import prepare
 from evenflow.study.plan_question import Ask, PlanQuestion, name_of, parse_budgets
 from evenflow.study.plan_search import ranked, search
@@ -155,7 +155,7 @@ def test_where_nothing_keeps_the_slo_the_nearest_miss_is_told(tmp_path: Path) ->
     assert not found.kept
     assert found.misses
     first, second, third, _ = sentences(found)
-    assert first.startswith("Nothing with up to 1 GPU keeps the SLO. Nearest is 1 x PP1, sarathi")
+    assert first.startswith("Nothing with up to 1 GPU keeps the SLO. Nearest, by its misses, is 1")
     assert "TTFT P99 (ms) binds" in second
     assert re.match(r"None of \d+ changes keeps it, nor does less traffic; nearest is ", third)
     assert any(" over nvlink-" in each.labels["change"] for each in found.changed)
@@ -163,6 +163,33 @@ def test_where_nothing_keeps_the_slo_the_nearest_miss_is_told(tmp_path: Path) ->
     keeps = planned(tmp_path / "b", slower)
     assert not keeps.kept
     assert sentences(keeps)[2].startswith("What would keep it (simulated, one at a time): ")
+
+
+def test_the_nearest_holds_the_highest_rate(tmp_path: Path) -> None:
+    """TP2 misses by most at 20 requests/s, and is alone in holding a lower rate."""
+    arrivals = {"kind": "poisson", "rate": 20.0}
+    run = {**RUN, "workload": {**RUN["workload"], "arrivals": arrivals}}
+    slo = tuple(parse_slo(["p90_ttft_ms=500", "p90_tpot_ms=35"]))
+    found = planned(tmp_path, asked(run, slo, gpus=(2,), budgets=(512,)))
+    assert found.rates.keys() == {"1 x TP2, sarathi 512"}
+    excess = [found.question.excess(each) for each in found.misses]
+    assert excess[0] == max(excess)
+    first = "Nearest, by the rate that it holds, is 1 x TP2, sarathi 512: 2 GPUs."
+    assert sentences(found)[0].endswith(first)
+
+
+def test_another_scheduler_than_the_run_s_own_says_so_and_the_best_of_that(tmp_path: Path) -> None:
+    """SGLang's prompts hold decodes up: one GPU is too few for it, and gets no command."""
+    run = {**SHORT, "scheduler": "sglang"}
+    limits = {2: "whose best is 2 x PP1, sglang 256 on 2 GPUs", 1: "which keeps the SLO with none"}
+    for most, words in limits.items():
+        wish = {"gpus": (1, 2)[:most], "schedulers": ("sglang", "vllm_v1")}
+        found = planned(tmp_path, asked(run, tuple(parse_slo(["p90_tpot_ms=60"])), **wish))
+        assert name_of(found.best) == "1 x PP1, vllm_v1 256"
+        assert f"vllm_v1 beats the run's own sglang, {words}" in sentences(found)[1]
+        assert "SGLang: no command, as sglang misses the SLO here" in launch(found)
+    own = planned(tmp_path, asked({**SHORT, "scheduler": "vllm_v1"}, found.question.slo, **wish))
+    assert "beats" not in " ".join(sentences(own))
 
 
 @pytest.mark.parametrize(

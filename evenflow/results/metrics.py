@@ -135,8 +135,9 @@ def load(result: RunResult) -> Summary:
 
     Served are the requests done per second while requests arrive. Of the offered ones, those never
     completed, which are in no queue, do not count. Nor does the growth of the number in the system,
-    `queue_growth_per_s`. `overloaded` is 1, or 0; None where the run is too short to tell. Empty
-    where all requests arrive at once; where all that are completed do, only what is offered.
+    `queue_growth_per_s`. `overloaded` is 1, or 0; None where the run is too short to tell. It is 1
+    there where, on average, all arrive before one is done, which mostly waits for its first token.
+    Empty where all requests arrive at once; where all that are completed do, only what is offered.
     """
     offered = _offered(result)
     known = np.flatnonzero(np.isfinite(result.completion_s))
@@ -147,6 +148,11 @@ def load(result: RunResult) -> Summary:
     grown = growth(arrived_s, left_s)
     accepted = offered["offered_requests_per_s"] * (len(order) / len(result.arrival_s))
     verdict = grown.overloaded
+    if verdict is None:
+        took_s = float((left_s - arrived_s).mean())
+        waited_s = float((result.first_token_s[order] - arrived_s).mean())
+        span_s = len(order) / offered["offered_requests_per_s"]
+        verdict = (took_s >= span_s and 2 * waited_s >= took_s) or None
     return offered | {
         "served_requests_per_s": accepted * (1 - grown.share),
         "queue_growth_per_s": accepted * grown.share,

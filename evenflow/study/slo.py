@@ -107,19 +107,6 @@ KEEPS_UP = Condition("overloaded", 0)
 """No run that is overloaded keeps an SLO: its latencies follow from how long it is."""
 
 
-def keeps_up(values: Mapping[str, Any]) -> bool:
-    """Say whether a run is not overloaded.
-
-    A run too short to tell counts as not overloaded, with one exception. There, on average, all
-    requests arrive before one is done. That one waits for its first token most of the time.
-    """
-    if values.get("overloaded", 0) is not None:
-        return not values.get("overloaded", 0)
-    span_ms = 1e3 * values["completed"] / values[LOAD[0]]
-    latency_ms = values["mean_e2el_ms"]
-    return bool(latency_ms < span_ms or 2 * values["mean_ttft_ms"] < latency_ms)
-
-
 def larger_is_better(metric: str) -> bool:
     """Say whether more of a number of the summary is better."""
     return metric in LARGER_IS_BETTER or metric.endswith("_throughput")

@@ -36,7 +36,6 @@ from evenflow.study.points import (
     summary,
 )
 from evenflow.study.runs import Job, run_job
-from evenflow.study.slo import keeps_up
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -172,8 +171,7 @@ class Trial:
     @property
     def keeps_up(self) -> bool:
         """Whether it is not overloaded, as far as the parts can tell."""
-        keys = ("completed", "mean_ttft_ms", "mean_e2el_ms")
-        return keeps_up({key: self.mean(key) for key in keys} | self.load)
+        return not self.load.get("overloaded")
 
     @property
     def load(self) -> dict[str, Any]:

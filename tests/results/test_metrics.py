@@ -267,6 +267,14 @@ def test_a_run_that_is_shorter_than_its_warm_up_does_not_tell_whether_it_keeps_u
     assert [summary[key] for key in keys] == [0, pytest.approx(10), None]
 
 
+def test_a_short_run_whose_requests_mostly_wait_for_their_first_token_is_an_overload() -> None:
+    """All 20 arrive within 1.9 s, and one a second is served: the last one waits for 18 s."""
+    summary = one_a_second(0.1 * index for index in range(20))
+    keys = ("offered_requests_per_s", "served_requests_per_s", "overloaded")
+    assert [summary[key] for key in keys] == [pytest.approx(10), pytest.approx(1, abs=0.5), 1]
+    assert one_a_second([0.0, 0.5, 2.0])["overloaded"] is None
+
+
 def test_what_is_served_and_how_much_the_queue_grows_add_up_to_what_arrives() -> None:
     """Most arrive within 40 of 100 s, five a second; at the end 136 of 220 are not done."""
     summary = one_a_second([*np.arange(0, 100, 5.0), *np.arange(30, 70, 0.2)])

@@ -35,7 +35,7 @@ from evenflow.schedulers.limits import Fraction, Policy, Range, SearchSpace
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class VLLM(Policy):
-    """Whole prompts while any fits, otherwise all ready decodes.
+    """vLLM V0 (before 0.8; today's is `vllm_v1`): whole prompts while any fits, else all decodes.
 
     Source: vLLM v0 scheduler (SOSP'23, section 4.5; the "separate batching" of TD-Pipe). Pages are
     allocated as needed. Each decode in turn asks for a free one, even where it needs none

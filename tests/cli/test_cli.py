@@ -143,7 +143,10 @@ def test_a_comparison_uses_the_same_arrivals() -> None:
         ("links", "ethernet-25g|3.125|30|25 Gbit/s nominal"),
         ("systems", "splitwise|TP+SB|PP+HB|SGLang|gLLM with CK"),
         ("metrics", "p99_ttft_ms|offered_requests_per_s"),
-        ("schedulers", "token_throttling|sarathi|orca|static|vllm|td_pipe|distserve"),
+        (
+            "schedulers",
+            "token_throttling|sarathi|orca|static|vLLM V0 (before 0.8|td_pipe|distserve",
+        ),
         ("schedulers", "max_prefill: 2048|transfer_link: None|DistServe (OSDI'24)|mixed."),
     ],
 )

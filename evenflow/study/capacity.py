@@ -195,6 +195,7 @@ class Capacity(Shown):
 
     def told(self) -> Iterator[str | Table]:
         yield from sentences(self)
+        yield from self._safe_in_words()
         yield self.question.config.setup()
         if self.rate is not None:
             heads = ("metric", "limit", "at capacity", "just above")
@@ -233,9 +234,10 @@ class Capacity(Shown):
 
     def _safe_in_words(self) -> Iterator[str]:
         if self.safe is not None:
-            yield f"With that error all limits hold at {self.safe:.4g} requests/s."
+            yield f"With the costs' stated error all limits hold at {self.safe:.4g} requests/s."
         elif self.prediction is not None:
-            yield f"With that error a limit may be missed even at {SHARES[-1]:g} of the capacity."
+            share = f"{SHARES[-1]:g} of the capacity"
+            yield f"With the costs' stated error a limit may be missed even at {share}."
 
     @property
     def end(self) -> rates.RateFound:

@@ -73,7 +73,8 @@ def test_the_page_of_a_capacity_has_the_numbers_of_its_json(tmp_path: Path) -> N
     assert cells(page, "Margins")[0][2:4] == [row[0], f"{row[1]} to {row[2]}"]
     traffic, off, safe = told["what_would_break_it"]
     assert found.safe < found.rate.mean
-    assert safe == f"With that error all limits hold at {found.safe:.4g} requests/s."
+    assert safe == f"With the costs' stated error all limits hold at {found.safe:.4g} requests/s."
+    assert safe in list(found.told())
     assert traffic.startswith(f"More traffic: from {queue['missed_from_requests_per_s']:.4g} req")
     assert f"all limits hold up to {found.rate.mean:.4g} requests/s" in traffic
     assert "the 90 % interval of scheduling delay mean reaches beyond" in off

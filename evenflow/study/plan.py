@@ -173,6 +173,8 @@ class Planned(Shown):
     def told(self) -> Iterator[str | Table]:
         yield from first_lines(self)
         yield Table(*rows(self))
+        if len(self.kept) > SHOWN:
+            yield f"{len(self.kept) - SHOWN} more keep the SLO; plan.csv has them."
         if self.changed:
             yield Table(*change_rows(self))
         yield from launch(self)
@@ -241,8 +243,8 @@ def answered(question: PlanQuestion, who: Simulator) -> Planned:
     ours, own = question.of_own_scheduler, found.own
     if ours.settings and (own is None or own.labels["gpus"] > found.best.labels["gpus"]):
         of_own = run(study, who, search(ours))
-        every = list({str(each.labels): each for each in [*climbed, *of_own]}.values())
-        found = Planned(question, every, ranked(question, every))
+        both = list({str(each.labels): each for each in [*climbed, *of_own]}.values())
+        found = Planned(question, both, ranked(question, both))
     highest = sorted(found.kept, key=lambda each: -found.rates.get(name_of(each), 0.0))
     return replace(found, kept=sorted(highest, key=lambda each: each.labels["gpus"]))
 
@@ -513,7 +515,7 @@ def _tried(planned: Planned) -> str:
     more = " of the trace (workload.requests says how many)" if question.is_cut else ""
     return (
         f"Simulated {done['simulated']} of {done['points']} points, {done['on_all_requests']} of "
-        f"them on {which} {question.requests} requests{more}"
+        f"them on {which} {question.requests} requests{more} or until they missed the SLO"
     )
 
 

@@ -165,6 +165,17 @@ def test_where_nothing_keeps_the_slo_the_nearest_miss_is_told(tmp_path: Path) ->
     assert sentences(keeps)[2].startswith("What would keep it (simulated, one at a time): ")
 
 
+def test_rows_that_keep_the_slo_beyond_the_table_are_counted(tmp_path: Path) -> None:
+    wish = {"budgets": (64, 128, 256, 512, 1024), "gpus": (1, 2), "exhaustive": True}
+    found = planned(tmp_path, asked(SHORT, tuple(parse_slo(["p90_ttft_ms=90000"])), **wish))
+    told = [line for line in found.told() if isinstance(line, str)]
+    assert len(rows(found)[1]) == 8
+    assert f"{len(found.kept) - 8} more keep the SLO; plan.csv has them." in told
+    assert len(found.table) == len(found.kept) > 8
+    all_of_them = "on all 24 requests or until they missed the SLO"
+    assert any(all_of_them in line for line in told)
+
+
 def test_the_nearest_holds_the_highest_rate(tmp_path: Path) -> None:
     """TP2 misses by most at 20 requests/s, and is alone in holding a lower rate."""
     arrivals = {"kind": "poisson", "rate": 20.0}
@@ -437,7 +448,7 @@ def test_a_plan_says_which_rows_and_requests_it_leaves_out(
     found = planned(tmp_path, asked({**RUN, "workload": workload}, gpus=(1,), budgets=(256,)))
     *_, dropped, tried = sentences(found)
     assert dropped == "dropped 3 rows of the trace: no output tokens."
-    assert "on the first 10 requests of the trace (workload.requests says how many), in" in tried
+    assert "on the first 10 requests of the trace (workload.requests says how many) or" in tried
 
 
 def test_a_plan_says_how_many_gpus_are_spare_for_failures(tmp_path: Path) -> None:

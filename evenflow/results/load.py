@@ -95,11 +95,11 @@ class QueueGrowth(NamedTuple):
         if math.isinf(self.deviation):
             return None
         in_service = self.deviation * math.sqrt(self.first / self.arrivals)
-        by_chance = student_quantile(1 - FALSE_ALARMS, self.degrees) * in_service
-        if self.requests > by_chance and self.chance < FALSE_ALARMS:
+        at_rest = student_cdf(-self.requests / in_service, self.degrees) if in_service else 0.0
+        if max(at_rest, self.chance) < FALSE_ALARMS:
             return True
-        most = self.requests + student_quantile(1 - MISSED, self.degrees) * self.deviation
-        return None if most >= NOTICED * self.arrivals else False
+        noticed = (self.requests - NOTICED * self.arrivals) / self.deviation
+        return False if student_cdf(noticed, self.degrees) < MISSED else None
 
     @property
     def chance(self) -> float:

@@ -128,7 +128,7 @@ def _mappings(annotation: Any) -> Iterator[type[Keys]]:
         yield from _mappings(inner)
 
 
-def _elsewhere(cls: type[Keys], word: str) -> str | None:
+def _elsewhere(cls: Any, word: str) -> str | None:
     """Return the key, here or in a mapping below, that has this name or, `(word)`, an engine's."""
     listed = re.compile(rf"\((?:[\w-]+, )*{re.escape(word)}(?:, [\w-]+)*\)")
     here = (key for key, text in below_keys(cls).items() if listed.search(text))

@@ -80,12 +80,6 @@ class Planned(Shown):
         return (*self.kept, *self.misses)[0]
 
     @property
-    def own(self) -> Trial | None:
-        """The best point of the run's own scheduler; None where none is known to keep the SLO."""
-        ours = self.question.of_own_scheduler.settings
-        return next((each for each in self.kept if each.labels["setting"] in ours), None)
-
-    @property
     def spare(self) -> int | None:
         """GPUs beyond the cheapest plan without the processes; None where one keeps no SLO."""
         if self.calm is None or not (self.kept and self.calm.kept):
@@ -240,11 +234,6 @@ def answered(question: PlanQuestion, who: Simulator) -> Planned:
     more = run(study, who, climb(question, trials))
     climbed = list({str(each.labels): each for each in [*trials, *more]}.values())
     found = Planned(question, climbed, ranked(question, climbed))
-    ours, own = question.of_own_scheduler, found.own
-    if ours.settings and (own is None or own.labels["gpus"] > found.best.labels["gpus"]):
-        of_own = run(study, who, search(ours))
-        both = list({str(each.labels): each for each in [*climbed, *of_own]}.values())
-        found = Planned(question, both, ranked(question, both))
     highest = sorted(found.kept, key=lambda each: -found.rates.get(name_of(each), 0.0))
     return replace(found, kept=sorted(highest, key=lambda each: each.labels["gpus"]))
 
@@ -432,19 +421,20 @@ def _what(planned: Planned) -> str:
 
 
 def _beaten(planned: Planned) -> Iterator[str]:
-    """Say that another scheduler than the run's own is better, and what is the best of that one."""
-    question, own = planned.question, planned.own
-    ours = question.of_own_scheduler.settings
-    if not planned.kept or not ours or planned.best.labels["setting"] in ours:
+    """Say that another scheduler than the run's own is better, and how near that one is.
+
+    Points with more GPUs than the answer are not decided.
+    """
+    question, name = planned.question, planned.question.config.scheduler.name
+    of = {key: setting.candidate.scheduler for key, setting in question.settings.items()}
+    winner, gpus = of[planned.best.labels["setting"]], planned.best.labels["gpus"]
+    if not planned.kept or winner == name or name not in of.values():
         return
-    setting, _ = question.point(planned.best)
-    best = (
-        f"whose best is {name_of(own)} on {_gpus(own.labels['gpus'])}"
-        if own
-        else (f"which keeps the SLO with none of up to {_gpus(question.ask.gpus[-1])}")
-    )
-    name = question.config.scheduler.name
-    yield f"{setting.candidate.scheduler} beats the run's own {name}, {best}."
+    own = [each for each in planned.kept if of[each.labels["setting"]] == name]
+    near = next((name_of(each) for each in own if each.labels["gpus"] == gpus), None)
+    misses = f"misses the SLO on up to {_gpus(gpus)}; --schedulers {name} plans with it alone"
+    told = f"whose best on as many GPUs is {near}" if near else f"which {misses}"
+    yield f"{winner} beats the run's own {name}, {told}."
 
 
 def _how_near(planned: Planned) -> str:

@@ -150,13 +150,6 @@ class PlanQuestion:
         return self.parts[-1].requests
 
     @property
-    def of_own_scheduler(self) -> PlanQuestion:
-        """The question, of settings with the run's own scheduler alone."""
-        own = self.config.scheduler.name
-        settings = {k: v for k, v in self.settings.items() if v.candidate.scheduler == own}
-        return replace(self, settings=settings)
-
-    @property
     def num_points(self) -> int:
         return sum(len(setting.counts) for setting in self.settings.values())
 

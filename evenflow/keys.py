@@ -60,7 +60,7 @@ class Keys(BaseModel):
 
     @classmethod
     def place_of(cls, word: str) -> str | None:
-        """Return the place of a key that is none of this mapping's; None where it is not known."""
+        """Return the place of a word that this mapping has no key for; None if unknown."""
         return None
 
     @model_validator(mode="wrap")

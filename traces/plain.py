@@ -78,7 +78,7 @@ def _blocks(
 
 
 def _ticks(values: Column) -> Column:
-    """Return times in ticks of their unit. ValueError for what is none."""
+    """Return times in ticks of their unit. ValueError for other texts or numbers."""
     if values.dtype.kind == "U":
         _require(all(map(SINCE_2000.fullmatch, values.tolist())))
         return values.astype("datetime64[ns]").astype(np.int64)

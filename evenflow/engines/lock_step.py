@@ -175,5 +175,5 @@ class JoinedBatch(MicroBatch):
 
     @property
     def crossing_tokens(self) -> int:
-        """Tokens of the largest part: each group has GPUs, and links, of its own."""
+        """Tokens of the largest part: groups have separate GPUs, and links."""
         return max([part.num_tokens for part in self.parts])

@@ -230,9 +230,10 @@ SPREAD = 10
 def parallel(columns: Mapping[str, Column], names: Sequence[str], best: Collection[int]) -> Any:
     """Draw a line a point across an upright axis a column; those at the positions `best` in colour.
 
-    NaN breaks a line.
+    NaN breaks a line. An axis' ends have their values above and below, where no line crosses them.
     """
-    drawing = PlotlyFigure(380, hovermode="closest", margin={"l": 30, "r": 70})
+    drawing = PlotlyFigure(380, hovermode="closest", margin={"l": 50, "r": 50})
+    ends = {0.0: "bottom center", 1.0: "top center"}
     places, marks = zip(*map(_axis, columns.values()), strict=True)
     order = [*(i for i in range(len(names)) if i not in best), *best]
     for index in order:
@@ -261,15 +262,21 @@ def parallel(columns: Mapping[str, Column], names: Sequence[str], best: Collecti
                 "hoverinfo": "skip",
                 "x": [at] * len(ticks),
                 "y": list(ticks.values()),
-                "text": [f" {escape(word)}" for word in ticks],
-                "textposition": "middle right",
+                "text": list(map(escape, ticks)),
+                "textposition": [ends.get(place, "middle right") for place in ticks.values()],
                 "textfont": {"size": 11},
                 "cliponaxis": False,
             }
         )
     wrapped = [escape(name).replace(" (", "<br>(") for name in columns]
-    drawing.axis("x", tickvals=list(range(len(wrapped))), ticktext=wrapped, automargin=True)
-    drawing.axis("y", visible=False, range=[-0.05, 1.05])
+    drawing.axis(
+        "x",
+        tickvals=list(range(len(wrapped))),
+        ticktext=wrapped,
+        autotickangles=[0, 90],
+        automargin=True,
+    )
+    drawing.axis("y", visible=False, range=[-0.1, 1.1])
     return drawing.figure
 
 

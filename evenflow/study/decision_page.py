@@ -29,7 +29,7 @@ PRICES = {
     "dollars_per_million_output_tokens": "a million output tokens, if they pay for everything",
 }
 SHARES = {"attainment": "requests within limits", "gap_attainment": "token gaps within limit"}
-RATES = {"served_requests_per_s": "served", "request_goodput": "goodput, with the drain"}
+RATES = {"served_requests_per_s": "served", "request_goodput": "goodput, to the last completion"}
 
 
 def write_page(
@@ -109,13 +109,14 @@ def draw(
     shares.yaxis.set_major_formatter(PercentFormatter(1.0))
     shares.set_ylim(0, 1.03)
     _draw(rates, _known(table, RATES))
-    most = max(table.index)
-    rates.plot([0, most], [0, most], color="black", linewidth=1, linestyle=":", label="arriving")
+    span = [min(table.index), max(table.index)]
+    rates.plot(span, span, color="black", linewidth=1, linestyle=":", label="arriving")
     rates.set_ylim(bottom=0)
     limited = [each for each in slo if each.limit]
     _draw(limits, {str(each): table[each.metric].astype(float) / each.limit for each in limited})
     limits.axhline(1, color="black", linewidth=1, linestyle=":")
     limits.set_yscale("log")
+    limits.set_ylim(bottom=min(0.5, limits.get_ylim()[0]))
     plots.plain_decades(limits.yaxis)
     titles = {"SLO attainment": shares, "Requests/s": rates, "Value / limit": limits}
     for words, axes in titles.items():
@@ -140,7 +141,6 @@ def _draw(axes: Axes, columns: Mapping[str, pd.Series]) -> None:
 
 def _finish(axes: Axes, rate: Interval | None, title: str) -> None:
     axes.set_xlabel("requests/s arriving")
-    axes.set_xlim(left=0)
     plots.finish(axes, title)
     if rate is not None:
         axes.axvline(rate.mean, color="#7F7F7F", linestyle="--", linewidth=1)

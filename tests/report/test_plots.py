@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from evenflow.report.page import page, picture
+from evenflow.report.page import page, parallel, picture
 from evenflow.report.plots import (
     finish,
     front,
@@ -98,3 +98,12 @@ def test_dollars_in_labels_are_no_mathematics(tmp_path: Path) -> None:
     drawn = save(figure, tmp_path / "a")
     assert "$x^$" in drawn
     assert "<tspan" in drawn, "the numbers of the axis are"
+
+
+def test_values_at_the_ends_of_an_upright_axis_stand_clear_of_its_lines() -> None:
+    drawing = parallel({"iterations": [1, 4, 16], "policy": ["a", "b", "c"]}, ["0", "1", "2"], [])
+    words = [each for each in drawing["data"] if each["mode"] == "text"]
+    assert [(each["text"], each["textposition"]) for each in words] == [
+        (["1", "16"], ["bottom center", "top center"]),
+        (["a", "b", "c"], ["bottom center", "middle right", "top center"]),
+    ]

@@ -16,7 +16,7 @@ from evenflow.config.yaml_file import Document
 from evenflow.report.shown import Table
 from evenflow.study.capacity import CapacityQuestion, capacity
 from evenflow.study.decision import Margin, basis, breaks
-from evenflow.study.decision_page import measured, write_page
+from evenflow.study.decision_page import draw, measured, write_page
 from evenflow.study.plan import Planned, plan, sentences
 from evenflow.study.plan_prepare import prepare
 from evenflow.study.plan_question import Ask
@@ -129,6 +129,18 @@ def test_how_much_is_served_is_drawn_only_of_runs_that_can_tell() -> None:
         for rate, served, sure in ((4.0, 4.0, 0), (17.0, 8.5, None))
     ]
     assert measured(runs)[SERVED].isna().to_dict() == {4.0: False, 17.0: True}
+
+
+@pytest.mark.pictures
+def test_rates_that_are_near_each_other_fill_the_picture() -> None:
+    """A plan often tries two: 20 and 21 requests/s."""
+    runs = [
+        TriedRate(rate, (), 1.0, 9, Trial({}, (Record("", {"p99_ttft_ms": ms, "overloaded": 0}),)))
+        for rate, ms in ((20.0, 760.0), (21.0, 970.0))
+    ]
+    _, arriving, limits = draw(runs, parse_slo(["p99_ttft_ms=1000"]), None, "").axes
+    assert min(arriving.get_xlim()[0], limits.get_xlim()[0]) > 19
+    assert [at for at in limits.get_yticks() if 0.5 <= at <= 1] == [0.5, 1.0]
 
 
 def test_a_price_is_everything_charged_to_some_tokens() -> None:

@@ -58,6 +58,8 @@ def _misused(error: Any) -> int:
         return 2
     command = "evenflow" if error.ctx is None else error.ctx.command_path
     message = message.replace(": Value error, ", ": ")  # pydantic's, which newer typers ask
+    if command == "evenflow compare" and "extra argument" in message:
+        message += ": one run is right, with --schedulers A,B; evenflow diff compares two results"
     return _refused(f"{message} ({command} --help)")
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from evenflow.config.build import load_workload, reads_text
+from evenflow.config.pools import defaults
 from evenflow.config.run import RunConfig, engine_of_all, with_
 from evenflow.config.systems import PublishedSystem, systems
 from evenflow.config.yaml_file import Patch, flat, value_of
@@ -32,6 +34,7 @@ from evenflow.report.words import NOT_FAIR, metrics, overload, refusals
 from evenflow.results.outcome import Outcome, Served
 from evenflow.schedulers import POLICIES, POOLED
 from evenflow.study import fair
+from evenflow.study.deployments import budget_key
 from evenflow.study.points import processes
 from evenflow.study.runs import GivenPolicy, Job, Save, run_job, write_run
 
@@ -50,10 +53,14 @@ COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "comp
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Shown):
-    """The results of schedulers and published systems, in the order given."""
+    """The results of schedulers and published systems, in the order given.
+
+    `budgets` is a line on their micro-batches' most tokens; empty where these are equal.
+    """
 
     outcomes: Sequence[Outcome]
     systems: Sequence[PublishedSystem] = ()
+    budgets: str = ""
 
     @property
     def summaries(self) -> dict[str, dict[str, Any]]:
@@ -77,6 +84,7 @@ class Comparison(Shown):
     def told(self) -> Iterator[str | Table]:
         yield from (f"{system.name}: {system.keys}" for system in self.systems)
         yield from fair.runs_told(self.outcomes)
+        yield from [self.budgets] if self.budgets else []
 
     def draw(self) -> Figure:
         """Return a figure, a row a run: tokens of micro-batches in a row, shares of stage time."""
@@ -91,7 +99,8 @@ class Comparison(Shown):
         write_summaries(folder / "comparison.csv", "scheduler", self.summaries)
         runs = {outcome.label: outcome for outcome in self.outcomes}
         sources = {name: run.result.provenance for name, run in runs.items()}
-        write_report(folder / "report.html", runs, title, sources)
+        more = [f'<p class="caption">{escape(self.budgets)}.</p>'] if self.budgets else []
+        write_report(folder / "report.html", runs, title, sources, more)
 
 
 def parse_schedulers(text: str) -> list[object]:
@@ -230,7 +239,27 @@ def run_all(
             else _run_one(index, job, folder, save, form)
             for index, job in enumerate(jobs)
         ]
-    return Comparison(outcomes, published)
+    return Comparison(outcomes, published, budgets(jobs))
+
+
+def budgets(jobs: Sequence[Job]) -> str:
+    """Return a line on the tokens that shipped policies put into a micro-batch at most.
+
+    Empty where they do not differ. Some count prompt tokens only, as the parameter's name says.
+    """
+    found = {}
+    for label, config in ((job.label, job.config) for job in jobs):
+        if (name := config.scheduler.name) in POLICIES:
+            known = defaults(name) | config.params
+            if key := budget_key(known):
+                found[label] = key, known[key]
+    if len({most for _, most in found.values()}) < 2:
+        return ""
+    told = (
+        f"{label} no {key}" if most is None else f"{label} {key} {most}"
+        for label, (key, most) in found.items()
+    )
+    return f"budgets of a micro-batch differ (tokens): {', '.join(told)}"
 
 
 def _watch(futures: Sequence[Future[Any]], tell: Callable[[], None]) -> None:

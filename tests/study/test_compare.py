@@ -15,7 +15,7 @@ import evenflow as ef
 from evenflow.config.run import load_config
 from evenflow.config.systems import systems
 from evenflow.errors import LostProcessError
-from evenflow.study.compare import line_up, parse_schedulers, run_all
+from evenflow.study.compare import budgets, line_up, parse_schedulers, run_all
 from tests.command_line import complaint, done, evenflow, killed, summary_of
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -44,6 +44,22 @@ def test_a_comparison_that_writes_nothing(tmp_path: Path) -> None:
     assert comparison.table.index.to_list() == ["sarathi", "sarathi(token_budget=32)", "vllm"]
     assert set(comparison.table["completed"]) == {20}
     assert set(comparison.runs) == set(comparison.summaries)
+
+
+def test_a_comparison_says_where_budgets_differ(tmp_path: Path) -> None:
+    """The run's 64, gLLM's 2,048 of prompts; vLLM V0 is limited by the model's length."""
+    config = load_config(tmp_path / "RUN.yaml")
+
+    def line(words: str) -> str:
+        return budgets(line_up(parse_schedulers(words), config, tmp_path))
+
+    assert line("sarathi,token_throttling,vllm,vllm_v1") == (
+        "budgets of a micro-batch differ (tokens): sarathi token_budget 64, token_throttling "
+        "max_prefill 2048, vllm no max_num_batched_tokens, vllm_v1 max_num_batched_tokens 2048"
+    )
+    assert line("{name: sarathi, token_budget: 2048},token_throttling") == ""
+    done("compare", "RUN.yaml", "--schedulers", "sarathi,token_throttling", "--out", "out")
+    assert "max_prefill 2048.</p>" in Path("out/report.html").read_text(encoding="utf-8")
 
 
 def test_policies_that_bring_no_cpu_time_have_that_of_the_engine_among_them(

@@ -65,6 +65,15 @@ class Margin:
         return f"x{number(1 - self.left, 3)}" if self.left < -1 else percent(self.left, 0)
 
     @property
+    def sentence(self) -> str:
+        """The number in a sentence: TTFT P99 (ms) 911 of 1000 (9% left)."""
+        beyond = "over" if self.left < 0 else "left"
+        share = percent(abs(self.left), 0, sign=False)
+        room = f"{share} {beyond}" if self.left >= -1 else self.left_words
+        words, limit = metric_words(self.condition.metric), self.condition.limit
+        return f"{words} {number(self.value, 3)} of {limit:g} ({room})"
+
+    @property
     def verdict(self) -> str:
         if not self.left >= 0:
             return "missed"

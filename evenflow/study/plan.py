@@ -439,11 +439,7 @@ def _beaten(planned: Planned) -> Iterator[str]:
 
 def _how_near(planned: Planned) -> str:
     question, trial = planned.question, planned.best
-    told = [
-        f"{metric_words(each.metric)} {number(of.value, 3)} of {each.limit:g} ({of.left_words})"
-        for each in question.slo
-        for of in [Margin(each, trial.mean(each.metric))]
-    ]
+    told = [Margin(each, trial.mean(each.metric)).sentence for each in question.slo]
     rate, end, served = planned.rates.get(name_of(trial)), planned.breaking, trial.served
     of = f", {served.share * rate:.3g} of them served" if rate and served.failed else ""
     verb = "holds up to" if end and end.status == "found" and end.fails_at else "still holds at"

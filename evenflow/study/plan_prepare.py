@@ -57,9 +57,7 @@ LEAST_REQUESTS = 200
 
 def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
     """Return the checked question; UsageError naming what is wrong with the run or `ask`."""
-    if ask.joining:
-        own = [each.written for each in configured(document).processes or ()]
-        document = patched(document, {"processes": [*own, *ask.joining]})
+    document = _to_try(document, ask)
     make_importable([document.data, list(ask.schedulers or ())], beside)
     document, is_cut = _with_requests(document, beside, ask.replications)
     config = configured(document)
@@ -99,6 +97,16 @@ def prepare(document: Document, beside: Path, ask: Ask) -> PlanQuestion:
         unchosen=tuple(shared),
         bounds={} if ask.exhaustive else _bounds(document, beside, settings, ask),
     )
+
+
+def _to_try(document: Document, ask: Ask) -> Document:
+    """Return the run with the processes that join it; one stage where a model's run says none."""
+    if document.data.get("model") and "stages" not in document.data:
+        document = patched(document, {"stages": 1})
+    if ask.joining:
+        own = [each.written for each in configured(document).processes or ()]
+        document = patched(document, {"processes": [*own, *ask.joining]})
+    return document
 
 
 def _with_requests(document: Document, beside: Path, replications: int) -> tuple[Document, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from html import unescape
@@ -172,6 +173,13 @@ def test_a_margin_says_whether_a_limit_is_kept(
 ) -> None:
     margin = Margin(condition, value, ends)
     assert (margin.verdict, margin.left_words) == (verdict, left)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(80.0, "20% left"), (112.0, "12% over"), (250.0, "x2.5"), (math.nan, "-")]
+)
+def test_a_sentence_says_what_the_share_beside_a_number_is(value: float, words: str) -> None:
+    assert Margin(Condition("p99_ttft_ms", 100), value).sentence.endswith(f" of 100 ({words})")
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,13 @@ if ALL:
     QUESTIONS += MORE_QUESTIONS
 
 
+def test_a_run_need_not_say_the_stages_that_a_plan_searches() -> None:
+    bare = {key: value for key, value in SHORT.items() if key != "stages"}
+    assert asked(bare).settings.keys() == asked(SHORT).settings.keys()
+    with pytest.raises(UsageError, match='the key "stages" is missing'):
+        asked({**bare, "model": None, "gpu": None})
+
+
 @pytest.mark.usefixtures("short_stretches")
 @pytest.mark.parametrize(("trace", "arrivals", "limits"), QUESTIONS)
 def test_the_answer_is_that_of_all_points_simulated(

@@ -73,6 +73,8 @@ FromConfig = Annotated[
 def models_command(from_config: FromConfig = None) -> None:
     """List the models that a run may name; any other is a path to its config.json."""
     from evenflow.report.tables import print_numbers
+    from evenflow.specs.deployment import Deployment
+    from evenflow.specs.gpu import GIB, gpus
     from evenflow.specs.model import models
     from evenflow.specs.modelspec import ModelSpec
 
@@ -81,15 +83,18 @@ def models_command(from_config: FromConfig = None) -> None:
         return
     rows = [
         (
-            name,
+            f"{name}*" if any(kind.mixer for kind in spec.kinds()) else name,
             f"{spec.num_parameters / 1e9:.1f}",
+            f"{Deployment(spec, gpus()[0], (spec.num_layers,)).weight_bytes(0) / GIB:.1f}",
             str(spec.num_layers),
             f"{spec.kv_bytes_per_token() / 1024:g}",
             str(spec.max_position_embeddings),
         )
         for name, spec in models().items()
     ]
-    print_numbers(("model", "billions", "layers", "KV KiB/token", "most tokens"), rows)
+    heads = ("model", "billions", "weights\n(GiB)", "layers", "KV KiB\na token", "most\ntokens")
+    print_numbers(heads, rows)
+    echo("* has layers that rooflines do not describe; costs: aiconfigurator has their times.")
 
 
 def _print_model(spec: ModelSpec) -> None:

@@ -137,7 +137,7 @@ def test_a_comparison_uses_the_same_arrivals() -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("models", "Qwen2.5-32B|32.8"),
+        ("models", "Qwen2.5-32B|32.8|131.4|Qwen3.5-27B*|aiconfigurator has their times"),
         ("gpus", "A100-80G-PCIe|memory_bandwidth_gb_s: 1000"),
         ("links", "pcie-l20|20.79"),
         ("links", "ethernet-25g|3.125|30|25 Gbit/s nominal"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from evenflow.config.links import NodesConfig
 from evenflow.config.parts import KvConfig
 from evenflow.config.run import RunConfig
 from evenflow.config.workload import WorkloadConfig
@@ -37,11 +38,17 @@ def controls(config: RunConfig, start: RunConfig) -> Iterator[Control]:
     if config.costs.kind != "affine":
         ranks = config.tensor_parallel
         yield _choice("tensor_parallel", ranks, RANKS, words["tensor_parallel"])
-    for key, known in (("gpu", gpus()), ("link", links())):
-        value = getattr(config, key)
-        value = getattr(value, "name", None) or value
+    named: list[tuple[str, Any, Any, str]] = [
+        ("gpu", config.gpu, gpus(), words["gpu"]),
+        ("link", config.link, links(), words["link"]),
+    ]
+    if config.nodes is not None:
+        between = below_keys(NodesConfig)["link"]
+        named.append(("nodes.link", config.nodes.link, links(), between))
+    for key, given, known, about in named:
+        value = getattr(given, "name", None) or given
         if config.costs.kind != "affine" and (value is None or isinstance(value, str)):
-            yield _choice(key, value, [each.name for each in known], words[key])
+            yield _choice(key, value, [each.name for each in known], about)
     if isinstance(config.cpu_time, str) and config.cpu_time != "profile":
         yield _choice("runtime", config.cpu_time, list(runtimes()), words["runtime"])
     yield _of_the_pages(config, start)

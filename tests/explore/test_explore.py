@@ -221,6 +221,17 @@ def test_what_the_command_line_names_is_right_on_the_page(folder: Path) -> None:
     assert told(run, "simulate", question, 0)[-1]["run"]["requests"] == 20
 
 
+def test_the_link_between_machines_is_chosen_as_the_one_within(folder: Path) -> None:
+    keys = ["model=Qwen2.5-32B", "gpu=L20", "stages=4", "costs=roofline", "link=pcie-l20"]
+    run = given(Path("RUN.yaml"), [*keys, "nodes={gpus: 2, link: ethernet-10g}"], "", [])
+    found = {each["key"]: each for each in looked(run)["document"]["controls"]}
+    assert found["nodes.link"]["value"] == "ethernet-10g"
+    assert {"ethernet-100g", "ethernet-10g"} <= {*found["nodes.link"]["choices"]}
+    assert found["nodes.link"]["words"] == "Between neighbouring machines."
+    faster = looked(run, set={"nodes.link": "ethernet-100g"})["document"]["text"]
+    assert "nodes: {gpus: 2, link: ethernet-100g}" in faster
+
+
 # -- pictures --------------------------------------------------------------------------------------
 
 

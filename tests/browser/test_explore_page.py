@@ -113,6 +113,21 @@ def test_a_page_is_used(page: Page, address: tuple[str, int]) -> None:
     assert "kv_thresh should be less than 1.0, not 2" in page.text("#error")
 
 
+def test_the_head_says_what_each_side_is_simulated_on(folder: Path) -> None:
+    """vLLM's policy has limits by the card, gLLM's has none."""
+    words = ["RUN.yaml", "--schedulers", "token_throttling,vllm_v1"]
+    with served(folder, words) as (address, _), browser() as page:
+        page.open(address)
+        first, second = page.text("#status").split("; ")
+        assert first.startswith("A simulated: Qwen2.5-32B on 4 x L20, PP4, link pcie-l20, CPU")
+        assert second.startswith("B simulated: Qwen2.5-32B on 4 x L20, PP4, link pcie-l20, CPU")
+        assert "max_num_seqs 256 (default)" in second.removeprefix(first)
+        page.change(lambda: page.slide("set-stages", 1.0))
+        assert page.text("#status").count(" on 16 x L20, PP16, ") == 2
+        page.change(lambda: page.find("#text").send_keys("\nstagse: 3"))
+        assert page.text("#status") == "not simulated"
+
+
 @pytest.mark.long
 def test_a_slider_is_swept(page: Page, address: tuple[str, int]) -> None:
     page.open(address[0])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from evenflow.study.capacity import Capacity
     from evenflow.study.check import Checked
     from evenflow.study.compare import Comparison, Difference
-    from evenflow.study.plan import Planned
+    from evenflow.study.planned import Planned
     from evenflow.study.runs import Job, SimulatedRun
     from evenflow.study.sweep_file import Sweep
     from evenflow.study.swept import Swept

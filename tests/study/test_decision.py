@@ -18,9 +18,10 @@ from evenflow.report.shown import Table
 from evenflow.study.capacity import CapacityQuestion, capacity
 from evenflow.study.decision import Margin, basis, breaks
 from evenflow.study.decision_page import draw, measured, write_page
-from evenflow.study.plan import Planned, plan, sentences
+from evenflow.study.plan import plan
 from evenflow.study.plan_prepare import prepare
 from evenflow.study.plan_question import Ask
+from evenflow.study.planned import Planned, sentences
 from evenflow.study.points import Record
 from evenflow.study.rates import RateFound, TriedRate
 from evenflow.study.slo import Condition, costs, parse_slo

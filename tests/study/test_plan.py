@@ -22,10 +22,11 @@ from evenflow.specs.model import model, models
 from evenflow.study import plan_prepare, plan_search
 from evenflow.study.advice import BOUNDS, Advice, advise, faster_links
 from evenflow.study.deployments import launch_lines, layouts, most_tokens, pairs_of, parse_gpus
-from evenflow.study.plan import Planned, answered, facts, launch, rows, sentences
+from evenflow.study.plan import answered, facts
 from evenflow.study.plan_prepare import prepare
 from evenflow.study.plan_question import Ask, PlanQuestion, name_of, parse_budgets
 from evenflow.study.plan_search import ranked, search
+from evenflow.study.planned import Planned, launch, rows, sentences
 from evenflow.study.runs import Job, run_job
 from evenflow.study.slo import Condition, parse_slo
 from evenflow.study.trials import How, Trial, run

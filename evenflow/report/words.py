@@ -205,9 +205,13 @@ def about(runs: Mapping[str, Outcome]) -> list[str]:
             offered = f", {number(rate, DIGITS)} requests/s offered" if rate else ""
             lines.append(f"{workload['trace']}, {count} requests, {asked}{offered}")
         lines += rows_left_out(run.result.provenance.get("trace", {}))
-    limits = slo(runs)
-    told = ", ".join(f"{key.upper()} {limit:g} ms" for key, limit in limits.items())
-    return [*lines, f"SLO: {told}"] if limits else lines
+    return [*lines, *slo_words(runs)]
+
+
+def slo_words(runs: Mapping[str, Outcome]) -> list[str]:
+    """Return a line with the limits that a request must meet; none where runs have no limits."""
+    told = ", ".join(f"{key.upper()} {limit:g} ms" for key, limit in slo(runs).items())
+    return [f"SLO: {told}"] if told else []
 
 
 def arrivals_words(arrivals: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from evenflow.report.words import (
     overload,
     refusals,
     rows_left_out,
+    slo_words,
     sure_numbers,
     too_short,
 )
@@ -277,9 +278,10 @@ def version_of(provenance: Mapping[str, Any]) -> str:
 
 
 def runs_told(outcomes: Sequence[Outcome]) -> Iterator[str | Table]:
-    """Yield refusals, the set-up, the runs as a table, and what makes their comparison unfair."""
+    """Yield refusals, the set-up, limits, the runs as a table, and why comparing may be unfair."""
     yield from refusals({run.label: run.served for run in outcomes})
     yield from dict.fromkeys(run.result.provenance["setup"] for run in outcomes)
+    yield from slo_words({run.label: run for run in outcomes})
     yield from _side_by_side({run.label: run.summary for run in outcomes})
     yield from marked(
         doubts({run.label: Side(run.summary, run.result.provenance) for run in outcomes})

@@ -275,7 +275,9 @@ def test_advice_is_printed_and_written_with_what_bubbles_cost() -> None:
 
 def test_goodput_counts_requests_within_all_limits() -> None:
     done("simulate", "RUN.yaml", "--set", "goodput={e2el: 1e9}", "--out", "lax")
-    done("simulate", "RUN.yaml", "--set", "goodput={e2el: 1e9, ttft: 15}", "--out", "strict")
+    limits = "goodput={e2el: 1e9, ttft: 15}"
+    output = done("simulate", "RUN.yaml", "--set", limits, "--out", "strict")
+    assert "\nSLO: E2EL 1e+09 ms, TTFT 15 ms\n" in output
     done("simulate", "RUN.yaml", "--save", "summary", "--out", "unlimited")
     assert summary_of("unlimited")["request_goodput"] is None
     lax, strict = summary_of("lax"), summary_of("strict")

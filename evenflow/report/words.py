@@ -132,7 +132,8 @@ def table(runs: Mapping[str, Outcome]) -> str:
             rows.append(
                 [Html(label + meaning), *(Html(f"<b>{v}</b>") if b else v for v, b in cells)]
             )
-    return html_table(["", *runs], rows, narrow=False)
+    names = (Html(escape(name).replace("_", "_<wbr>")) for name in runs)  # where a phone may break
+    return html_table(["", *names], rows, narrow=False)
 
 
 def _readable(metric: Metric, values: Sequence[float]) -> tuple[str, list[str]]:

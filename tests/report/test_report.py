@@ -89,6 +89,11 @@ def test_the_page_says_at_its_top_what_ran_on_what(runs: dict[str, Outcome]) -> 
     assert page.index("simulated: 4 x") < page.index('class="verdict"')
 
 
+def test_a_narrow_page_breaks_long_names_at_their_underscores(runs: dict[str, Outcome]) -> None:
+    heads = table({"token_throttling": runs["even"], "<b>": runs["even"]}).partition("</thead>")[0]
+    assert "<th>token_<wbr>throttling</th><th>&lt;b&gt;</th>" in heads
+
+
 def test_replicas_are_one_deployment_and_each_by_itself_an_appendix() -> None:
     """Two equal replicas: no verdict on which is better, and the shares of either."""
     alone = make(depth=2).result

@@ -201,7 +201,7 @@ MedianQueue = Annotated[
 Gpus = Annotated[
     int | str | Sequence[int] | None,
     str | None,
-    Option("--gpus", metavar="N", help="How many GPUs: 8, several (4,8) or 4..64."),
+    Option("--gpus", metavar="N", help="How many GPUs: 8; of a plan also 4,8 or 4..64."),
 ]
 Tolerance = Annotated[float, Option("--tolerance", help="How exactly, as a share of the rate.")]
 Searches = Annotated[

@@ -64,8 +64,8 @@ class SweepConfig(Keys):
     parameters: dict[str, searches.Parameter] = Field(
         default_factory=dict, examples=[{"kv.pages": [500, 1000]}]
     )
-    """What is varied: a list of values or a range for each dotted key of the run. A name that is no
-    key of the run has mappings of keys as values, which change together.
+    """What is varied (grid, vary): a list of values or a range for each dotted key. A name that is
+    no key of the run has mappings of keys as values, which change together.
     """
     search_space: bool = False
     """Whether the parameters that the run's scheduler calls worth trying are varied, too."""

@@ -27,6 +27,7 @@ TOO_LARGE = {**RUN, "model": "Qwen2.5-32B", "gpu": "L20", "kv": {"pages": "auto"
 
 FILE = """\
 {paramters: {}} | unknown key "paramters"; did you mean "parameters"?
+{grid: {}} | unknown key "grid"; did you mean "parameters"?
 {parameters: {}} | a sweep needs the key "parameters", or search_space: true
 {parameters: {scheduler.token_budget: []}} | token_budget: should be at least one value, each once
 {parameters: {scheduler.token_budget: [64, 64]}} | should be at least one value, each once

@@ -383,7 +383,29 @@ def _dask_client(address: str, workers: int) -> Iterator[Any]:
     with client:
         if address:
             _check_workers(client, f"--executor dask:{address}")
-        yield client
+        with _watched(client):
+            yield client
+
+
+@contextmanager
+def _watched(client: Any) -> Iterator[None]:
+    """Close a client whose cluster has had no worker for a while: its tasks would wait for ever."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        seen_s = time.monotonic()
+        with suppress(Exception):  # a scheduler that went away is told by the tasks
+            while not ended.wait(1.0) and time.monotonic() - seen_s <= CONNECT_LIMIT_S:
+                if client.nthreads():
+                    seen_s = time.monotonic()
+            if not ended.is_set():
+                client.close()
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _check_workers(client: Any, name: str) -> None:

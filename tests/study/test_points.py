@@ -223,6 +223,19 @@ def test_a_cluster_at_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             pass
 
 
+def test_a_cluster_that_has_lost_its_workers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed")
+    own = {"processes": False, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with (
+        distributed.LocalCluster(n_workers=1, **own) as cluster,
+        executor_of(f"dask:{cluster.scheduler_address}") as executor,
+    ):
+        monkeypatch.setattr("evenflow.study.points.CONNECT_LIMIT_S", 0.5)
+        cluster.scale(0)
+        with pytest.raises(LostProcessError, match="the cluster went away"):
+            list(simulated([point()], executor))
+
+
 @pytest.mark.long
 @pytest.mark.processes
 def test_a_cluster_goes_on_when_one_of_its_workers_dies() -> None:

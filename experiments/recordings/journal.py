@@ -22,7 +22,8 @@ from evenflow.core.scheduling import Scheduler
 from evenflow.costs import AffineCost
 from evenflow.engines.queues import EngineQueues
 from evenflow.engines.receiving import Agreed, ReceivingQueues, act_on
-from evenflow.errors import DryPoolError, PolicyError, StallError, UsageError
+from evenflow.errors import DryPoolError, PolicyError, StallError, UsageError, is_count
+from evenflow.keys import MOST_INSTANCES, shown
 from evenflow.schedulers import create, parameters, policy
 from evenflow.sim import World, simulate
 from evenflow.user_code import words_of
@@ -259,12 +260,14 @@ def world_of(
     config, facts = events[0], form.FACTS
     refuse(path, config, facts.modelled)
     deployment = form.deployment(path, events)
+    if not is_count(depth := deployment["depth"], MOST_INSTANCES):
+        raise UsageError(f"{path}: {shown(depth)} stages; 1 to {MOST_INSTANCES} is right")
     contents = deployment.pop("contents", None)
     policy_name = scheduler or facts.policy.partition(",")[0]
     make_scheduler = partial(form.scheduler_of, config, policy_name)
     make_scheduler()  # a name that is none
     times_s = config.get("base_s", 1.0), config.get("per_token_s", 0.0)
-    cost, cached = AffineCost(*times_s, deployment["depth"]), contents is not None
+    cost, cached = AffineCost(*times_s, depth), contents is not None
     requests = requests_of(events, contents)
     return World(requests, make_scheduler, cost, prefix_cache=cached, **deployment)
 

@@ -184,6 +184,7 @@ def test_another_policy_may_be_asked(tmp_path: Path) -> None:
         ([{"kind": "head"}], "neither a journal of evenflow run nor of an engine"),
         ([[1, 2]], "line 1: no event: [1, 2]"),
         ([CONFIG | {"blocks": "many"}, *SMALL[1:]], "holds values of other kinds: TypeError"),
+        ([CONFIG | {"pp": 9e15}, *SMALL[1:]], "9000000000000000.0 stages; 1 to 4096 is right"),
         ([CONFIG | {"blocks": -9}, *SMALL[1:]], "holds values of other kinds: ValueError"),
         ([*SMALL[:-1], SMALL[-1] | {"t": [1]}], "holds values of other kinds: TypeError"),
         ([*SMALL[:-1], SMALL[-1] | {"finished": 3}], "holds values of other kinds: TypeError"),

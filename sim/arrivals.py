@@ -17,6 +17,7 @@ from evenflow.core.world import World
 from evenflow.errors import StallError
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.sim.clock import SimClock
+from evenflow.traces.arrivals import within_a_run
 
 if TYPE_CHECKING:
     from evenflow.engines.pools import PooledWorld
@@ -58,6 +59,7 @@ class ArrivalSource:
     """Source of a world's requests, each let in at its time, to `pipelines` and others that `join`.
 
     They come by front ends if there are any. In a closed loop each finished one lets in the next.
+    UsageError for an arrival after LATEST_S.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class ArrivalSource:
         overheads: RuntimeOverheads,
         router: Router,
     ) -> None:
+        within_a_run([request.arrival_s for request in world.requests[-1:]], "workload")
         self._clock = clock
         self._backlog = deque(world.requests)  # not yet arrived
         self._concurrency = concurrency = world.concurrency

@@ -162,9 +162,9 @@ def make_requests(
     ]
 
 
-def within_a_run(times_s: Floats | None, whose: str) -> None:
-    """Raise UsageError where the last arrival, in seconds, is after LATEST_S; None: no times."""
-    if times_s is not None and not times_s[-1] <= LATEST_S:
+def within_a_run(times_s: Floats | list[float] | None, whose: str) -> None:
+    """Raise UsageError where the last arrival, in seconds, is after LATEST_S, or NaN."""
+    if times_s is not None and len(times_s) and not times_s[-1] <= LATEST_S:
         raise UsageError(
             f"{whose}: the last request would arrive after {times_s[-1]:g} s; at most "
             f"{LATEST_S:g} s is right"

@@ -105,5 +105,5 @@ class MicroBatch:
 
     @property
     def crossing_tokens(self) -> int:
-        """Tokens of it that a GPU passes on to the next stage."""
+        """Tokens that one GPU sends to the next stage, padding included."""
         return self.num_tokens

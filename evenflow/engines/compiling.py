@@ -70,7 +70,7 @@ def products(kind: ModelSpec, deployment: Deployment) -> Iterator[Product]:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CompilingCost(Modified):
-    """`costs` of an engine that compiles kernels, `compile_s` each, while all ranks wait.
+    """Costs of an engine that compiles kernels just in time: `compile_s` a kernel, on all ranks.
 
     `products`: of each stage. Start-up compiles all kernels of decodes, and those of `at_start`
     tokens. Groups that step together compile separately. `known`: compiled kernels by group and

@@ -20,7 +20,7 @@ from evenflow.results.run import WAIT_REASONS, RunResult, merged
 from evenflow.sim import World, simulate, simulate_replicas
 from evenflow.types import Plan, Prefill, Request, View
 from tests.amounts import many
-from tests.command_line import evenflow, write_inputs
+from tests.command_line import evenflow, refused, write_inputs
 from tests.worlds import assert_same, small_world, worlds
 
 
@@ -42,6 +42,12 @@ def test_merged_replicas_are_all_their_requests_and_micro_batches() -> None:
     assert summary["total_output_tokens"] == 13
     busy_s = sum((result.end_s - result.start_s).sum() for result in results)
     assert summary["busy_share"] == pytest.approx(busy_s / (2 * summary["duration"]))
+
+
+@pytest.mark.parametrize("late_s", [1e13, float("nan")])
+def test_an_arrival_beyond_all_runs_is_refused_in_a_world_of_one_s_own(late_s: float) -> None:
+    with refused(f"workload: the last request would arrive after {late_s:g} s"):
+        simulate(small_world([Request(0, 0.0, 8, 2), Request(1, late_s, 8, 2)]))
 
 
 def test_bubbles_of_merged_pipelines_are_refused() -> None:

@@ -119,7 +119,7 @@ def _sampled(question: LayerQuestion) -> Answer:
 
 
 class LayerSteps:
-    """Seconds of one layer by the engine: of a model with it, less those of one without it."""
+    """Seconds of one layer: AIConfigurator's of a model with the layer, minus of one without."""
 
     def __init__(self, question: LayerQuestion) -> None:
         self.question = question

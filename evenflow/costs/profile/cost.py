@@ -291,7 +291,7 @@ class StageParts(LayerParts):
         return self._curve(operator).estimate
 
     def summed(self, operators: Sequence[str]) -> list[BySize]:
-        """Return estimates by tokens to add up, with those of the same measured tokens summed."""
+        """Return seconds by tokens, one estimate for all operators measured at the same tokens."""
         alike: dict[tuple[int, ...], list[Curve]] = {}
         filled = []
         for operator in operators:

@@ -354,7 +354,7 @@ def experts_of(
 
 
 def counted(power: ExpertLayer, even: ExpertLayer) -> ExpertLayer:
-    """Return `power` with the weights of AWAKE's active experts read on the busiest of 8 ranks.
+    """Return seconds of experts by tokens; the busiest of 8 ranks reads AWAKE's active experts.
 
     Tokens -> seconds on 8 ranks of whole experts are at least those of that many active experts;
     other splits stay as in `power`. `even` has the seconds by active experts, as each token of a
@@ -483,7 +483,7 @@ def _less_products(heads: int, product: Callable[[int, int], ByTokens]) -> ByTok
 
 
 def uncut(times: Mapping[int, float]) -> dict[int, float]:
-    """Return tokens -> seconds of prompts, without the longest if the benchmark truncated it.
+    """Return seconds of prompts by tokens, without a longest one that the benchmark truncated.
 
     The longest is truncated if its seconds per token are below those of the one before, as causal
     attention takes longer with each token. Source: prompts of 32,768 tokens take as long as those

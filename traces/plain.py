@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from evenflow.traces.formats import MAX_NEW, MOST_TOKENS, PRIORITY, UNITS, ShareGpt, TraceTable
 from evenflow.traces.lines import Source, csv_header, delimiter_of
 
-Column = NDArray[Any]
+Column: TypeAlias = NDArray[Any]
 
 AT_ONCE = 1 << 16
 """Rows in memory as text."""

@@ -108,7 +108,7 @@ class MadeCosts(NamedTuple):
         return self._replace(cost=ScaledCost(self.cost, factor), experts=experts)
 
     def on_ranks(self, cost: StageCost, ranks: int) -> StageCost:
-        """Return the costs of a step of `ranks` data-parallel groups; `cost` is that of one group."""
+        """Return the costs of a step of `ranks` data-parallel groups; `cost` is of one group."""
         together = cost if ranks == 1 else RanksCost(cost, ranks, self.experts)
         return together if self.prompt_scale == 1 else PromptsCost(together, self.prompt_scale)
 

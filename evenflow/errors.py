@@ -181,6 +181,19 @@ def _checks(kind: Any) -> list[tuple[str, Callable[..., None]]]:
     return [(name, hint.__metadata__[0]) for name, hint in hints if hasattr(hint, "__metadata__")]
 
 
+LATEST_S = 1e12
+"""The latest time of a run, 30,000 years: beyond it, float seconds no longer tell milliseconds."""
+
+
+def within_a_run(last_s: float, whose: str) -> None:
+    """Raise UsageError where the last arrival, in seconds, is after LATEST_S, or NaN."""
+    if not last_s <= LATEST_S:
+        raise UsageError(
+            f"{whose}: the last request would arrive after {last_s:g} s; at most "
+            f"{LATEST_S:g} s is right"
+        )
+
+
 def is_count(value: object, most: int = MOST) -> bool:
     """Say whether a value is a whole number from 1 to `most`."""
     return type(value) is int and 0 < value <= most

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 from evenflow.core.request import Request
 from evenflow.core.routing import Router, router_of
 from evenflow.core.world import World
-from evenflow.errors import StallError
+from evenflow.errors import StallError, within_a_run
 from evenflow.runtimes import RuntimeOverheads
 from evenflow.sim.clock import SimClock
-from evenflow.traces.arrivals import within_a_run
 
 if TYPE_CHECKING:
     from evenflow.engines.pools import PooledWorld
@@ -70,7 +69,8 @@ class ArrivalSource:
         overheads: RuntimeOverheads,
         router: Router,
     ) -> None:
-        within_a_run([request.arrival_s for request in world.requests[-1:]], "workload")
+        if world.requests:
+            within_a_run(world.requests[-1].arrival_s, "workload")
         self._clock = clock
         self._backlog = deque(world.requests)  # not yet arrived
         self._concurrency = concurrency = world.concurrency

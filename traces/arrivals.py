@@ -14,8 +14,7 @@ from typing import Annotated, Literal, Protocol
 import numpy as np
 from pydantic import BeforeValidator, Discriminator, Field, PlainSerializer
 
-from evenflow.core.request import LATEST_S
-from evenflow.errors import UsageError
+from evenflow.errors import UsageError, within_a_run
 from evenflow.keys import Count, Keys, Positive, short_form
 from evenflow.traces.trace import SKIPPED, Floats, Trace, random_stream, sample_trace
 from evenflow.types import Prefix, Request
@@ -148,7 +147,7 @@ def make_requests(
         )
     with np.errstate(over="ignore"):
         times_s = arrivals.times(n, seed, trace.arrival_s)
-    within_a_run(times_s, "workload")
+    within_a_run(float(times_s[-1]), "workload")
     columns = (times_s, trace.prompt_tokens, trace.output_tokens)
     rows = zip(*(column[:n].tolist() for column in columns), strict=True)
     prefixes = repeat(None) if trace.prefixes is None else trace.prefixes
@@ -160,15 +159,6 @@ def make_requests(
             zip(rows, prefixes, limits, priorities, strict=False)
         )
     ]
-
-
-def within_a_run(times_s: Floats | list[float] | None, whose: str) -> None:
-    """Raise UsageError where the last arrival, in seconds, is after LATEST_S, or NaN."""
-    if times_s is not None and len(times_s) and not times_s[-1] <= LATEST_S:
-        raise UsageError(
-            f"{whose}: the last request would arrive after {times_s[-1]:g} s; at most "
-            f"{LATEST_S:g} s is right"
-        )
 
 
 def with_own_prefixes(requests: Iterable[Request]) -> list[Request]:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from evenflow.errors import within_a_run
 from evenflow.files import write_new
-from evenflow.traces.arrivals import within_a_run
 from evenflow.traces.trace import Floats, Ints, Trace
 
 ROUNDING = 1e-6
@@ -34,7 +34,7 @@ def info(trace: Trace) -> dict[str, Any]:
     it. `gap_cv` is the coefficient of variation of the times between arrivals. UsageError for an
     arrival after LATEST_S.
     """
-    within_a_run(trace.arrival_s, f"trace {trace.name}")
+    within_a_run(trace.last_s, f"trace {trace.name}")
     origin = {key: getattr(trace, key) for key in ("name", "format", "path", "sha256", "rows_read")}
     return {
         **origin,
@@ -100,7 +100,7 @@ def fit(trace: Trace) -> dict[str, dict[str, Any]]:
     The fields are `input_tokens`, `output_tokens` and `interarrival_s` (where there are times); for
     the keys see `fit_values`. UsageError for an arrival after LATEST_S.
     """
-    within_a_run(trace.arrival_s, f"trace {trace.name}")
+    within_a_run(trace.last_s, f"trace {trace.name}")
     columns: dict[str, Ints | Floats] = {
         "input_tokens": trace.prompt_tokens,
         "output_tokens": trace.output_tokens,

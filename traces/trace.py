@@ -87,6 +87,11 @@ class Trace:
     def __len__(self) -> int:
         return len(self.prompt_tokens)
 
+    @property
+    def last_s(self) -> float:
+        """The last arrival in seconds; 0 without arrival times."""
+        return 0.0 if self.arrival_s is None else float(self.arrival_s[-1])
+
 
 def with_conversations(trace: Trace) -> Trace:
     """Return the trace with each turn's tokens, prompt and output, marked as its conversation's.

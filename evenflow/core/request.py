@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-LATEST_S = 1e12
-"""The latest time of a run, 30,000 years: beyond it, float seconds no longer tell milliseconds."""
-
 
 class Prefix(NamedTuple):
     """The content of the first `tokens` tokens of a request (prompt, then output).

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from evenflow.core.batch import MicroBatch
 from evenflow.core.decodes import Sequence
-from evenflow.core.request import LATEST_S, Request
-from evenflow.errors import UsageError
+from evenflow.core.request import Request
+from evenflow.errors import LATEST_S, UsageError
 from evenflow.results.run import (
     BATCHES,
     GAPS,
